@@ -29,6 +29,7 @@ from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
+from ftis_node.text import counted
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
@@ -263,7 +264,7 @@ class Demo:
             )
         (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
-            self.console.print(words(_in_words(node)))
+            self.console.print(words(in_words(node)))
         curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
         self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
@@ -305,14 +306,16 @@ def _prepare(output: Path) -> None:
     (output / _MARK).touch()
 
 
-def _in_words(node: NodeSummary) -> str:
+def in_words(node: NodeSummary) -> str:
+    """A node's results in a sentence."""
     tokenizers = f" with {node.foreign_tokenizers} other tokenizers" if node.foreign_tokenizers else ""
     return (
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
-        f"{node.foreign_weight_share:.0%} of the weight in its training; of {node.rows_needed} rows that it could "
-        f"not do it learned {node.rows_learned} from others, and can do {node.rows_now} of these now"
+        f"{node.foreign_weight_share:.0%} of the weight in its training; all its own tries failed at "
+        f"{counted(node.rows_needed, 'question')}: it trained on others' answers to {node.rows_learned} of them, and "
+        f"has solved {node.rows_now} of those itself since"
     )
 
 

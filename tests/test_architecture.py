@@ -1,9 +1,20 @@
-"""The picture of the imports in docs/architecture.md is what import-linter holds the code to."""
+"""What docs/architecture.md and its neighbours say of the code is so: the picture of imports, figures, names."""
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+
+from ftis_node.config.settings import FLAGS, LIVE
+from ftis_node.learner.batch import Prompted, TrainingGroup
+from ftis_node.node.step_batch import OwnGroup
+from ftis_node.objective import PRESETS
+from ftis_node.objective.loss import Terms
+from ftis_node.objective.samples import Samples
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR
+from ftis_node.swarm.pool import Scored
+from ftis_node.swarm.wire.shards import RECORD_LIFETIME
+from ftis_node.worker.messages import StepGroup
 
 ROOT = Path(__file__).parent.parent
 HEADING = "## Imports run one way"
@@ -16,3 +27,19 @@ def test_the_picture_shows_the_layers() -> None:
     assert [set(row.split(" | ")) for row in picture] == [
         {name.strip() for name in layer.split("|")} for layer in contracts[0]["layers"]
     ]
+
+
+def test_figures_that_are_written_by_hand_are_those_of_the_code() -> None:
+    architecture = (ROOT / "docs/architecture.md").read_text()
+    assert len(PRESETS) == 20 and "twenty combinations have names" in architecture
+    assert f"1 KB, {RECORD_LIFETIME:g} s" in architecture
+    assert f"uint32 major = 1;                // {PROTOCOL_MAJOR};" in (ROOT / "proto/ftis.proto").read_text()
+    forms = {OwnGroup, Scored, StepGroup, TrainingGroup, Prompted, Samples, Terms}
+    assert all(f"`{form.__name__}`" in architecture for form in forms)
+
+
+def test_the_comparison_does_not_deny_what_there_is() -> None:
+    page = (ROOT / "docs/comparison.md").read_text()
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in page.splitlines() if " | " in line}
+    assert "`set`" in rows["changed while running"] and LIVE
+    assert "--lan" in rows["finds LAN peers"] and "lan" in FLAGS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ftis_node.lab.bench.measure import peak_memory
 from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
 from ftis_node.lab.bench.train import bench_train, caught_gradient, check_same_work, our_gradient
 from ftis_node.lab.bench.trl import Trl
+from tests.support.cli import Cli
 from tests.support.small_models import tiny_config
 
 SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
@@ -83,6 +85,12 @@ def test_peak_memory_counts_what_is_there_at_once() -> None:
             torch.ones(1_000_000) + torch.ones(1_000_000)
 
     assert peak_memory(call, before=500) == pytest.approx(500 + 12e6, rel=0.01)
+
+
+@pytest.mark.parametrize("bench", ["train", "generate"])
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made(bench: str, cli: Cli) -> None:
+    code, out, err = cli("bench", bench, "--model", "qwen2.5-7b", "--random-weights", "--vram", "1", "--device", "cpu")
+    assert code == 1 and not out and re.search(r"qwen2.5-7b does not fit: .* takes \d.* GB of 1.00 GB", err), err
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -120,6 +120,7 @@ def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoi
     assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
     assert node.stop() == 0
     gone([worker])
+    assert not list(node.home.checkpoints.glob("*.partial")), "what could not be written makes room"
     assert "secret" not in node.home.run_file.read_text(), "the run file is what others are given"
 
 

@@ -9,9 +9,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from ftis_node.demo import NodeSummary, in_words
 from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,6 +26,9 @@ def test_a_short_demo_of_three_tokenizers_ends_with_a_summary_and_a_picture(tmp_
     ended = run_cli("demo", *flags, timeout=800)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
+    for one in summary["nodes"]:
+        said = in_words(msgspec.convert(one, NodeSummary))
+        assert f"others' answers to {one['rows_learned']} of them, and has solved {one['rows_now']} of those" in said
     nodes = {node["name"]: node for node in summary["nodes"]}
     assert list(nodes) == ["A", "B", "C", *["D"] * listener] and summary["complete"]
     for node in nodes.values():

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
 
 from ftis_node.cli import main
+from ftis_node.cli.common import parse_pairs
+from ftis_node.cli.join import NOTICE
+from ftis_node.cli.join import join as join_command
 from ftis_node.cli.run import new
-from ftis_node.config.run import RunFile, dump_run_file, load_run_file
-from ftis_node.config.settings import collect
-from ftis_node.errors import UsageError
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
+from ftis_node.config.settings import FLAGS, collect
+from ftis_node.errors import UsageError, UserError
+from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.node.assembly import find_run
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.task_files import remember_files
+from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
+from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.tasks.jsonl import _place
+from ftis_node.worker import planning
+from ftis_node.worker.engine import Engine
+from tests.support.command_lines import parsed, root
+from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
 
+ROOT_DIR = Path(__file__).parent.parent
 Join = Callable[..., tuple[int, str, str]]
 
 
@@ -67,9 +84,18 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) ->
     assert "log-probs" in report["leaves"] and report["problems"] == []
     assert "self-report" not in report["leaves"] and report["network"]["dials"] == []
     private = report_of(join, "--home", str(home), "--private", "--set", "lan=true")["leaves"]
-    assert "self-report" in private and "local network" not in private
+    assert "self-report a minute (--name, the model's name" in private and "local network" not in private
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
+
+
+def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() -> None:
+    described = ROOT_DIR / "README.md", ROOT_DIR / "docs" / "security.md"
+    sections = [path.read_text().split("## What leaves your machine\n")[1].split("\n## ")[0] for path in described]
+    for text in (NOTICE, join_command.__doc__ or "", *sections):
+        assert "self-report" in text and "--name" in text, text
+    (option,) = (one for one in root().commands["join"].params if one.name == "name")
+    assert "self-report" in str(vars(option)["help"])
 
 
 def test_the_run_it_would_start_is_the_run_it_starts(
@@ -181,6 +207,101 @@ def test_json_is_for_the_dry_run_only(
         main()
     assert ended.value.code == 2 and "status --json" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+LONG, STRANGE = '{"prompt": "1+2+3+4+5+6+7+8+9=", "answer": 45}', '{"prompt": "ÆØÅ", "answer": 1}'
+MISTAKES = {
+    "a row of one's own that is too long": ("--own-data {tmp}/long.jsonl", r"Line 31 of long.jsonl .*allows 16\.$"),
+    "one that is held out": ("--own-data {tmp}/held.jsonl", "Line 3 of held.jsonl .*own held-out data.*tokens"),
+    "a row of one's own without a token": ("--own-data {tmp}/strange.jsonl", "has no token"),
+    "a row without a token": ("--task {tmp}/strange.jsonl", "Line 31 of strange.jsonl .*has no token"),
+    "one to evaluate on": ("--task {tmp}/rows.jsonl --eval-data {tmp}/strange.jsonl", "Line 31 .*held-out data"),
+    "a function that is not there": ("--task own_sums:sumz", "no function sumz"),
+    "no tokenizer": ("--model {tmp}/no-tokenizer", "has no tokenizer"),
+    "no weights": ("--model {tmp}/no-weights", "cannot be loaded"),
+    "damaged weights": ("--model {tmp}/damaged", "cannot be loaded"),
+    "weights with gaps": ("--model {tmp}/gaps", "would be random there"),
+    "fewer embeddings than tokens": ("--model {tmp}/small", "has 20 embedding rows"),
+    "no token that ends": ("--model {tmp}/endless", "no end-of-sequence token"),
+    "logits that are transformed": ("--model {tmp}/capped", "transforms its logits"),
+    "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
+    "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
+    "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),
+    "a server at no address": ("--set engine=vllm --set vllm_url=ftp://x", "no address of a server"),
+    "no room for a completion": ("--model {tmp}/short", "room for 20"),
+}
+
+
+def _models(tmp: Path) -> None:
+    """A built-in model, each time with another mistake."""
+    for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "endless", "capped", "short"):
+        shutil.copytree(resolve("tiny-a"), tmp / name)
+    (tmp / "no-weights" / "model.safetensors").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp / "no-tokenizer" / name).unlink()
+    weights = tmp / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:50_000])
+    tensors = load_file(tmp / "gaps" / "model.safetensors")
+    save_file(dict(list(tensors.items())[1:]), tmp / "gaps" / "model.safetensors", {"format": "pt"})
+    for name, changes in {
+        "capped": {"final_logit_softcapping": 30.0},
+        "short": {"max_position_embeddings": 20},
+    }.items():
+        _changed(tmp / name / "config.json", changes)
+    Qwen2ForCausalLM(tiny_config(vocab_size=20)).save_pretrained(tmp / "small")
+    _changed(tmp / "endless" / "tokenizer_config.json", {"eos_token": None})
+
+
+def _changed(path: Path, changes: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def compute_refuses(line: Sequence[str]) -> UserError:
+    """What the compute process of `join` ends with."""
+    given = parsed(["join", *line])
+    flags = {name: value for name, value in given.items() if name in FLAGS and value not in (None, [])}
+    flags |= {"model": given["model"]} if given["model"] else {}
+    settings, _ = collect(task=given["task"] or "arithmetic", flags={**parse_pairs(given["set_"] or []), **flags})
+    files = {name: str(given[name]) if given[name] else None for name in ("eval_data", "own_data")}
+    engine = Engine()
+    with pytest.raises(UserError) as refused:
+        facts = engine.load(settings, given["task"] or "arithmetic", code=True, must_fit=True, **files)
+        engine.open(run_for(facts.shared()))
+    return refused.value
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
+    mistake: str, join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
+    for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
+    held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if _place(q) < 0.1)
+    (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
+    (tmp_path / "own_sums.py").write_text("def sums():\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    if "without its library" in mistake:
+        monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+        monkeypatch.setattr(planning, "unsaveable", unsaveable.__wrapped__)  # it remembers its answers
+    _models(tmp_path)
+    text, words = MISTAKES[mistake]
+    line = text.format(tmp=tmp_path).split()
+    code, _, err = join("--home", str(tmp_path / "home"), *line)
+    error = compute_refuses(["--device", "cpu", *line])
+    assert code == (2 if isinstance(error, UsageError) else 1) and re.search(words, error.what), error.what
+    assert err.endswith(f"error: {error.what}\n       {error.fix}\n"), err
+
+
+def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Join, tmp_path: Path) -> None:
+    inviter = identity(3)
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{inviter.peer_id}"
+    line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
+    code, _, err = join("--task", "gsm8k", line, "--home", str(tmp_path / "home"), "--set", "patience=1")
+    assert code == 1 and "the inviter's node runs" in err and "--peers" not in err, err
+    assert "nothing listens there (connection refused)" in err and "backoff" not in err, (
+        "asked for the second time, too"
+    )
 
 
 async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_downloaded(

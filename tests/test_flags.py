@@ -10,7 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from ftis_node.cli.flags import Given, with_settings
+from ftis_node.config.run import LOADED
 from ftis_node.config.settings import FLAGS, collect
+from tests.support.command_lines import root
 
 
 @pytest.fixture
@@ -63,3 +65,12 @@ def test_a_value_that_a_setting_does_not_take_is_told_by_the_settings(
     assert given[0].file == tmp_path / "a.toml"
     with pytest.raises(Exception, match="'port' from flags is wrong"):
         collect(task="", flags=given[0].values, environment={})
+
+
+@pytest.mark.parametrize("command", ["join", "eval", "doctor", "run new"])
+def test_the_help_names_each_kind_of_task(command: str) -> None:
+    found = root()
+    for word in command.split():
+        found = found.commands[word]
+    (option,) = (one for one in found.params if one.name == "task")
+    assert all(f"{kind}:" in str(vars(option)["help"]) for kind in (*LOADED, "package.module")), command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from ftis_node.errors import UserError
+from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import Home
 
 HOLDER = """
@@ -56,6 +58,45 @@ def test_the_home_and_its_runtime_directory_are_private(home: Home) -> None:
     assert mode(directory) == 0o700
     assert home.api_socket() == directory / "api.sock"
     assert len(str(directory)) < 60, "a socket's path may have 107 bytes"
+
+
+def test_files_that_a_killed_process_left_half_written_are_removed(
+    home: Home, sleeper: subprocess.Popen[bytes]
+) -> None:
+    home.orders.mkdir(parents=True)
+    sleeper.kill()
+    sleeper.wait()
+    names = (
+        f"swarm.history.{sleeper.pid}.tmp",
+        f"orders/x.removal.{sleeper.pid}.tmp",
+        f"port.{os.getpid()}.tmp",
+        "a.tmp",
+    )
+    for name in names:
+        (home.path / name).touch()
+    home.open()
+    left = [name for name in names if (home.path / name).exists()]
+    assert left == list(names[2:]), "those of processes that live, and a person's own, stay"
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            replace_bytes(tmp_path / "swarm.history", b"x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_on_a_read_only_file_system_is_called_so(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o ro none "$0" && exec "$1" -m ftis_node join --dry-run --home "$0/home"'
+    command = ["unshare", "-rm", "sh", "-c", script, str(tmp_path), sys.executable]
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)]).returncode:
+        pytest.skip("no mount namespaces here")
+    told = subprocess.run(command, capture_output=True, text=True).stderr
+    assert f"{tmp_path} is on a read-only file system" in told, told
 
 
 def test_a_second_daemon_on_the_home_is_told_so(home: Home) -> None:

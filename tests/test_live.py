@@ -59,3 +59,8 @@ def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_onc
 def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None) -> None:
     text = "\n".join(seen(60, 140, last_step=STATUS["last_step"] | {"generator": generator}))
     assert words in text if words else "sampler" not in text
+
+
+def test_it_says_how_the_weights_are_held() -> None:
+    plan = {"memory_bytes": 1, "budget": 2, "fits": True, "dtype": "bfloat16", "quantisation": "nf4"}
+    assert "tiny-a (full, bfloat16, NF4)" in seen(60, plan=plan)[0]

@@ -174,6 +174,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
         full.setattr(parts.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
         write_parts(path, range(10))
     assert steps(path) == list(range(10)) and "tried again" in caplog.text
+    assert not list(tmp_path.glob("*.partial"))
     write_parts(path, range(10, 11))
     assert steps(path) == list(range(11))
     assert all(part.path.suffix == ".gz" for part in older_parts(path))

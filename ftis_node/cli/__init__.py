@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, NoReturn
 
 import typer
@@ -30,7 +32,8 @@ from ftis_node.cli import (
     top,
     watch,
 )
-from ftis_node.errors import FtisError, UserError, one_by_one
+from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
+from ftis_node.swarm import invitation
 from ftis_node.text import say
 
 app = typer.Typer(
@@ -91,6 +94,7 @@ def main() -> None:
     """Run the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         try:
+            _refuse_misplaced(sys.argv[1:])
             app()
         finally:
             sys.stdout.flush()  # or a closed pipe is met when nobody can answer for it any more
@@ -107,6 +111,16 @@ def main() -> None:
     except OSError as error:  # a path that a person named, or a disk that is full, in whichever command
         what = f"{error.filename or 'A file'} cannot be used: {error.strerror or error}."
         _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
+
+
+def _refuse_misplaced(words: Sequence[str]) -> None:
+    """Refuse an empty word after an option, mostly a variable that is not set (--peers= is empty on purpose), and an
+    invitation."""
+    for option, value in pairwise(words):
+        if option.startswith("--") and not value.strip():
+            raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")
+        if option in ("--peers", "--task", "--run") and value.startswith(invitation.PREFIX):
+            raise UsageError(f"{option} was given an invitation.", "It stands alone: `ftis-node join ftis:…`.")
 
 
 def _tell(error: UserError) -> NoReturn:

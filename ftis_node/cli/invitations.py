@@ -153,6 +153,10 @@ def invitation_in(text: str, home: Home) -> Invitation:
     Raises:
         UsageError: there is none, or it cannot be used.
     """
+    if not text.strip():
+        raise UsageError(
+            "The invitation is empty.", "Set the variable that it comes from, or leave it out to start a run."
+        )
     if text == "-":
         text = sys.stdin.readline()
     elif not text.startswith(PREFIX):
@@ -161,7 +165,9 @@ def invitation_in(text: str, home: Home) -> Invitation:
         except (OSError, UnicodeDecodeError):
             raise UsageError(
                 f"{text!r} is no invitation, and no file that holds one.",
-                "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
+                "Name an address with --peers."
+                if "/p2p/" in text
+                else "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
             ) from None
     joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)

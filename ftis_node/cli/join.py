@@ -17,10 +17,11 @@ from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, Rewar
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
+from ftis_node.config.run import TASKS
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
-from ftis_node.observe.logs import Tail, begin_output, log_to
+from ftis_node.observe.logs import Tail, begin_output, log_to, noting
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.identity import peer_id
 from ftis_node.text import say
@@ -38,15 +39,15 @@ HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pa
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
     "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
-    "minute. Never the model, its gradients or your files."
+    "minute (--name, the model's name, figures). Never the model, its gradients or your files."
 )
 
 
 @with_settings(*FLAGS)
 def join(
     invitation: Annotated[
-        str, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
-    ] = "",
+        str | None, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+    ] = None,
     *,
     model: Annotated[
         str | None,
@@ -56,13 +57,7 @@ def join(
         str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
     ] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, or Python: "
-            "package.module:function. Default: the run's."
-        ),
-    ] = None,
+    task: Annotated[str | None, typer.Option(help=f"{TASKS}. Default: the run's.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     question: QuestionOption = None,
@@ -74,7 +69,7 @@ def join(
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
-    name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
+    name: Annotated[str, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = "",
     view: Annotated[
         bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
     ] = None,
@@ -87,12 +82,15 @@ def join(
     private: Annotated[
         bool, typer.Option("--private", help="Begin a run for members only; `ftis-node invite` lets others in.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done; tries the model, if it is here.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address, and the texts that its model samples, with log-probs. Never the model.
+    This leaves your machine: its address, and the texts that its model samples, with log-probs; in a private run also
+    a self-report a minute: --name, the model's name, figures. Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
@@ -103,7 +101,7 @@ def join(
 
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
-    invited = invitation_in(invitation, place) if invitation else None
+    invited = invitation_in(invitation, place) if invitation is not None else None
     named = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
     if not (named or run or private or place.run_file.exists()):
         named = _on_lan(layers)
@@ -130,7 +128,8 @@ def join(
         from ftis_node.preflight.report import as_json
 
         print_json(as_json(case, whole=False))
-    raise_all(problems)
+    with contextlib.nullcontext() if dry_run or place.in_use() else noting(place.path):
+        raise_all(problems)
     if invited is not None:
         whom = f"{invited.name} ({peer_id(invited.inviter)})" if invited.name else peer_id(invited.inviter)
         kind = "the private run" if invited.private else "run"
@@ -178,11 +177,12 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
 
         from ftis_node.node.daemon import Node
 
-    node = Node(options, lambda task: layers(task)[0])
-    sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
+    with noting(place.path):
+        node = Node(options, lambda task: layers(task)[0])
+        sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
-def _detach(options: JoinOptions, invitation: str) -> None:
+def _detach(options: JoinOptions, invitation: str | None) -> None:
     from ftis_node.cli.detach import detach
 
     home = options.home

@@ -33,19 +33,14 @@ def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: Json
 
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """After this step the node saves and lets go of its GPU (or cores); it stays in the swarm and serves its peers."""
-    answer = _command(home, "pause")
-    while wait and answer.state != "PAUSED":
-        if not answer.pausing or answer.finishing or answer.state == "STOPPING":
-            raise UserError(f"The node does not pause: it is {answer.state}.", "Ask it with `ftis-node status`.")
-        time.sleep(POLL_SECONDS)
-        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
+    answer = _command(home, "pause", wait=wait)
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
 
 
-def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
-    answer = _command(home, "resume")
+    answer = _command(home, "resume", wait=wait)
     _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
 
 
@@ -62,8 +57,15 @@ def set_(
         say(*(f"{name} = {'default' if value is None else value}" for name, value in answer.items()))
 
 
-def _command(home: Path, name: str) -> NodeState:
-    return ask_daemon(home, f"/{name}", NodeState, action=True)
+def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
+    """The node's answer; wait: that of a node that has paused, or trains again."""
+    answer, pausing = ask_daemon(home, f"/{name}", NodeState, action=True), name == "pause"
+    while wait and (answer.state != "PAUSED" if pausing else answer.state in ("PAUSED", "LOADING")):
+        if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
+            raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")
+        time.sleep(POLL_SECONDS)
+        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
+    return answer
 
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_json
+from ftis_node.cli.common import KINDS, AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_json
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -30,12 +30,7 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
 @app.command("new")
 def new(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
-    task: Annotated[
-        str,
-        typer.Option(
-            help="arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, or package.module:function."
-        ),
-    ] = "arithmetic",
+    task: Annotated[str, typer.Option(help=KINDS)] = "arithmetic",
     model: Annotated[
         str | None,
         typer.Option(

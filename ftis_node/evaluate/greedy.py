@@ -271,7 +271,7 @@ def tokenised(
         policy.name,
         context_of(policy.causal_lm.config),
         prompts,
-        [example.question for example in examples],
+        examples,
         task.name,
         completion_tokens=completion_tokens,
         shorter="Use fewer --completion-tokens, or a model with a longer context.",

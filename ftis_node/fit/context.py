@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ftis_node.errors import UsageError
 
 _BEGINNING = 80  # letters of a question that a message shows
+_LONGER = (
+    "Take the long rows out of the data; or write a run file (`ftis-node run new`), set a larger {} in it, and begin "
+    "that run with `ftis-node join --run FILE` in a fresh --home."
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,18 @@ def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
         )
 
 
-def refuse_long_prompts(prompts: Sequence[str], prompt_bytes: int, data: str) -> None:
-    """Refuse a prompt that is longer in UTF-8 than a text run allows. data: where they are from, in words.
+class Row(Protocol):
+    """A row of data; place: where it is from, or ""."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def place(self) -> str: ...
+
+
+def refuse_long_prompts(prompts: Sequence[str], prompt_bytes: int, rows: Sequence[Row], data: str) -> None:
+    """Refuse a prompt that is longer in UTF-8 than a text run allows. rows, data: as for `refuse_prompts`.
 
     Raises:
         UsageError: one is; the longest is named.
@@ -66,9 +80,9 @@ def refuse_long_prompts(prompts: Sequence[str], prompt_bytes: int, data: str) ->
     sizes = [len(prompt.encode()) for prompt in prompts]
     if sizes and max(sizes) > prompt_bytes:
         raise UsageError(
-            f"Row {sizes.index(max(sizes)) + 1} of {data} is a prompt of {max(sizes)} bytes, and the run allows "
+            f"{_named(rows, sizes.index(max(sizes)), data)} is a prompt of {max(sizes)} bytes, and the run allows "
             f"{prompt_bytes}.",
-            "Start a run with a larger prompt_bytes, or take the long rows out of the data.",
+            _LONGER.format("prompt_bytes"),
         )
 
 
@@ -76,18 +90,20 @@ def refuse_prompts(
     name: str,
     context: Context,
     prompts: Sequence[Sequence[int]],
-    questions: Sequence[str],
+    rows: Sequence[Row],
     data: str,
-    *,
     completion_tokens: int,
     prompt_tokens: float = float("inf"),
+    *,
+    shown: bool = True,
     shorter: str = "Use a model with a longer context, or start a run with a smaller completion_tokens.",
 ) -> None:
     """Refuse prompts that cannot be answered. None is cut or left out: rows are the same on every node.
 
     Args:
         name, context: of the model.
-        prompts: token ids; questions: what they were made of; data: where they are from, in words.
+        prompts: token ids; rows: what they were made of; data: what these are, in words.
+        shown: a message may quote a row.
         completion_tokens, prompt_tokens: caps.
         shorter: what to do about prompts that have no room in the context.
 
@@ -98,22 +114,27 @@ def refuse_prompts(
         return
     lengths = [len(prompt) for prompt in prompts]
     row = lengths.index(0) if 0 in lengths else lengths.index(max(lengths))
-    longest, asked = lengths[row], questions[row]
-    named = f"Row {row + 1} of {data}"
-    told = repr(asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…")
+    longest, asked, named = lengths[row], rows[row].question, _named(rows, row, data)
+    beginning = asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…"
+    told = f": {beginning!r}" if shown else ""
     if longest == 0:
         raise UsageError(
-            f"{named} has no token in the tokenizer of {name}: {told}.",
+            f"{named} has no token in the tokenizer of {name}{told}.",
             "Take such rows out of the data, or use a model with another tokenizer.",
         )
     if longest > prompt_tokens:
         raise UsageError(
-            f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}: {told}.",
-            "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
+            f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}{told}.",
+            _LONGER.format("prompt_tokens"),
         )
     if longest + completion_tokens > context.tokens:
         raise UsageError(
             f"{named} is a prompt of {longest} tokens and a completion may have {completion_tokens}, but "
-            f"{name} {context.why}: {told}.",
+            f"{name} {context.why}{told}.",
             shorter,
         )
+
+
+def _named(rows: Sequence[Row], row: int, data: str) -> str:
+    place = rows[row].place
+    return f"{place} ({data})" if place else f"Row {row + 1} of {data}"

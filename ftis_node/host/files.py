@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
@@ -23,12 +27,31 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
     """As `replace_text`, of bytes."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    if durable:
-        sync(temporary)
-    temporary.replace(path)
+    with removed_if_it_fails(temporary):
+        temporary.write_bytes(data)
+        if durable:
+            sync(temporary)
+        temporary.replace(path)
     if durable:
         sync(path.parent)
+
+
+@contextmanager
+def removed_if_it_fails(path: Path) -> Iterator[None]:
+    """Remove a file or a directory that the block could not finish, as on a full disk."""
+    try:
+        yield
+    except Exception:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what `replace_bytes` left there in processes that were killed."""
+    for file in directory.glob("*.*.tmp"):
+        pid = file.suffixes[-2][1:]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            file.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

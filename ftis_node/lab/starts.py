@@ -72,10 +72,12 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
     torch.set_num_threads(threads)
     if made is None:
         return
-    facts = save(start.recipe, *made, task, partial) | {"seed": start.seed}
-    (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))
-    (partial / start.recipe.name).rename(folder)
-    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        facts = save(start.recipe, *made, task, partial) | {"seed": start.seed}
+        (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))
+        (partial / start.recipe.name).rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _recipe(warm: WarmUp) -> Recipe:

@@ -14,7 +14,7 @@ from ftis_node.config.checks import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation
-from ftis_node.host.files import bytes_under, replace_text
+from ftis_node.host.files import bytes_under, removed_if_it_fails, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
@@ -199,15 +199,17 @@ class Saving:
         step."""
         await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call(Snapshot(str(directory)))
+        with removed_if_it_fails(directory):
+            await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
         facts = {**self._of, "branch": self.branch, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
-        await worker.call(Write(str(directory)))
-        self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
-        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+        with removed_if_it_fails(directory):
+            await worker.call(Write(str(directory)))
+            self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
+            await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at
         self.written += 1
 

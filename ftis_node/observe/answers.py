@@ -61,6 +61,8 @@ class Planned(msgspec.Struct, frozen=True):
     memory_bytes: int
     budget: int
     fits: bool
+    dtype: str = ""
+    quantisation: str = "none"
 
 
 class LastStep(msgspec.Struct, frozen=True):

@@ -101,7 +101,9 @@ class _View:
         if self.hint and cut.figures:
             parts.append([words(self.hint, "dim")])
         shown = [row for part in parts for row in ([Text(), *part] if cut.gaps else part)]
-        kind = f"({status.kind})" if status.kind else ""
+        plan = status.plan
+        how = [status.kind, plan.dtype if plan else "", "NF4" if plan and plan.quantisation == "nf4" else ""]
+        kind = f"({', '.join(filter(None, how))})" if status.kind else ""
         title = " ".join(filter(None, ["ftis-node", status.name, "·", status.model, kind]))
         return Panel(Group(*shown[cut.gaps :]), title=words(title), title_align="left", border_style="dim")
 

@@ -13,12 +13,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from ftis_node.errors import FtisError
 from ftis_node.host.files import end_of
 from ftis_node.text import escaped, in_json
 
@@ -64,6 +65,21 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextmanager
+def noting(home: Path) -> Iterator[None]:
+    """Write into the log of a home why a start in the block, or the node, ended; a terminal is told otherwise."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, FtisError) else repr(error)
+        with suppress(OSError), (home / LOG).open("r+", encoding="utf-8") as log:
+            kind = JsonFormatter if log.read(1) == "{" else TextFormatter
+            log.seek(0, os.SEEK_END)
+            record = logging.LogRecord(__name__, logging.ERROR, "", 0, "It ended with an error: %s", (said,), None)
+            log.write(f"{kind().format(record)}\n")
+        raise
 
 
 def set_level(level: str) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
-from ftis_node.host.files import end_of, sync
+from ftis_node.host.files import end_of, removed_if_it_fails, sync
 
 BLOCK = 1 << 20  # bytes read at a time
 PART_BYTES = 8 << 20  # of the present file, before it becomes a part
@@ -149,9 +149,10 @@ def compress(path: Path) -> None:
         final = _compressed(plain)
         if not final.exists():
             partial = final.with_name(f"{final.name}.partial")
-            with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            sync(partial)
+            with removed_if_it_fails(partial):
+                with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                sync(partial)
             partial.rename(final)
             sync(final.parent)
         plain.unlink()

@@ -1,4 +1,4 @@
-"""What all versions of a packet share: the header, the limits, the digests, and the `Group` of an admitted one."""
+"""What all versions of a packet share: the header, the limits and the digests."""
 
 from __future__ import annotations
 

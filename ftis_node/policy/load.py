@@ -36,9 +36,15 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     source = resolve(name)
     try:
-        return AutoTokenizer.from_pretrained(source, **where_to_look(source))
+        tokenizer = AutoTokenizer.from_pretrained(source, **where_to_look(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
+    if len(tokenizer) < 2:  # transformers makes an empty one where there is no file
+        raise UsageError(
+            f"The model {name!r} ({source}) has no tokenizer.",
+            "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder.",
+        )
+    return tokenizer
 
 
 def load_policy(settings: Settings) -> Policy:

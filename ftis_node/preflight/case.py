@@ -41,7 +41,8 @@ class Case:
         own_task: of the owner's own data.
         step, peer_id: those of the home, if it has a checkpoint and a key.
         status: the answer of a daemon that runs on the home.
-        hub, shape, plan: the hub's answers, the model's sizes and the plan to train it, once they are known.
+        hub, shape, plan: the hub's answers, the model's sizes and the plan to train it, once they are known; settled:
+            the settings that the plan completes.
         to_start: the run that the node would start, if it would join none.
         problems: the errors that `join` would end with.
     """
@@ -61,6 +62,7 @@ class Case:
     hub: Hub | None = None
     shape: Geometry | None = None
     plan: Plan | None = None
+    settled: Settings | None = None
     to_start: Run | None = None
     problems: tuple[UserError, ...] = ()
 

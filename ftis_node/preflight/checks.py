@@ -73,6 +73,7 @@ CHECKS: Sequence[Check] = (
     Check("page", place.page, views=_EVERY_START),
     Check("peers", _peers, None),
     Check("tokenizer", models.tokenizer, _HEAVY, _MODEL),
+    Check("model", models.weights, views=_DRY),
 )
 
 

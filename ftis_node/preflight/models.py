@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
     from ftis_node.worker.engine import choose_objective
-    from ftis_node.worker.planning import settle
+    from ftis_node.worker.planning import refuse_unsaveable, settle
     from ftis_node.worker.shortage import refuse_shortage
 
     settings, load = case.settings, workload(case)
@@ -85,8 +86,9 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     yield from noted(lambda: choose_objective(settings, task, load.completion_tokens))
     yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
     remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
-    _, case.plan = settle(settings, load, remembered, shape)
+    case.settled, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
+    yield from noted(lambda: refuse_unsaveable(chosen.optimiser, choose_device(settings.devices[0])))
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan
         need, budget = rounded(running.memory_bytes), rounded(running.budget)
@@ -188,11 +190,28 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 
 def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
-    from ftis_node.worker.packets import checked_prompts, packets_of
+    from ftis_node.worker.packets import Prompts, packets_of
 
     run = case.run_file.run if case.run_file is not None else case.to_start
     if case.task is None or case.shape is None or run is None:
         return
-    questions = [example.question for example in case.task.train]
-    packets = packets_of(run, words, case.settings)
-    checked_prompts(run, packets, case.settings.model, case.shape.context, questions, "the training data")
+    packets, count = packets_of(run, words, case.settings), case.settings.eval_prompts
+    Prompts.of(run, packets, case.settings.model, case.shape.context, case.task, case.own_task, count)
+
+
+def weights(case: Case) -> None:
+    """The weights: whether they load, and this program computes what they mean; where they are here, and have room."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from ftis_node.policy.generate.vllm import KEY, Server
+    from ftis_node.policy.hub import cached
+    from ftis_node.policy.load import load_policy
+
+    settings, source = case.settled, resolve(case.settings.model)
+    if settings is None or case.plan is None or not case.plan.fits or case.plan.sharded:
+        return
+    if settings.engine == "vllm":
+        Server.of(settings.vllm_url, str(case.home.vllm), settings.vllm_folder_there, os.environ.get(KEY))
+    if Path(source).is_dir() or cached(source) is not None:
+        disable_progress_bar()
+        load_policy(settings)

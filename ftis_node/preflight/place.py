@@ -40,8 +40,7 @@ def home(case: Case) -> Iterator[Finding | UserError]:
     """The home: whether it can be written, is free and of this version; and its key."""
     place, parent = case.home, standing(case.home.path)
     if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-        why = "not yours" if parent.is_dir() else "no folder"
-        raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
+        raise UserError(f"The home {place.path} cannot be used: {parent} is {_unfit(parent)}.", "Name another --home.")
     if not place.path.exists():
         yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
         return
@@ -81,6 +80,15 @@ def _daemon(case: Case) -> Iterator[Finding | UserError]:
     if place.run_file.exists():
         for error in noted(lambda: load_run_file(place.run_file)):
             yield Finding("home", "fail", f"{place.run_file}: {error.what}", error.fix)
+
+
+def _unfit(parent: Path) -> str:
+    """Why a home cannot be made in it."""
+    if not parent.is_dir():
+        return "no folder"
+    if os.statvfs(parent).f_flag & os.ST_RDONLY:
+        return "on a read-only file system"
+    return "not writable" if parent.stat().st_uid == os.geteuid() else "not yours"
 
 
 def checkpoints(case: Case) -> Iterator[Finding]:

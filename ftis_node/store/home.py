@@ -20,7 +20,7 @@ import psutil
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
-from ftis_node.host.files import replace_text
+from ftis_node.host.files import remove_unfinished, replace_text
 from ftis_node.store.migrations import Schema
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
@@ -101,6 +101,8 @@ class Home:
             time.sleep(LOCK_SECONDS / 10)
         self._lock = lock
         self._reap()
+        for directory in (self.path, self.orders):
+            remove_unfinished(directory)
 
     def check_schema(self) -> None:
         """Refuse a home whose schema this version does not know; nothing is written.

@@ -59,7 +59,9 @@ async def fetch_run(
         f"None of the peers gave their run: {'; '.join(told)}.",
         next(
             (why.fix for why in final.values()),
-            "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+            "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
+            if invitation
+            else "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run.",
         ),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from ftis_node.config.run import TASKS
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
@@ -108,9 +109,7 @@ def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) 
         return load_packaged(name) if package_of(name) else load_own(name, code=code)
     raise UsageError(
         f"There is no task {name!r}.",
-        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k'])}"
-        "Use arithmetic, gsm8k, the path of a .jsonl file, reasoning-gym:NAME, or a Python function, "
-        "package.module:function.",
+        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k'])}Use {TASKS}.",
     )
 
 
@@ -194,8 +193,7 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
         return replace(load_jsonl(Path(name), data, reward or "integer"), train=())
     raise UsageError(
         f"There is no task {name!r}.",
-        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k', 'math500'])}"
-        "Use arithmetic, arithmetic-4, gsm8k, math500, the path of a .jsonl file, or package.module:function.",
+        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k', 'math500'])}Use math500, {TASKS}.",
     )
 
 

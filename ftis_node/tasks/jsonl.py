@@ -101,7 +101,7 @@ def read_rows(
         if not line.strip():
             continue
         try:
-            field, example = _row(line, layout)
+            field, example = _row(line, layout, f"Line {number} of {path.name}")
             used = used or field
             if field != used:
                 raise _Unusable(
@@ -200,7 +200,7 @@ class _Layout:
         return f'{{"{self.fields[0]}": …, "answer": …}}'
 
 
-def _row(line: bytes, layout: _Layout) -> tuple[str, Example]:
+def _row(line: bytes, layout: _Layout, place: str) -> tuple[str, Example]:
     """The question's field, and the row. Raises _Unusable."""
     try:
         row = json.loads(line.decode())
@@ -218,7 +218,7 @@ def _row(line: bytes, layout: _Layout) -> tuple[str, Example]:
     answer = layout.answer_of(row["answer"])
     if answer is None:
         raise _Unusable(f"has an answer that is not {layout.wanted}", _CORRECT)
-    return field, Example(row[field], answer)
+    return field, Example(row[field], answer, place)
 
 
 def _place(question: str) -> float:

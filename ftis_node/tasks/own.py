@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.config.run import CODE, LOADED
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, did_you_mean
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
@@ -252,7 +252,7 @@ def _function(name: str) -> Callable[[], Any]:
     if not callable(function):
         raise UsageError(
             f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}.",
-            "Name a function in it.",
+            f"{did_you_mean(function_name, (name for name in vars(module) if name[0] != '_'))}Name a function in it.",
         )
     return function  # type: ignore[no-any-return]
 

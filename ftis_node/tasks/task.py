@@ -71,7 +71,7 @@ TEMPLATES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question and its gold answer.
+    """A question and its gold answer; place: the line and the file that it is from, if it is from one.
 
     Under the rule `integer` that is an integer in canonical decimal digits (`-1234`, never `-1,234`), under `math` an
     expression in LaTeX, under `exact` a text without whitespace around it in NFC, under `regex` a regular
@@ -80,6 +80,7 @@ class Example:
 
     question: str
     answer: str
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ from ftis_node.worker.messages import (
     StepGroup,
 )
 from ftis_node.worker.own_data import OwnData
-from ftis_node.worker.packets import Packets, Slot, chat_in, checked_prompts, packets_of
+from ftis_node.worker.packets import Packets, Prompts, Slot, chat_in, packets_of
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -246,12 +246,16 @@ class Engine:
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
         )
-        self.prompts = self._prompts(self.task.train, "the training data")
-        held_out = self.task.held_out[: self._settings.eval_prompts]
-        prompts = self._prompts(held_out, "the held-out data")
-        exam = (prompts, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
+        count, own = self._settings.eval_prompts, self.own_task
+        asked = Prompts.of(run, self.packets, self.policy.name, self._context, self.task, own, count)
+        self.prompts, held_out = asked.train, self.task.held_out[:count]
+        exam = (asked.held_out, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
         self._exams[None] = _Exam(*exam)
-        self._open_own_data()
+        if own is not None:
+            scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
+            self._own_data = OwnData(own.template, own.train, asked.own, scorer)
+            rows = own.held_out[:count]
+            self._exams[OWN_DATA] = _Exam(asked.own_held_out, rows, own.reward, run.completion_tokens, None, None)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         made = (self.policy, objective, self._settings, self.run.temperature, OWN)
         self.learner = Learner(*made, task=self.run.task, team=self._team)
@@ -263,37 +267,6 @@ class Engine:
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
         return OpenedRun(digests, self.learner.objective.own_only)
-
-    def _open_own_data(self) -> None:
-        """Tokenise the owner's rows, by their own template. An error about one does not show it.
-
-        Raises:
-            UsageError: as `open`, and the rule is not available.
-        """
-        task, run = self.own_task, self.run
-        if task is None:
-            return
-
-        def prompts(examples: Sequence[Example], data: str) -> list[list[int]]:
-            ids = [self.packets.prompt(task.template, example.question) for example in examples]
-            cap, unseen = run.prompt_tokens or float("inf"), ["…"] * len(ids)
-            refuse_prompts(
-                self.policy.name,
-                self._context,
-                ids,
-                unseen,
-                data,
-                completion_tokens=run.completion_tokens,
-                prompt_tokens=cap,
-            )
-            return ids
-
-        ids = prompts(task.train, "one's own data")
-        scorer = self._scorers.enter_context(scoring(task.reward, task.scorer))
-        self._own_data = OwnData(task.template, task.train, ids, scorer)
-        held_out = task.held_out[: self._settings.eval_prompts]
-        asked = prompts(held_out, "one's own held-out data")
-        self._exams[OWN_DATA] = _Exam(asked, held_out, task.reward, run.completion_tokens, None, None)
 
     def change(self, settings: Settings) -> None:
         """Take over the constants of the objective; `config.settings.changed` has checked them."""
@@ -337,9 +310,7 @@ class Engine:
         ]
         with self.usage.of("score"):
             rewards = [
-                self.rewards(row, packet)
-                if data is None
-                else self._worth(packet, data.examples[row], data.scorer)
+                self.rewards(row, packet) if data is None else self._worth(packet, data.examples[row], data.scorer)
                 for row, packet in zip(rows, packets, strict=True)
             ]
         answers = [ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
@@ -476,8 +447,7 @@ class Engine:
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
         ids = [self.packets.prompt(loaded.template, example.question) for example in examples]
-        questions = [example.question for example in examples]
-        refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
+        refuse_prompts(self.policy.name, self._context, ids, examples, name, completion_tokens=cap)
         episodes = Episodes.of(self.policy.tokenizer, loaded.template, self.packets.chat, loaded.turns)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, episodes, loaded.scorer)
         return len(examples)
@@ -590,11 +560,6 @@ class Engine:
         if data is None:
             return self._prompt(self.task.train[row])
         return data.template.replace("{question}", data.examples[row].question)
-
-    def _prompts(self, examples: Sequence[Example], data: str) -> list[list[int]]:
-        """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
-        questions = [example.question for example in examples]
-        return checked_prompts(self.run, self.packets, self.policy.name, self._context, questions, data)
 
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)

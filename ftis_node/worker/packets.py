@@ -24,6 +24,7 @@ from ftis_node.packet import (
     pack_turn_group,
     prompt_digest,
 )
+from ftis_node.tasks import Example, Task
 from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with, message_of, prompt_ids
 from ftis_node.tokenizer.codec import Codec, Unreadable
 
@@ -210,21 +211,42 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 
-def checked_prompts(
-    run: Run, packets: Packets, model: str, context: Context, questions: Sequence[str], data: str
-) -> list[list[int]]:
-    """Token ids of the prompts of these questions, which are from `data`, in words.
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of the prompts to train on and of those held out, and of the owner's own rows likewise."""
 
-    Raises:
-        UsageError: one is empty, longer than the run allows, or has no room in the model's context.
-    """
-    texts = [run.template.replace("{question}", question) for question in questions]
-    prompts = [packets.prompt(run.template, question) for question in questions]
-    if run.text:
-        refuse_long_prompts(texts, run.prompt_bytes, data)
-    cap = run.prompt_tokens or float("inf")
-    refuse_prompts(model, context, prompts, questions, data, completion_tokens=run.completion_tokens, prompt_tokens=cap)
-    return prompts
+    train: list[list[int]]
+    held_out: list[list[int]]
+    own: list[list[int]]
+    own_held_out: list[list[int]]
+
+    @classmethod
+    def of(
+        cls, run: Run, packets: Packets, model: str, context: Context, task: Task, own: Task | None, most: int | None
+    ) -> Prompts:
+        """
+        Args:
+            model, context: its name and its context. own: rows of the owner's, asked by their own template; an error
+                about one does not show it. most: of the rows held out; None: all.
+
+        Raises:
+            UsageError: one is empty, longer than the run allows, or has no room in the model's context.
+        """
+
+        def checked(examples: Sequence[Example], data: str, template: str | None = None) -> list[list[int]]:
+            prompts = [packets.prompt(template or run.template, example.question) for example in examples]
+            if run.text and template is None:
+                texts = [run.template.replace("{question}", example.question) for example in examples]
+                refuse_long_prompts(texts, run.prompt_bytes, examples, data)
+            caps = run.completion_tokens, run.prompt_tokens or float("inf")
+            refuse_prompts(model, context, prompts, examples, data, *caps, shown=template is None)
+            return prompts
+
+        rows = checked(task.train, "the training data"), checked(task.held_out[:most], "the held-out data")
+        if own is None:
+            return cls(*rows, [], [])
+        owned = checked(own.train, "one's own data", own.template)
+        return cls(*rows, owned, checked(own.held_out[:most], "one's own held-out data", own.template))
 
 
 def _text_completions(data: bytes) -> list[TextCompletion]:

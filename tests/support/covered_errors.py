@@ -35,6 +35,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_devices.py::test_what_shards_do_not_go_with_is_refused": {
         "config/checks.py": ("sharded (…) does not go with ….",),
     },
+    "test_bench_train.py::test_a_model_that_does_not_fit_is_refused_before_it_is_made": {
+        "lab/bench/model.py": ("… does not fit: by the plan it takes … of ….",),
+    },
     "test_devices.py::test_one_device_is_nothing_to_compare": {
         "cli/bench.py": ("One device is nothing to compare.",),
     },
@@ -127,7 +130,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/engine.py": ("There is no room for a checkpoint in …",),
     },
     "test_errors_within.py::test_waiting_for_a_pause_ends_when_something_else_was_asked_for": {
-        "cli/life.py": ("The node does not pause",),
+        "cli/life.py": ("The node does not …: it is ….",),
     },
     "test_api.py::test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever": {
         "observe/api.py": ("The daemon on this home did not answer within … s.",),
@@ -201,7 +204,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/engine.py": ("There is no objective ….",),
     },
     "test_context.py::test_a_row_longer_than_the_runs_cap_is_named_with_its_length": {
-        "fit/context.py": ("… is a prompt of … tokens, and the run allows …: ….",),
+        "fit/context.py": ("… is a prompt of … tokens, and the run allows …….",),
     },
     "test_context.py::test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded": {
         "fit/context.py": ("The run has completions of up to … tokens, but … ….",),
@@ -265,7 +268,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "cli/local.py": ("The node on this home serves no page.",),
     },
     "test_errors_within.py::test_a_question_without_a_token": {
-        "fit/context.py": ("… has no token in the tokenizer of …: ….",),
+        "fit/context.py": ("… has no token in the tokenizer of …….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
         "preflight/bugreport.py": ("… exists already.",),
@@ -463,14 +466,15 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_policy_load.py::test_a_folder_without_a_model_is_refused": {
         "policy/names.py": ("The folder … holds no model (config.json is missing).",),
     },
+    "test_dry_run.py::test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words": {
+        "policy/load.py": (
+            "The model … (…) has no tokenizer.",
+            "The weights of … lack ……, and would be random there.",
+            "… has … embedding rows for the … token ids of its tokenizer.",
+        ),
+    },
     "test_policy_load.py::test_a_model_that_changes_its_logits_after_the_head_is_refused": {
         "policy/load.py": ("… transforms its logits after the head (…), which scoring does not kno",),
-    },
-    "test_policy_load.py::test_a_model_whose_weights_lack_a_part_is_refused_rather_than_trained_with_random_ones": {
-        "policy/load.py": ("The weights of … lack ……, and would be random there.",),
-    },
-    "test_policy_load.py::test_a_model_with_fewer_rows_than_its_tokenizer_has_ids_is_refused": {
-        "policy/load.py": ("… has … embedding rows for the … token ids of its tokenizer.",),
     },
     "test_policy_load.py::test_lora_on_modules_that_the_model_does_not_have_is_refused": {
         "policy/load.py": ("LoRA cannot be added to …: …",),
@@ -643,7 +647,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "config/run.py": ("… can take no part in a run of any tokenizer: ….",),
     },
     "test_text_run.py::test_a_prompt_longer_than_the_run_allows_is_refused": {
-        "fit/context.py": ("Row … of … is a prompt of … bytes, and the run allows ….",),
+        "fit/context.py": ("… is a prompt of … bytes, and the run allows ….",),
     },
     "test_tokenizer_codec.py::test_a_tokenizer_without_an_end_of_its_own_has_no_codec": {
         "tokenizer/codec.py": ("This tokenizer names no end-of-sequence token as its own.",),

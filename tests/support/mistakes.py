@@ -100,6 +100,16 @@ ROWS = {
     "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
     "options before net": Row("doctor --json net", "belong to `doctor`", "doctor net --json"),
     "a flag before net": Row("doctor --vram 8 net", "belong to `doctor`", "doctor net --vram"),
+    "an empty invitation": Row('join --home {tmp}/home ""', "invitation is empty", "variable"),
+    "an address in place of an invitation": Row(f"{JOIN} {DEAD}", "is no invitation", "with --peers"),
+    "an invitation in place of a task": Row(
+        f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"
+    ),
+    "an invitation in place of peers": Row("watch --peers ftis:abc", "--peers was given an invitation", "stands alone"),
+    **{
+        f"nothing after {option}": Row(f'{JOIN} {option} ""', f"{option} is followed by an empty value", "variable")
+        for option in ("--peers", "--model", "--name", "--home", "--task", "--set")
+    },
     # the home
     "a home that is a file": Row(
         "join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}

@@ -14,7 +14,7 @@ from ftis_node.errors import FtisError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
 from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
-from ftis_node.lab.bench.model import Size, make_learner, own_work, random_policy, training_groups
+from ftis_node.lab.bench.model import Size, make_learner, own_work, random_policy, refuse_large, training_groups
 from ftis_node.learner import Learner
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.measure import known_config
@@ -45,8 +45,7 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
     settings, chosen = settle(
         settings, Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups), {}
     )
-    if not chosen.fits:
-        tell("By the plan this does not fit: " + " ".join(chosen.reasons))
+    refuse_large(settings.model, chosen.memory.total, chosen.budget)
     try:
         return _measure(settings, chosen, size, random_weights, repeats, tell)
     except (RuntimeError, MemoryError) as error:

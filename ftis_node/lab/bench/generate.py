@@ -17,7 +17,15 @@ from ftis_node.config.settings import Settings
 from ftis_node.fit.memory import NF4_BYTES, Workload
 from ftis_node.lab.bench.fit import config_of
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
-from ftis_node.lab.bench.model import SETTINGS, TEMPERATURE, Size, random_policy, random_prompts, small_config
+from ftis_node.lab.bench.model import (
+    SETTINGS,
+    TEMPERATURE,
+    Size,
+    random_policy,
+    random_prompts,
+    refuse_large,
+    small_config,
+)
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.nf4 import elements, quantise
@@ -41,6 +49,7 @@ def sized_policy(settings: Settings, size: Size, *, random_weights: bool) -> tup
     """
     workload = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
     settings, chosen = settle(settings, workload, {})
+    refuse_large(settings.model, chosen.memory.generating, chosen.budget)
     policy = random_policy(config_of(settings.model), settings) if random_weights else load_policy(settings)
     return policy, chosen.generation_batch
 

@@ -13,12 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from ftis_node.config.settings import Settings
+from ftis_node.errors import UserError
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, make_policy
 from ftis_node.policy.policy import Policy
+from ftis_node.text import rounded
 
 OWN, PEER = "own", "peer"
 TEMPERATURE = 1.0
@@ -85,6 +87,15 @@ def geometry(config: Any) -> dict[str, Any]:
         "tie_word_embeddings",
     )
     return {name: getattr(config, name, None) for name in names}
+
+
+def refuse_large(model: str, need: int, budget: int) -> None:
+    """Raise UserError before a model is made that the plan has no room for, in bytes."""
+    if need > budget:
+        raise UserError(
+            f"{model} does not fit: by the plan it takes {rounded(need)} of {rounded(budget)}.",
+            "Name a smaller --model, --lora, or fewer tokens: `ftis-node fit` says what fits.",
+        )
 
 
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:

@@ -240,4 +240,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     ]
     lines = [f"| {name} | {' | '.join(values)} |" for name, values in rows]
     lines.insert(1, "|---" * (len(results) + 1) + "|")
+    if any("–" in values for _, values in rows):
+        lines += ["", "–: there was nothing to count in the seconds counted."]
+    if short := [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]:
+        lines[-1] += f" No step ended in them: alone one takes {max(short):.0f} s, so simulate more --seconds."
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port
+from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
@@ -30,6 +31,7 @@ DIAL_SECONDS = 5.0
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
+FAILURES_KEPT = 256
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Libp2p:
         self._down_since: float | None = None
         self.port = 0
         self._started = started
+        self._failures: dict[bytes, str] = {}  # by peer, why the last dial failed
 
     @classmethod
     async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
@@ -137,7 +140,10 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {_in_words(error)}") from error
+            before = self._failures.pop(peer, "it failed just before")
+            why = _in_words(error) or before
+            remember(self._failures, peer, why, FAILURES_KEPT)
+            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def connected(self) -> set[bytes]:
         """The ids of the peers that p2pd has a connection to."""
@@ -228,11 +234,14 @@ class Libp2p:
 
 
 def _in_words(error: Exception) -> str:
-    """The reason of a failed dial in one line; libp2p reports each address on a line of its own."""
+    """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
+    reports each address on a line of its own."""
     text = " ".join(str(error).split())
     if found := re.search(r"remote key matches (\w+)", text):
         return f"another node answers there, {found[1]}"
-    refused = text.count("connection refused")
-    if refused and refused + text.count("dial backoff") == text.count("* ["):
+    refused, put_off, tried = (text.count(words) for words in ("connection refused", "dial backoff", "* ["))
+    if put_off == tried > 0:
+        return ""
+    if refused and refused + put_off == tried:
         return "nothing listens there (connection refused)"
     return text or type(error).__name__
