@@ -22,7 +22,7 @@ const words = [];
 while (walk.nextNode()) {
   const node = walk.currentNode;
   const element = node.parentElement;
-  if (!node.textContent.trim() || element.closest("title, script, noscript, .tip, .skip, .group ol, .question, [hidden]")) continue;
+  if (!node.textContent.trim() || element.closest("title, script, noscript, .tip, .skip, .group ol, .question, .peers small, [hidden]")) continue;
   const hidden = element.closest("thead");
   if (hidden && hidden.getBoundingClientRect().width < 2) continue;
   const range = document.createRange();
