@@ -282,7 +282,8 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
     (tmp_path / "own_sums.py").write_text("def sums():\n    pass\n")
     monkeypatch.chdir(tmp_path)
     if "without its library" in mistake:
-        monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+        for name in ("bitsandbytes", "bitsandbytes.optim"):
+            monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setattr(planning, "unsaveable", unsaveable.__wrapped__)  # it remembers its answers
     _models(tmp_path)
     text, words = MISTAKES[mistake]
