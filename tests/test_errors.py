@@ -1,7 +1,8 @@
 """Every mistake that a person can make at the command line: what is wrong, what to do, the right exit code.
 
 And no error without a test: each place in the code that makes a `UserError` is reached by a row of
-`tests.support.mistakes`, or is one of `tests.support.covered_errors`, which names the test that reaches it.
+`tests.support.mistakes`, or a test quotes words of it that no other error has, or it is one of
+`tests.support.covered_errors`, which names the tests that reach it without such a quotation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -176,14 +178,18 @@ def test_who_stops_reading_is_no_error() -> None:
 # --- no error without a test ------------------------------------------------------------------------------------------
 
 
-def sites() -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Every place that makes a UserError: its file and its words (gaps are …) → its first and last lines."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+LONG = 14  # characters in a row: what a test quotes and only one error says
+Site = tuple[str, str]  # the file and the words of an error (gaps are …)
+
+
+def sites() -> dict[Site, list[ast.Call]]:
+    """Every place that makes a UserError: its file and its words → the calls."""
+    found: dict[Site, list[ast.Call]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "UsageError") and node.args:
                 key = path.relative_to(SOURCE).as_posix(), _words(node.args[0])
-                found.setdefault(key, []).append((node.lineno, node.end_lineno or node.lineno))
+                found.setdefault(key, []).append(node)
     return found
 
 
@@ -195,29 +201,53 @@ def _words(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
+def pieces(tree: ast.AST) -> set[str]:
+    """Every LONG characters in a row of the texts of a program, without its docstrings."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone)
+    return {text[at : at + LONG] for text in texts if isinstance(text, str) for at in range(len(text) - LONG + 1)}
+
+
+def unquoted(tests: Iterable[str]) -> set[Site]:
+    """The errors of whose words the tests quote nothing that no other error says."""
+    quoted = set[str]().union(*(pieces(ast.parse(test)) for test in tests))
+    said = {site: set[str]().union(*(pieces(call.args[0]) for call in calls)) for site, calls in sites().items()}
+    common = Counter(piece for own in said.values() for piece in own)
+    return {site for site, own in said.items() if not any(common[piece] == 1 for piece in own & quoted)}
+
+
+def others() -> dict[str, str]:
+    """The files of tests beside this one, which quotes an error only to show that it could be missed."""
+    here = Path(__file__)
+    return {path.name: path.read_text(encoding="utf-8") for path in here.parent.glob("test_*.py") if path != here}
+
+
 def test_every_error_is_reached_by_a_test() -> None:
     everything = {*ROWS, "fit --model tiny-a", "the compute process", "a home in use"}
     if not everything <= done:
         pytest.skip("not all rows were run, or not all went well")
-    elsewhere: dict[str, list[str]] = {}
-    for files in COVERED.values():
-        for file, starts in files.items():
-            elsewhere.setdefault(file, []).extend(starts)
+    listed = [(file, start) for files in COVERED.values() for file, starts in files.items() for start in starts]
+    left = unquoted(others().values())
     missing = []
-    for (file, words), places in sites().items():
-        for first, last in places:
-            by_a_row = any(at == file and first <= line <= last for at, line in reached)
-            if not by_a_row and not any(words.startswith(start) for start in elsewhere.get(file, ())):
-                missing.append(f"{file}:{first}: {words}")
-    assert not missing, "no row and no test of tests/support/covered_errors.py reaches:\n" + "\n".join(missing)
+    for (file, words), calls in sites().items():
+        if (file, words) in left and not any(file == at and words.startswith(start) for at, start in listed):
+            for call in calls:
+                if not any(at == file and call.lineno <= line <= (call.end_lineno or 0) for at, line in reached):
+                    missing.append(f"{file}:{call.lineno}: {words}")
+    assert not missing, "no row reaches, no test quotes, and no covered_errors.py lists:\n" + "\n".join(missing)
 
 
-def test_the_tests_that_are_said_to_reach_an_error_exist() -> None:
-    here = sites()
+def test_what_is_listed_is_an_error_that_no_test_quotes() -> None:
+    left = unquoted(others().values())
     for test, files in COVERED.items():
-        name, _, function = test.partition("::")
-        assert f"def {function}(" in (Path(__file__).parent / name).read_text(encoding="utf-8"), f"there is no {test}"
+        assert test in others(), f"there is no {test}"
         for file, starts in files.items():
             for start in starts:
-                found = any(at == file and words.startswith(start) for at, words in here)
-                assert found, f"{file} has no such error any more: {start}"
+                found = any(at == file and words.startswith(start) for at, words in left)
+                assert found, f"{file} has no such error, or a test quotes it: {start}"
+
+
+def test_an_error_that_is_quoted_no_more_is_found() -> None:
+    site = "lab/participant.py", "Node … shares no run with the first node. …"
+    assert site not in unquoted(others().values())
+    assert site in unquoted(text for name, text in others().items() if name != "test_lab_trial.py")
