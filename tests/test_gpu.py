@@ -55,10 +55,10 @@ async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, mo
         pid = None
 
         async def call(self, request: Gpu) -> GpuFigures:
-            seen.append(process.status().gpu)
+            seen.append(process.gpu)
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
             return GpuFigures(**BUSY)
 
     await process._watch(Worker())  # type: ignore[arg-type]
-    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.status().gpu is None
+    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.gpu is None

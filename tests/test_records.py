@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +61,7 @@ def flipped(record: DHTRecord) -> DHTRecord:
 
 
 def bomb(depth: int) -> bytes:
-    """A DHT value nested as deep as told; some 200 levels end an unguarded process by overflowing its C stack."""
+    """A DHT value nested as deep as told; some 200 levels would end a process that decodes it as hivemind does."""
     data: bytes = msgpack.packb([])
     for _ in range(depth):
         data = msgpack.packb([msgpack.ExtType(0x40, data)])
@@ -72,8 +69,8 @@ def bomb(depth: int) -> bytes:
 
 
 def test_a_record_that_its_owner_signed_is_accepted_by_anyone() -> None:
-    assert VALIDATOR.validate(record())
-    assert VALIDATOR.strip_value(record()) == MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
+    assert VALIDATOR.owner(record()) == ALICE.author
+    assert record().value[:-64] == MSGPackSerializer.dumps(pack_addresses(ADDRESSES)), "as older versions wrote it"
 
 
 # Made when the test runs: a minute after they are signed they would be refused for their age.
@@ -97,7 +94,7 @@ REFUSED: dict[str, Callable[[], DHTRecord]] = {
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
 def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]) -> None:
-    assert not VALIDATOR.validate(refused())
+    assert VALIDATOR.owner(refused()) is None
 
 
 junk_bytes = st.one_of(st.binary(max_size=200), st.integers(0, 12).map(bomb))
@@ -110,7 +107,7 @@ junk_bytes = st.one_of(st.binary(max_size=200), st.integers(0, 12).map(bomb))
     expiry=st.one_of(st.floats(), st.floats(0, 500).map(lambda seconds: time.time() + seconds)),
 )
 def test_no_junk_is_accepted_or_raises(key: bytes, subkey: bytes, value: bytes, expiry: float) -> None:
-    assert not VALIDATOR.validate(DHTRecord(key, subkey, value, expiry))
+    assert VALIDATOR.owner(DHTRecord(key, subkey, value, expiry)) is None
 
 
 def test_addresses_come_back_up_to_a_bound() -> None:
@@ -128,28 +125,12 @@ def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
     assert unpack_addresses(msgpack.packb(["x"] * (MAX_ADDRESSES + 1))) == []
 
 
-def test_a_deeply_nested_value_is_refused_where_it_would_have_ended_the_process() -> None:
-    script = (
-        "import sys; import ftis_node.swarm.wire.records\n"
-        "from hivemind.utils.serializer import MSGPackSerializer as serializer\n"
-        "try: serializer.loads(sys.stdin.buffer.read())\n"
-        "except ValueError as error: print('refused:', error)\n"
-    )
-    child = subprocess.run([sys.executable, "-c", script], input=bomb(3000), capture_output=True)
-    assert (child.returncode, child.stdout[:8]) == (0, b"refused:"), child.stderr[-500:]
-    assert MSGPackSerializer.loads(bomb(3)), "what nests a little is still read"
-
-
-def test_lists_that_claim_to_be_long_get_no_memory() -> None:
-    data = (b"\xdd" + (10_000).to_bytes(4, "big")) * 1000 + bytes(10_000)
-    for nested in (data, msgpack.packb(msgpack.ExtType(0x40, data)), msgpack.packb(msgpack.ExtType(0x50, data))):
-        tracemalloc.start()
-        try:
-            with pytest.raises(ValueError, match="max_array_len"):
-                MSGPackSerializer.loads(nested)
-            assert tracemalloc.get_traced_memory()[1] < 1 << 20
-        finally:
-            tracemalloc.stop()
+@pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
+def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) -> None:
+    hostile = record(value=inner[: MAX_VALUE_BYTES - 64])
+    assert VALIDATOR.owner(hostile) == ALICE.author
+    assert VALIDATOR.addresses(hostile) == []
+    assert VALIDATOR.addresses(record()) == ADDRESSES
 
 
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------

@@ -202,13 +202,13 @@ async def _watched(node: Node, tail: Tail) -> int:
     """Run the node with a live view on the terminal, in place of its log."""
     from rich.live import Live
 
-    from ftis_node.observe.answers import Peers, Status, read
+    from ftis_node.observe.answers import Peers, read
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        status, peers = read(node.status().row(), Status), read(node.peers().row(), Peers).peers
-        return node_view(status, peers, list(tail.lines), HINT % node.home.flag, whole=False)
+        peers = read(node.peers(), Peers).peers
+        return node_view(node.status(), peers, list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())
     try:

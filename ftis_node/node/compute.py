@@ -18,7 +18,6 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import ComputeStatus, resident_bytes
 from ftis_node.step_report import TakenStep
 from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
@@ -183,10 +182,6 @@ class ComputeProcess:
         await self.stop()
         await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
-
-    def status(self) -> ComputeStatus:
-        """The status of the compute process."""
-        return ComputeStatus(self.loaded, self.restarts, resident_bytes(self.worker.pid), self.gpu)
 
     def owing(self, limit: float) -> float:
         """Seconds since its oldest unanswered request; 0 if they are no more than `limit`."""

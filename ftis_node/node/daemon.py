@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from ftis_node.config.run import Run, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings, changed
@@ -26,8 +27,9 @@ from ftis_node.node.dashboard import start_api, start_page
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.schedule import LOOK_SECONDS, Schedule
-from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, self_report, training_status
+from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, status_row
 from ftis_node.node.task_files import remember_files, with_remembered
+from ftis_node.observe.answers import Gpu, Planned, Status
 from ftis_node.observe.api import Answer
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
@@ -40,7 +42,7 @@ from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.text import with_names
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import Change, Open
+from ftis_node.worker.messages import Change, Open, plan_row
 
 logger = logging.getLogger(__name__)
 
@@ -307,9 +309,8 @@ class Node:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
-        rows = (rows_of(self.status), rows_of(self.peers))
         socket = self._runtime / "api.sock"
-        api = await start_api(socket, *rows, lambda: self._page, asked, {"/set": self.change})
+        api = await start_api(socket, self.row, self.peers, lambda: self._page, asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
         await self._show_page()
         self._stack.push_async_callback(self._hide_page)
@@ -322,8 +323,8 @@ class Node:
         self._page = await start_page(
             self.home,
             self.settings,
-            rows_of(self.status),
-            rows_of(self.peers),
+            self.row,
+            self.peers,
             lambda: self._rooms.stepper if self._rooms else None,
             lambda: self._overview,
         )
@@ -589,10 +590,10 @@ class Node:
             self._apart = Condition(state, reason, advice)
             self._say(self._apart)
 
-    def status(self) -> NodeStatus:
+    def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
-        now, rooms = self.condition(), self._rooms
-        return NodeStatus(
+        now, rooms, loaded = self.condition(), self._rooms, self._compute.loaded
+        status = Status(
             name=self.options.name,
             state=now.state,
             reason=now.reason,
@@ -606,12 +607,22 @@ class Node:
             curve=list(self._evaluations.curve),
             page=self._page.address if self._page is not None else None,
             uptime=boot_seconds() - self._started,
-            compute=self._compute.status(),
-            training=training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else None,
+            kind=loaded.kind if loaded is not None else None,
+            plan=part(Planned, plan_row(loaded.plan) if loaded is not None else None),
+            parameters=loaded.parameters if loaded is not None else None,
+            tokenizer=loaded.tokenizer if loaded is not None else None,
+            worker_restarts=self._compute.restarts,
+            worker_memory_bytes=resident_bytes(self._compute.worker.pid),
+            gpu=part(Gpu, self._compute.gpu),
         )
+        return joined(status, rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else status
 
-    def peers(self) -> PeersReport:
+    def row(self) -> dict[str, Any]:
+        """The object that `ftis-node status --json` prints."""
+        return status_row(self.status(), self._compute.loaded.plan if self._compute.loaded is not None else None)
+
+    def peers(self) -> dict[str, Any]:
         """The node's peers, and the peers that it refuses."""
         if self._rooms is None:
-            return PeersReport([], [])
-        return peers_report(self._rooms.stepper, self._rooms.swarm, self._names())
+            return {"peers": [], "left_out": [], "names": {}}
+        return peers_row(self._rooms.stepper, self._rooms.swarm, self._names())

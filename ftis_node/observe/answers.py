@@ -1,12 +1,12 @@
-"""A node's answers, as far as other programs of this package read them.
+"""A node's answers: `node.status` fills them, and other programs of this package read them.
 
 A newer command may ask an older daemon, and the other way round: unknown fields are left out, missing ones have a
-default. `node.status` describes every field that a node writes.
+default.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,24 +39,31 @@ class PoolStatus(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Rows on which all own samples failed; those learned from others since, and those of them that it can do now."""
+    """The rows on which all own samples of a group failed. tried: all of them. needed: still. found: answers wait.
+
+    learned: trained on another node's group there. done: of the learned ones, those that the node can do now.
+    """
 
     tried: int = 0
+    needed: int = 0
+    found: int = 0
     learned: int = 0
     done: int = 0
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """A GPU's bytes: in all, used by all processes, in the node's tensors. utilization: 0 to 1."""
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1."""
 
+    name: str = ""
     total_bytes: int
     used_bytes: int
     allocated_bytes: int
+    reserved_bytes: int = 0
     utilization: float | None = None
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """The plan of the running model, in bytes."""
+    """The plan of the running model, in bytes; a node writes all of `worker.messages.plan_row`."""
 
     memory_bytes: int
     budget: int
@@ -66,9 +73,14 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class LastStep(msgspec.Struct, frozen=True):
-    """The latest step's seconds by part."""
+    """The latest step's seconds and results; loss and gradient norm are None if it did not change the weights."""
 
     seconds: dict[str, float]
+    device: dict[str, float] = {}
+    loss: float | None = None
+    gradient_norm: float | None = None
+    tokens: int = 0
+    skipped: str | None = None
     generator: Generator | None = None
 
 
@@ -80,9 +92,13 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class P2pd(msgspec.Struct, frozen=True):
-    """AutoNAT's finding."""
+    """The health of p2pd. reachability: AutoNAT's finding. connections: the open ones of both directions."""
 
     reachability: str = "unknown"
+    connections: int = 0
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    open_files: int = 0
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -92,6 +108,13 @@ class Network(msgspec.Struct, frozen=True):
     p2pd_restarts: int = 0
     p2pd: P2pd | None = None
     clock: Clock | None = None
+
+
+class Process(msgspec.Struct, frozen=True):
+    """The network process: resident bytes, and blocks of Python's allocator, which show leaks."""
+
+    memory_bytes: int = 0
+    python_blocks: int = 0
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,47 +136,57 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(NodeState, frozen=True, kw_only=True):
-    """A node's status. step, network: None before the node has joined its run."""
+    """A node's status. From `step` on, a node that has not joined its run writes nothing: step and network are None.
+
+    worker_memory_bytes: resident bytes of the compute process, not on a GPU. bytes_in, bytes_out: network traffic.
+    """
 
     kind: str | None = None
-    tokenizer: str | None = None
     plan: Planned | None = None
+    parameters: int | None = None
+    tokenizer: str | None = None
+    worker_restarts: int = 0
+    worker_memory_bytes: int | None = None
     gpu: Gpu | None = None
     step: int | None = None
-    step_seconds: float = 0.0
-    last_step: LastStep | None = None
-    idle_share: float | None = None
+    checkpoint: CheckpointStatus = CheckpointStatus()
     pass_at_1_before: float | None = None
     pass_at_1: float | None = None
     pass_at_1_step: int = 0
     own_groups_used: int | None = None
-    own_reward: float | None = None
     foreign_groups_used: dict[str, int] = {}
     foreign_weight_share: float | None = None
-    foreign_reward: float | None = None
     filtered_fraction: float | None = None
-    checkpoint: CheckpointStatus = CheckpointStatus()
+    own_reward: float | None = None
+    foreign_reward: float | None = None
+    step_seconds: float = 0.0
+    idle_share: float | None = None
+    last_step: LastStep | None = None
+    totals: dict[str, Any] = {}
+    waiting_for: str | None = None
     pool: PoolStatus = PoolStatus()
     needs: Rows = Rows()
     peers: int = 0
     bytes_in: int | None = None
     bytes_out: int | None = None
     network: Network | None = None
+    process: Process = Process()
+    refused_packets: dict[str, int] = {}
+    announcements: dict[str, int] = {}
+    own_groups_refused: int = 0
 
 
-class KnownPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer of the node's view. used: all its groups trained on."""
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer of the node's view; a node writes all of `swarm.standing.PeerStanding`. used: all its groups trained on.
+
+    standing: in words. accepted, refused (by reason), bytes_in, bytes_out: since the start.
+    """
 
     id: str
     agent: str = ""
     addresses: list[str] = []
     seconds_since_seen: float = 0.0
     used: int = 0
-
-
-class Peer(KnownPeer, frozen=True, kw_only=True):
-    """A peer with its standing in words. accepted, refused (by reason), bytes_in, bytes_out: since the start."""
-
     standing: str = ""
     accepted: int = 0
     refused: dict[str, int] = {}

@@ -140,7 +140,7 @@ def record(data: bytes, rng: random.Random) -> bytes:
         owner = next((peer for peer in PEERS if peer.peer_id.encode() in made.subkey), None)
         if owner is not None and rng.random() < 0.7:
             signer = OwnerSigned(owner, RUN.id)
-            request.values[place] = signer.sign_value(replace(made, value=signer.strip_value(made)))
+            request.values[place] = signer.sign_value(replace(made, value=made.value[:-64]))
         elif not made.subkey and (whole := _fields_of_anything(made.value)) is not None:
             request.values[place] = whole if (whole := _nested(whole, rng)) else made.value
     return bytes(request.SerializeToString())

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import msgpack
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.dht.validation import DHTRecord
 
 from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.identity import Identity, author_of, verify
@@ -21,8 +20,6 @@ MAX_VALUE_BYTES = 1024
 MAX_SUBKEY_BYTES = 128
 MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
-MAX_NESTING = 4
-MAX_LIST = 4096  # longest list or map that hivemind may decode
 MAX_ANSWER_BYTES = MAX_RECORDS * (MAX_VALUE_BYTES + MAX_SUBKEY_BYTES + 32)
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
@@ -98,7 +95,7 @@ def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTR
     return DHTRecord(key, subkey, value, expiration)
 
 
-class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
+class OwnerSigned:
     """Accepts only small, short-lived records of this run that their owner signed under its own key."""
 
     def __init__(self, identity: Identity, run_id: bytes) -> None:
@@ -120,13 +117,10 @@ class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
             return None
         return owner
 
-    def validate(self, record: DHTRecord) -> bool:
-        return self.owner(record) is not None
-
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
         """Sign this node's own record, valid for so many seconds."""
-        key, subkey = key_bytes(self._run_id, shard), MSGPackSerializer.dumps(self._identity.peer_id)
-        value = MSGPackSerializer.dumps(pack_addresses(addresses))
+        key, subkey = key_bytes(self._run_id, shard), msgpack.packb(self._identity.peer_id)
+        value = msgpack.packb(pack_addresses(addresses))
         unsigned = DHTRecord(key, subkey, value, time.time() + lifetime)
         return DHTRecord(key, subkey, self.sign_value(unsigned), unsigned.expiration_time)
 
@@ -134,50 +128,14 @@ class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
         """The owner's own addresses in a validated record; addresses of other peers are left out."""
         try:
             ends = f"/p2p/{msgpack.unpackb(record.subkey)}"
-            found = unpack_addresses(MSGPackSerializer.loads(self.strip_value(record)))
+            value = msgpack.unpackb(record.value[:-_SIGNATURE_BYTES], max_array_len=0, max_map_len=0, max_ext_len=0)
         except MSGPACK_ERRORS:
             return []
-        return [text for text in found if text.endswith(ends)]
+        return [text for text in unpack_addresses(value) if text.endswith(ends)]
 
     def sign_value(self, record: DHTRecord) -> bytes:
         return bytes(record.value + self._identity.sign(_message(record, record.value)))
 
-    def strip_value(self, record: DHTRecord) -> bytes:
-        return bytes(record.value[:-_SIGNATURE_BYTES])
-
 
 def _message(record: DHTRecord, value: bytes) -> bytes:
     return b"".join((_CONTEXT, record.key, record.subkey, struct.pack(">d", record.expiration_time), value))
-
-
-class _Depth:
-    """The present nesting depth of hivemind's serialiser; the DHT decodes in one thread only."""
-
-    now = 0
-
-
-_decode = MSGPackSerializer._decode_ext_types.__func__
-_TUPLE = MSGPackSerializer._TUPLE_EXT_TYPE_CODE
-
-
-def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> object:
-    """Decode with bounded nesting. hivemind decodes a DHT dictionary before validation, and each level takes C stack.
-    One message of 1 KB, nested 200 deep, would end the process. Our records nest two deep."""
-    if _Depth.now >= MAX_NESTING:
-        raise ValueError(f"a DHT value nests more than {MAX_NESTING} deep")
-    _Depth.now += 1
-    try:
-        return tuple(cls.loads(data)) if type_code == _TUPLE else _decode(cls, type_code, data)
-    finally:
-        _Depth.now -= 1
-
-
-def _loads_bounded(cls: type[MSGPackSerializer], data: bytes) -> object:
-    """Decode with bounded lists. msgpack allocates a list of the length in its header before it reads it, up to the
-    bytes of the message, and a thousand may nest: 16 KB took a quarter of a second and 200 MB."""
-    most = min(len(data), MAX_LIST)
-    return msgpack.unpackb(data, ext_hook=cls._decode_ext_types, raw=False, max_array_len=most, max_map_len=most)
-
-
-MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)
-MSGPackSerializer.loads = classmethod(_loads_bounded)
