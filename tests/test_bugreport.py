@@ -6,18 +6,18 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from ftis_node.cli import main
 from ftis_node.config.run import Hints, RunFile, dump_run_file
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
 KEY = b"\x5a" * 32
@@ -35,7 +35,6 @@ SECRETS = {
     "not-ours-to-tell",
     (KEY).hex(),
 }
-Report = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -71,16 +70,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+def report(cli: Cli) -> Cli:
     """The command in this process: exit code, stdout and stderr."""
-
-    def run(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ftis-node", "bugreport", *flags])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return partial(cli, "bugreport")
 
 
 def contents(path: Path) -> dict[str, str]:
@@ -93,7 +85,7 @@ def contents(path: Path) -> dict[str, str]:
     return found
 
 
-def test_what_helps_is_there_and_no_secret_is(home: Home, report: Report, tmp_path: Path) -> None:
+def test_what_helps_is_there_and_no_secret_is(home: Home, report: Cli, tmp_path: Path) -> None:
     out = tmp_path / "report.tar.gz"
     code, told, err = report("--home", str(home.path), "--out", str(out))
     assert code == 0, err
@@ -122,7 +114,7 @@ def test_what_helps_is_there_and_no_secret_is(home: Home, report: Report, tmp_pa
     assert RUN.tokenizer in packed["run.toml"]
 
 
-def test_addresses_are_left_where_that_is_wanted(home: Home, report: Report, tmp_path: Path) -> None:
+def test_addresses_are_left_where_that_is_wanted(home: Home, report: Cli, tmp_path: Path) -> None:
     out = tmp_path / "report.tar.gz"
     code, told, _ = report("--home", str(home.path), "--out", str(out), "--with-addresses", "--json")
     assert code == 0 and json.loads(told)["packed"].keys() == contents(out).keys()
@@ -226,7 +218,7 @@ def test_a_hostile_log_is_cleaned_in_time_with_its_length() -> None:
     subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=600)
 
 
-def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report, tmp_path: Path) -> None:
+def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Cli, tmp_path: Path) -> None:
     """A damaged run file, checkpoints of a model that is gone, wrong flags and a wrong environment at once."""
     home.run_file.write_text("run =")
     checkpoints = Checkpoints(home.checkpoints)
@@ -240,7 +232,7 @@ def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report
     assert "'seed' from flags is wrong" in told and "FTIS_HUB_PASSWORD is no setting" in told
 
 
-def test_a_long_log_is_cut_at_a_line(home: Home, report: Report, tmp_path: Path) -> None:
+def test_a_long_log_is_cut_at_a_line(home: Home, report: Cli, tmp_path: Path) -> None:
     with home.log.open("w") as log:
         for number in range(30_000):
             log.write(f"line {number} {'x' * 40}\n")
@@ -250,7 +242,7 @@ def test_a_long_log_is_cut_at_a_line(home: Home, report: Report, tmp_path: Path)
     assert 900_000 < sum(len(line) + 1 for line in lines) <= 1 << 20
 
 
-def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Report, tmp_path: Path) -> None:
+def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Cli, tmp_path: Path) -> None:
     (home.checkpoints / "step-00000003" / "checkpoint.json").write_text("{")
     home.metrics.unlink()
     home.metrics.mkdir()

@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,6 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-from ftis_node.cli import main
 from ftis_node.cli import run as run_files
 from ftis_node.cli.flags import Given
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
@@ -38,23 +37,15 @@ from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.cli import Cli
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, member
 
-Doctor = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
+def doctor(cli: Cli) -> Cli:
     """The command in this process: exit code, stdout and stderr."""
-
-    def run(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ftis-node", "doctor", *flags])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return partial(cli, "doctor")
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +93,7 @@ def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path
     assert failed(found) and not failed(found[:1])
 
 
-def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Doctor, tmp_path: Path) -> None:
+def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     code, out, err = doctor("--home", str(home), "--host", "127.0.0.1", "--device", "cpu")
     assert code == 0, out + err
@@ -114,7 +105,7 @@ def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Doctor, tmp_
     assert not home.exists()
 
 
-def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Doctor, tmp_path: Path) -> None:
+def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, out, _ = doctor("--home", str(tmp_path / "file"), "--json", "--device", "cpu")
     findings = json.loads(out)["findings"]
@@ -123,7 +114,7 @@ def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Doct
     assert all(one.keys() == {"subject", "verdict", "text", "advice"} for one in findings)
 
 
-def test_options_of_one_doctor_are_not_lost_on_the_other(doctor: Doctor) -> None:
+def test_options_of_one_doctor_are_not_lost_on_the_other(doctor: Cli) -> None:
     code, out, err = doctor("--json", "net")
     assert (code, out) == (2, "") and "ftis-node doctor net --json" in err
 
@@ -368,7 +359,7 @@ def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
     assert list(found) == ["ok"] and load_run_file(home / "run.toml").run.id.hex() in found["ok"].text
 
 
-def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("run =")
     code, out, _ = doctor("--home", str(tmp_path), "--device", "cpu", "--json")
     told = [one for one in json.loads(out)["findings"] if one["verdict"] == "fail" and one["subject"] == "home"]

@@ -9,7 +9,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +42,29 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.jsonl import _place
 from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
+from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
 from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
 
 ROOT_DIR = Path(__file__).parent.parent
-Join = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Join:
+def join(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
     """`join --dry-run` in this process, with no hub to ask: exit code, stdout and stderr."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-
-    def run(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ftis-node", "join", "--dry-run", "--device", "cpu", *flags])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return partial(cli, "join", "--dry-run", "--device", "cpu")
 
 
-def report_of(join: Join, *flags: str, code: int = 0) -> dict[str, Any]:
+def report_of(join: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     ended, out, err = join("--json", *flags)
     assert ended == code, err
     report: dict[str, Any] = json.loads(out)
     return report
 
 
-def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) -> None:
+def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     report = report_of(join, "--home", str(home), "--port", "4567", "--host", "127.0.0.1", "--set", "learning_rate=0.5")
     assert list(tmp_path.iterdir()) == []
@@ -99,23 +93,23 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
 
 
 def test_the_run_it_would_start_is_the_run_it_starts(
-    join: Join, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     new(tmp_path / "run.toml")
-    capsys.readouterr()
+    capfd.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
     assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
 
 
-def test_a_run_that_fits_gives_no_problem(join: Join, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fits_gives_no_problem(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     new(tmp_path / "run.toml")
-    capsys.readouterr()
+    capfd.readouterr()
     for flags in ((), ("--task", "arithmetic")):
         report = report_of(join, "--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), *flags)
         assert report["problems"] == [] and report["run"]["from"] == "file"
 
 
-def test_disk_and_page_are_tried_too(join: Join, tmp_path: Path) -> None:
+def test_disk_and_page_are_tried_too(join: Cli, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -128,7 +122,7 @@ def test_disk_and_page_are_tried_too(join: Join, tmp_path: Path) -> None:
     assert "may take 51 MB on disk" in told["what"]
 
 
-def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) -> None:
+def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -> None:
     """Not even to say what is wrong with it."""
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(task="a/../none.jsonl", reward="integer"))))
     flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"))
@@ -148,7 +142,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) 
     assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
 
 
-def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_path: Path) -> None:
+def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
     checkpoints.commit(checkpoints.begin(7), facts)
@@ -160,13 +154,13 @@ def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_p
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_home_of_a_newer_version_is_told(join: Join, tmp_path: Path) -> None:
+def test_a_home_of_a_newer_version_is_told(join: Cli, tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text('{"schema": 99}')
     problems = report_of(join, "--home", str(tmp_path), code=1)["problems"]
     assert any("has schema 99" in one["what"] for one in problems)
 
 
-def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))  # which has another rule, and other data
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -183,7 +177,7 @@ def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
     assert report["run"]["id"] == RUN.id.hex() and report["run"]["from"] == "file"
 
 
-def test_what_takes_seconds_is_told_each_once_too(join: Join, tmp_path: Path) -> None:
+def test_what_takes_seconds_is_told_each_once_too(join: Cli, tmp_path: Path) -> None:
     flags = ("--model", "tiny-a", "--home", str(tmp_path / "home"), "--vram", "0.1", "--set", "disk_gb=0.05")
     code, out, err = join(*flags)
     assert code == 2 and "102 MB" in err and "on disk" in err and len(err.splitlines()) == 4
@@ -192,7 +186,7 @@ def test_what_takes_seconds_is_told_each_once_too(join: Join, tmp_path: Path) ->
     assert [one["what"] for one in told] == [line[7:] for line in err.splitlines()[::2]]
 
 
-def test_data_that_would_be_downloaded_are_not(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_would_be_downloaded_are_not(join: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     report = report_of(join, "--home", str(tmp_path / "home"), "--task", "gsm8k")
     assert not report["task"]["found"] and report["task"]["bytes"] > 4_000_000 and report["run"] is None
@@ -200,12 +194,12 @@ def test_data_that_would_be_downloaded_are_not(join: Join, tmp_path: Path, monke
 
 
 def test_json_is_for_the_dry_run_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ftis-node", "join", "--json", "--home", str(tmp_path / "home")])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 2 and "status --json" in capsys.readouterr().err
+    assert ended.value.code == 2 and "status --json" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,7 +266,7 @@ def compute_refuses(line: Sequence[str]) -> UserError:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
-    mistake: str, join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mistake: str, join: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
     for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
@@ -294,7 +288,7 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
     assert err.endswith(f"error: {error.what}\n       {error.fix}\n"), err
 
 
-def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Join, tmp_path: Path) -> None:
+def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Cli, tmp_path: Path) -> None:
     inviter = identity(3)
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{inviter.peer_id}"
     line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
@@ -316,7 +310,7 @@ async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_do
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_the_home_knows_is_dialled(join: Join, tmp_path: Path) -> None:
+def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path) -> None:
     known = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{identity(number).peer_id}" for number in range(1, 11)]
     KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ftis_node.cli import main
 from ftis_node.cli.common import parse_pairs
 from ftis_node.config.settings import collect
 from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
+from tests.support.cli import Cli
 from tests.support.daemons import run_cli
 from tests.support.models import DATA
 from tests.support.small_models import tiny_config
@@ -45,24 +44,15 @@ KEYS = {
 # A port that nothing listens at.
 NO_HUB = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 
-Fit = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
+def fit(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
     """The command in this process, with no hub to ask: exit code, stdout and stderr."""
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
-
-    def run(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ftis-node", "fit", *flags])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return partial(cli, "fit")
 
 
-def answer_of(fit: Fit, *flags: str, code: int = 0) -> dict[str, Any]:
+def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     ended, out, err = fit(*flags, "--json")
     assert ended == code, err
     answer: dict[str, Any] = json.loads(out)
@@ -91,7 +81,7 @@ def test_a_short_name_needs_no_hub_either_and_one_line_says_what_takes_time() ->
     assert "because full training" in answer["reasons"][0]
 
 
-def test_four_bits_are_for_frozen_weights(fit: Fit) -> None:
+def test_four_bits_are_for_frozen_weights(fit: Cli) -> None:
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", "--quantisation", "nf4")
     assert (answer["quantisation"], answer["lora"]) == ("nf4", True)
     assert "quantisation=nf4" in answer["command"]
@@ -99,7 +89,7 @@ def test_four_bits_are_for_frozen_weights(fit: Fit) -> None:
     assert code == 2 and "NF4 is for frozen weights" in err
 
 
-def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Fit) -> None:
+def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
     flags = ("--full", "--dtype", "float32", "--no-checkpointing", "--micro-batch-tokens", "768")
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)
     assert (answer["lora"], answer["dtype"], answer["fits"]) == (False, "float32", False)
@@ -107,7 +97,7 @@ def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Fit) -> None:
     assert "would do" in answer["reasons"][-1]
 
 
-def test_the_command_it_recommends_is_one_that_join_understands(fit: Fit) -> None:
+def test_the_command_it_recommends_is_one_that_join_understands(fit: Cli) -> None:
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24")
     words = shlex.split(answer["command"])
     assert words[:4] == ["ftis-node", "join", "--model", "qwen2.5-3b"]
@@ -118,7 +108,7 @@ def test_the_command_it_recommends_is_one_that_join_understands(fit: Fit) -> Non
         assert getattr(settings, key) == answer[key]
 
 
-def test_people_get_a_table_reasons_and_the_command(fit: Fit) -> None:
+def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
     for part in (
@@ -131,7 +121,7 @@ def test_people_get_a_table_reasons_and_the_command(fit: Fit) -> None:
         assert part in out
 
 
-def test_caps_can_be_given_instead_of_a_task(fit: Fit) -> None:
+def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
     machine = ("--model", "qwen2.5-0.5b", "--vram", "24")
     short = answer_of(fit, *machine, "--prompt-tokens", "32", "--completion-tokens", "32")
     long = answer_of(fit, *machine, "--completions", "16")
@@ -149,7 +139,7 @@ def test_caps_can_be_given_instead_of_a_task(fit: Fit) -> None:
     ],
 )
 def test_mistakes_are_told_with_their_remedy(
-    flags: tuple[str, ...], what: str, fit: Fit, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], what: str, fit: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, err = fit(*flags)
@@ -159,7 +149,7 @@ def test_mistakes_are_told_with_their_remedy(
     assert what in err
 
 
-def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Fit) -> None:
+def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:
     assert answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")["budget_gb"] > 0.1
 
 

@@ -20,16 +20,11 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.small_models import logprob_errors, plain_logprobs, seeded, tiny_policy
+from tests.support.small_models import logprob_errors, plain_logprobs, policies, seeded
 from tests.support.swarm import content, make_run
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
-POLICIES = {
-    "full": tiny_policy(),
-    "padded": tiny_policy(vocab_size=40),
-    "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
-    "lora": tiny_policy(vocab_size=40, lora=True),
-}
+POLICIES = policies()
 
 
 def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[list[int]]]:

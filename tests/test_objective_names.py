@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
-from ftis_node.objective import PRESETS
+from ftis_node.objective import PRESETS, Objective, Terms
 from ftis_node.packet import Completion
 
 LENGTHS = [3, 2, 4, 1]
@@ -28,6 +28,14 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     new = (start + 0.3 * torch.randn(10, generator=source, dtype=torch.float64)).clamp(max=-0.01)
     generator = (start + 0.8 * torch.randn(10, generator=source, dtype=torch.float64)).clamp(max=-0.01)
     return new.requires_grad_(), start, generator
+
+
+def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor, **more: Tensor) -> Terms:
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
+    more = {"own": torch.tensor(OWN)} | more
+    return objective.terms(
+        new=new, start=start, generator=generator, lengths=torch.tensor(LENGTHS), advantages=advantages, **more
+    )
 
 
 def samples(values: Tensor) -> list[Tensor]:
@@ -102,15 +110,7 @@ FORMULAS = {
 @pytest.mark.parametrize("seed", range(6))
 def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int) -> None:
     new, start, generator = drawn(seed)
-    terms = PRESETS[name].terms(
-        new=new,
-        start=start,
-        generator=generator,
-        lengths=torch.tensor(LENGTHS),
-        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
-        own=torch.tensor(OWN),
-        written=torch.tensor(WRITTEN),
-    )
+    terms = terms_of(PRESETS[name], new, start, generator, written=torch.tensor(WRITTEN))
     terms.value.sum().backward()
     ours, new.grad = new.grad, None
     parts = zip(samples(new), samples(start), samples(generator), ADVANTAGES, OWN, WRITTEN, strict=True)
@@ -129,14 +129,7 @@ def test_each_correction_acts_on_some_of_these_samples(name: str) -> None:
         plain = PRESETS["tis" if name in ("icepop", "geo-rs") else "nois" if name in ("graft", "mis") else "vis"]
         other_clip: dict[str, Any] = {"epsilon_high": None} if name == "graft" else {}
         values = [
-            objective.terms(
-                new=new,
-                start=start,
-                generator=generator,
-                lengths=torch.tensor(LENGTHS),
-                advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
-                own=torch.tensor(OWN),
-            ).value.detach()
+            terms_of(objective, new, start, generator).value.detach()
             for objective in (PRESETS[name].replace(aggregation="sample", **other_clip), plain)
         ]
         acted |= {index for index, (one, two) in enumerate(zip(*values, strict=True)) if not torch.isclose(one, two)}
@@ -148,14 +141,7 @@ def test_hacpos_gradient_is_that_of_the_published_loss_at_the_start_of_a_step() 
     taught = 0
     for seed in range(30):
         new, _, generator = drawn(seed)
-        terms = PRESETS["hacpo"].terms(
-            new=new,
-            start=new.detach(),
-            generator=generator,
-            lengths=torch.tensor(LENGTHS),
-            advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
-            own=torch.tensor([False] * 4),
-        )
+        terms = terms_of(PRESETS["hacpo"], new, new.detach(), generator, own=torch.tensor([False] * 4))
         terms.value.sum().backward()
         ours, new.grad = new.grad, None
         ratios = [(one - other).mean().exp() for one, other in zip(samples(new), samples(generator), strict=True)]
@@ -246,16 +232,7 @@ def test_corrections_combine_with_other_parts() -> None:
     for importance in ("none", "vanilla", "truncated", "sequence"):
         for mask in ("token", "sequence", "geometric", "binary_tv"):
             for ratio in ("token", "sequence", "detached"):
-                terms = (
-                    PRESETS["ftis"]
-                    .replace(importance=importance, mask=mask, mask_low=0.5, mask_high=2.0, ratio=ratio, trust="graft")
-                    .terms(
-                        new=new,
-                        start=start,
-                        generator=generator,
-                        lengths=torch.tensor(LENGTHS),
-                        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
-                        own=torch.tensor(OWN),
-                    )
+                objective = PRESETS["ftis"].replace(
+                    importance=importance, mask=mask, mask_low=0.5, mask_high=2.0, ratio=ratio, trust="graft"
                 )
-                assert terms.value.isfinite().all()
+                assert terms_of(objective, new, start, generator).value.isfinite().all()

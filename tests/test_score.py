@@ -34,16 +34,19 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from tests.support.small_models import logprobs_of, plain_logprobs, tiny_config, tiny_policy, tiny_tokenizer, twin
+from tests.support.small_models import (
+    logprobs_of,
+    plain_logprobs,
+    policies,
+    tiny_config,
+    tiny_policy,
+    tiny_tokenizer,
+    twin,
+)
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
+POLICIES = policies()
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
-POLICIES = {
-    "full": tiny_policy(),
-    "padded": tiny_policy(vocab_size=40),
-    "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
-    "lora": tiny_policy(vocab_size=40, lora=True),
-}
 
 
 def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:

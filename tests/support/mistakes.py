@@ -32,6 +32,11 @@ def a_task(*rows: str) -> dict[str, Any]:
 
 EOS = f"eos = {list(RUN.eos)}", "eos = [1]"
 GOOD = '{"question": "1+1", "answer": "2"}'
+OTHER = GOOD.replace("1+1", "2+0")
+FILE: dict[str, str | bytes] = {"file": ""}
+EVAL = "eval --checkpoint"
+TASK = f"{JOIN} --task {{tmp}}/rows.jsonl"
+CHANGED = f"{JOIN} --run {{tmp}}/changed.toml"
 NEW = "run new -o {tmp}/run.toml"
 SHOW = "run show {tmp}/changed.toml"
 CHECK = "run show {tmp}/file"
@@ -52,7 +57,7 @@ ROWS = {
     "a mask that nothing passes": Row(
         f"{JOIN} --set mask=token --set mask_low=5 --set mask_high=1", "not below", "Lower"
     ),
-    "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite", files={"file": ""}),
+    "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite", files=FILE),
     "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
     "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
@@ -111,11 +116,9 @@ ROWS = {
         for option in ("--peers", "--model", "--name", "--home", "--task", "--set")
     },
     # the home
-    "a home that is a file": Row(
-        "join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
-    ),
+    "a home that is a file": Row("join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE),
     "a home that is a file, in earnest": Row(
-        "join --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+        "join --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE
     ),
     "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
     "a home of another run": Row(
@@ -131,7 +134,7 @@ ROWS = {
     "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "started before"),
     "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "started before"),
-    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another", files={"file": ""}),
+    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another", files=FILE),
     "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
     "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
     "a key that is none": Row(
@@ -139,13 +142,13 @@ ROWS = {
     ),
     "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
     "a key into a file": Row(
-        "keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+        "keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE
     ),
     # run files
     "a run file that is missing": Row("run show {tmp}/none.toml", "cannot be read", "path"),
     "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
     "a run file that is no TOML": Row(CHECK, "Line 1 .*is not TOML", "line", files={"file": "run ="}),
-    "a run file without a run": Row(CHECK, r"no \[run\]", "run new", files={"file": ""}),
+    "a run file without a run": Row(CHECK, r"no \[run\]", "run new", files=FILE),
     "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
     "a run file too long": Row(CHECK, "longer than", "right file", files={"file": "#" * 70_000}),
     "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
@@ -153,24 +156,19 @@ ROWS = {
     "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"group = {RUN.group}\n", ""),)),
     "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((f"group = {RUN.group}", "group = 1"),)),
     "a horizontal run": Row(
-        f"{JOIN} --run {{tmp}}/changed.toml",
+        CHANGED,
         "horizontal",
         "lab run",
         run=(('collaboration = "vertical"', f'collaboration = "horizontal"\nparts = {RUN.group}'),),
     ),
     "a file that the run names": Row(
-        f"{JOIN} --run {{tmp}}/changed.toml",
-        "not a run's to say",
-        "--data",
-        run=((f'task = "{RUN.task}"', 'task = "a/../../x.jsonl"'),),
+        CHANGED, "not a run's to say", "--data", run=((f'task = "{RUN.task}"', 'task = "a/../../x.jsonl"'),)
     ),
-    "a model of another tokenizer": Row(
-        f"{JOIN} --run {{tmp}}/changed.toml", "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)
-    ),
+    "a model of another tokenizer": Row(CHANGED, "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)),
     "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
     "packets too large": Row(f"{NEW} --completion-tokens 100000", "packets", "Change"),
     "a run for whichever tokenizer": Row(
-        f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, GOOD.replace("1+1", "2+0"))
+        f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, OTHER)
     ),
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
@@ -181,65 +179,45 @@ ROWS = {
     "data for a task that makes its own": Row(f"{JOIN} --data {{tmp}}/x", "makes its own data", "Leave out"),
     "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),
     "data that are not the run's": Row(
-        f"{JOIN} --run {{tmp}}/changed.toml --task {{tmp}}/rows.jsonl",
+        f"{CHANGED} --task {{tmp}}/rows.jsonl",
         "not the run's",
         "same file",
-        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+        **a_task(GOOD, OTHER),
         run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
     ),
-    "no data": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "is empty", "in every line", **a_task()),
-    "one question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
-    "a line that is no JSON": Row(
-        f"{JOIN} --task {{tmp}}/rows.jsonl", "line 2, is not JSON", "Correct", **a_task(GOOD, "not json")
-    ),
-    "a line that is no object": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "line 1, .*object", "Write", **a_task("[]")),
-    "no question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "no text in", "Add the question", **a_task("{}")),
-    "no answer": Row(
-        f"{JOIN} --task {{tmp}}/rows.jsonl", "has no `answer`", "Add the answer", **a_task('{"question": "1"}')
-    ),
-    "an answer that is none": Row(
-        f"{JOIN} --task {{tmp}}/rows.jsonl",
-        "answer that is not",
-        "Correct",
-        **a_task('{"question": "1", "answer": []}'),
-    ),
+    "no data": Row(TASK, "is empty", "in every line", **a_task()),
+    "one question": Row(TASK, r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
+    "a line that is no JSON": Row(TASK, "line 2, is not JSON", "Correct", **a_task(GOOD, "not json")),
+    "a line that is no object": Row(TASK, "line 1, .*object", "Write", **a_task("[]")),
+    "no question": Row(TASK, "no text in", "Add the question", **a_task("{}")),
+    "no answer": Row(TASK, "has no `answer`", "Add the answer", **a_task('{"question": "1"}')),
+    "an answer that is none": Row(TASK, "answer that is not", "Correct", **a_task('{"question": "1", "answer": []}')),
     "two fields in one file": Row(
-        f"{JOIN} --task {{tmp}}/rows.jsonl",
-        "where earlier lines have 'question'",
-        "Use one",
-        **a_task(GOOD, '{"prompt": "1", "answer": "2"}'),
+        TASK, "where earlier lines have 'question'", "Use one", **a_task(GOOD, '{"prompt": "1", "answer": "2"}')
     ),
     # fit, eval, bench, lab, demo
     "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of the task 'x'", "--prompt-tokens"),
     "a model in place of a checkpoint": Row(
-        "eval --checkpoint tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
+        f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
     ),
-    "a checkpoint that is missing": Row(
-        "eval --checkpoint {tmp}/step-00000007 --task arithmetic", "no checkpoint", "home"
-    ),
+    "a checkpoint that is missing": Row(f"{EVAL} {{tmp}}/step-00000007 --task arithmetic", "no checkpoint", "home"),
     "a folder of nothing": Row(
-        "eval --checkpoint {tmp}/empty --task arithmetic", "neither a model nor", ".", files={"empty/file": ""}
+        f"{EVAL} {{tmp}}/empty --task arithmetic", "neither a model nor", ".", files={"empty/file": ""}
     ),
     "a home without a checkpoint": Row(
-        "eval --checkpoint {tmp}/home --task arithmetic",
-        "no checkpoint yet",
-        "first step",
-        1,
-        files={"home/run.toml": ""},
+        f"{EVAL} {{tmp}}/home --task arithmetic", "no checkpoint yet", "first step", 1, files={"home/run.toml": ""}
     ),
-    "an unknown test": Row("eval --checkpoint tiny-a --task poetry", "no task 'poetry'", "math500"),
-    "verdicts to nowhere": Row(
-        "eval --checkpoint tiny-a --task arithmetic --out {tmp}/none/x", "cannot be written", "--out"
-    ),
+    "an unknown test": Row(f"{EVAL} tiny-a --task poetry", "no task 'poetry'", "math500"),
+    "verdicts to nowhere": Row(f"{EVAL} tiny-a --task arithmetic --out {{tmp}}/none/x", "cannot be written", "--out"),
     "verdicts over the questions": Row(
-        "eval --checkpoint tiny-a --task {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        f"{EVAL} tiny-a --task {{tmp}}/rows.jsonl --out {{tmp}}/rows.jsonl",
         "holds the questions",
         "--out",
-        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+        **a_task(GOOD, OTHER),
     ),
     "verdicts over the data": Row(
-        "eval --checkpoint tiny-a --task gsm8k --data {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        f"{EVAL} tiny-a --task gsm8k --data {{tmp}}/rows.jsonl --out {{tmp}}/rows.jsonl",
         "holds the questions",
         "--out",
         files={"rows.jsonl": '{"question": "1+1", "answer": "#### 2"}\n'},
@@ -248,7 +226,7 @@ ROWS = {
     "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row(
-        "lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1, files={"file": ""}
+        "lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1, files=FILE
     ),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
     "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
@@ -276,11 +254,9 @@ ROWS = {
     "a demo over something else": Row(
         "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
     ),
-    "a demo under a file": Row(
-        "demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1, files={"file": ""}
-    ),
+    "a demo under a file": Row("demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1, files=FILE),
     "a report to nowhere": Row(
         "bugreport --home {tmp}/home --out {tmp}/none/x.tar.gz", "cannot be written", "--out", 1
     ),
-    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out", files={"file": ""}),
+    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out", files=FILE),
 }

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,22 +44,7 @@ def random_qwen(path: Path, *, hidden: int, layers: int, seed: int, instruct: bo
 
 def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     """A random Llama with the real GPT-2 tokenizer, saved as a folder."""
-    torch.manual_seed(seed)
-    tokenizer = GPT2Tokenizer.from_pretrained(GPT2_TOKENIZER)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return _llama(path, GPT2Tokenizer.from_pretrained(GPT2_TOKENIZER), hidden, layers, seed)
 
 
 def taught_qwen(
@@ -70,8 +56,11 @@ def taught_qwen(
 
 def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     """A random Llama of 262 ids, a byte each, that is asked in a chat, saved as a folder."""
+    return _llama(path, speaker(CHATML), hidden, layers, seed)
+
+
+def _llama(path: Path, tokenizer: Any, hidden: int, layers: int, seed: int) -> Path:
     torch.manual_seed(seed)
-    tokenizer = speaker(CHATML)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

@@ -74,6 +74,16 @@ def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **c
     return ready(Policy("tiny-random", model, tokenizer, torch.device("cpu")))
 
 
+def policies() -> dict[str, Policy]:
+    """One of each kind that scoring and sampling tell apart."""
+    return {
+        "full": tiny_policy(),
+        "padded": tiny_policy(vocab_size=40),
+        "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
+        "lora": tiny_policy(vocab_size=40, lora=True),
+    }
+
+
 def twin(policy: Policy) -> Policy:
     """The same policy with weights of its own."""
     return replace(policy, model=copy.deepcopy(policy.model))

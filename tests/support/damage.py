@@ -1,0 +1,14 @@
+"""Bytes that were damaged on their way."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """The bytes, one to three of them changed, and perhaps cut short."""
+    changed = bytearray(data)
+    for place in draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=3)):
+        changed[place] = draw(st.integers(0, 255))
+    return bytes(changed[: draw(st.integers(0, len(changed)))] if draw(st.booleans()) else changed)
