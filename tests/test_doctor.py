@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from tests.support.cli import Cli
+from tests.support.ports import taken_port
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, member
 
@@ -428,10 +428,7 @@ def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
 
 
 def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = int(taken.getsockname()[1])
+    with taken_port() as number:
         case = a_case(tmp_path, http_port=number)
         found = seen(place.page, case)["fail"]
         assert f"port {number}" in found.text and f"pid {os.getpid()}" in found.advice and "http_port" in found.advice
@@ -442,10 +439,7 @@ def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = int(taken.getsockname()[1])
+    with taken_port() as number:
         case = a_case(tmp_path, host="127.0.0.1", port=number)
         found = seen(place.port, case)["fail"]
         assert "is taken" in found.text and f"pid {os.getpid()}" in found.advice

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
+from tests.support.ports import taken_port
 from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
 
@@ -110,10 +110,7 @@ def test_a_run_that_fits_gives_no_problem(join: Cli, tmp_path: Path, capfd: pyte
 
 
 def test_disk_and_page_are_tried_too(join: Cli, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with taken_port() as port:
         flags = ("--home", str(tmp_path / "home"), "--set", "disk_gb=0.05", "--set", "packet_quota_mb=16")
         report = report_of(join, *flags, "--set", f"http_port={port}", code=1)
         told = [one["what"] for one in report["problems"]]
@@ -162,12 +159,9 @@ def test_a_home_of_a_newer_version_is_told(join: Cli, tmp_path: Path) -> None:
 
 def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))  # which has another rule, and other data
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with taken_port() as port:
         flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), "--task", "arithmetic")
-        flags = (*flags, "--port", port, "--host", "127.0.0.1", "--device", "cpu")
+        flags = (*flags, "--port", str(port), "--host", "127.0.0.1", "--device", "cpu")
         code, out, err = join(*flags, "--json")
     report = json.loads(out)
     told = " ".join(one["what"] for one in report["problems"])

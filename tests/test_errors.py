@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -32,6 +31,7 @@ from tests.support.cli import Cli
 from tests.support.covered_errors import COVERED
 from tests.support.daemons import PATIENCE, Join, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
+from tests.support.ports import taken_port
 from tests.support.swarm import RUN
 
 SOURCE = Path(ftis_node.__file__).parent
@@ -86,11 +86,9 @@ def refused(ended: tuple[int, str, str], row: Row) -> None:
 def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path) -> None:
     row = ROWS[mistake]
     _prepare(tmp_path, row, run_text)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with taken_port() as taken:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        ended = cli(*shlex.split(row.line.format(tmp=tmp_path, taken=taken.getsockname()[1])))
+        ended = cli(*shlex.split(row.line.format(tmp=tmp_path, taken=taken)))
     refused(ended, row)
     for path, content in before.items():
         assert path.read_bytes() == content, f"{path} was changed"

@@ -25,7 +25,7 @@ from ftis_node.packet import (
     packet_digest,
     prompt_digest,
 )
-from tests.support.damage import damaged
+from tests.support.damage import damaged, one_spelling
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "text_packets.json").read_text())
 RUN_ID = bytes(range(16))
@@ -124,11 +124,7 @@ def test_every_group_comes_back(group: list[TextCompletion]) -> None:
 @settings(max_examples=400)
 @given(damaged(DATA))
 def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
-    try:
-        found = decode(data)
-    except PacketError:
-        return
-    assert encode(found) == data
+    one_spelling(data)
 
 
 @pytest.mark.parametrize("cut", range(0, len(DATA), 7))

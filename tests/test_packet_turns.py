@@ -28,7 +28,7 @@ from ftis_node.packet import (
 )
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.damage import damaged
+from tests.support.damage import damaged, one_spelling
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "turn_packets.json").read_text())
@@ -119,12 +119,8 @@ def test_every_group_comes_back(group: list[Completion]) -> None:
 @settings(max_examples=400)
 @given(damaged(DATA))
 def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
-    try:
-        found = decode(data)
-    except PacketError:
-        return
-    assert encode(found) == data
-    assert len(list(found.completions())) == len(found.lengths)
+    found = one_spelling(data)
+    assert found is None or len(list(found.completions())) == len(found.lengths)
 
 
 @pytest.mark.parametrize(

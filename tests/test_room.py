@@ -24,7 +24,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Sizes
 from tests.support.learners import OWN, learner, vertical
-from tests.support.small_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings, opened_engine
 from tests.support.steps import step_report, taken_step
 
 SHORTAGES = [
@@ -142,16 +142,9 @@ def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[f
     assert len(no_waiting) == 1, "a size that has never fitted is waited for once, one that was grown to not at all"
 
 
-def opened(**settings: Any) -> Engine:
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
-    engine.open(arithmetic_run(facts))
-    return engine
-
-
 @pytest.mark.usefixtures("no_waiting")
 def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
-    engine = opened(generation_batch=64, eval_prompts=40)
+    engine = opened_engine(generation_batch=64, eval_prompts=40)
     failing(engine, 3)
     engine.evaluate()
     assert engine._evaluating.size < 64 and engine._generating.size == 64

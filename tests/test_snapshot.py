@@ -21,16 +21,9 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.engine import SPARE, Engine
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.small_models import batch_of, opened_engine
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
-
-
-def opened(**settings: Any) -> Engine:
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
-    engine.open(arithmetic_run(facts))
-    return engine
 
 
 def train(engine: Engine) -> None:
@@ -71,7 +64,7 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
     kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the first one there is nothing on disk to go by, and the optimiser's state only begins with the first step."""
-    engine = opened(**kind)
+    engine = opened_engine(**kind)
     for steps in (0, 1):
         if steps:
             train(engine)
@@ -92,7 +85,7 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
 
 
 def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
-    engine = opened()
+    engine = opened_engine()
     train(engine)
     then = state(engine)
     engine.snapshot(str(tmp_path))
@@ -105,7 +98,7 @@ def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
 def test_that_there_is_no_room_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = opened()
+    engine = opened_engine()
     free(monkeypatch, 1)
     for _ in range(3):
         engine.snapshot(str(tmp_path))
@@ -113,7 +106,7 @@ def test_that_there_is_no_room_is_said_once(
 
 
 def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = opened()
+    engine = opened_engine()
     whole = engine.learner.state
 
     def short(*, live: bool = False) -> Any:
@@ -140,7 +133,7 @@ def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    engine = opened()
+    engine = opened_engine()
     monkeypatch.setattr("ftis_node.worker.engine.write_tensors", fail)
     with pytest.raises(told, match=r"No space|quota|too large"):
         engine.save(str(tmp_path))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-import socket
 import stat
 from collections.abc import AsyncIterator
 from importlib import resources
@@ -29,6 +28,7 @@ from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.messages import GroupText, Texts
 from tests.support.daemons import Daemon, run_cli
 from tests.support.page_calls import opens
+from tests.support.ports import taken_port
 
 TOKEN = "t" * 43
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"
@@ -214,12 +214,8 @@ def test_the_page_has_a_shape_and_a_colour_for_every_state() -> None:
 
 
 async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(UserError) as caught:
-            await Web(TOKEN, []).start("127.0.0.1", port)
+    with taken_port() as port, pytest.raises(UserError) as caught:
+        await Web(TOKEN, []).start("127.0.0.1", port)
     assert str(port) in caught.value.what and "http_port" in caught.value.fix and "page=false" in caught.value.fix
 
 

@@ -1,8 +1,10 @@
-"""Bytes that were damaged on their way."""
+"""Bytes that were damaged on their way, and what a decoder may make of them."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
+
+from ftis_node.packet import Group, PacketError, decode, encode
 
 
 @st.composite
@@ -12,3 +14,13 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     for place in draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=3)):
         changed[place] = draw(st.integers(0, 255))
     return bytes(changed[: draw(st.integers(0, len(changed)))] if draw(st.booleans()) else changed)
+
+
+def one_spelling(data: bytes) -> Group | None:
+    """The packet that the bytes are, of which they are the one spelling; None if they are refused."""
+    try:
+        packet = decode(data)
+    except PacketError:
+        return None
+    assert encode(packet) == data
+    return packet

@@ -130,6 +130,14 @@ def arithmetic_run(facts: ModelFacts, **changes: Any) -> Run:
     return run_for(facts.shared(), **{"group": 8} | changes)
 
 
+def opened_engine(**settings: Any) -> Engine:
+    """An engine with its model loaded and its run begun."""
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
+    engine.open(arithmetic_run(facts))
+    return engine
+
+
 def completions_of(group: ScoredPacket) -> list[Completion]:
     """The completions that an engine generated."""
     return list(decode(group.packet).completions())
