@@ -264,7 +264,11 @@ class Overview:
 def names_in(book: Book | None) -> dict[str, str]:
     """What nodes call themselves, by peer id; nobody checks it."""
     nodes = {} if book is None else book.nodes
-    return {peer_id(author): plain(seen.report.name, 64) for author, seen in nodes.items() if seen.report is not None}
+    return {
+        peer_id(author): plain(seen.report.name, 64)
+        for author, seen in nodes.items()
+        if seen.report and seen.report.name
+    }
 
 
 def _claims(report: SelfReport) -> Claims:
