@@ -263,12 +263,8 @@ class Overview:
 
 def names_in(book: Book | None) -> dict[str, str]:
     """What nodes call themselves, by peer id; nobody checks it."""
-    nodes = {} if book is None else book.nodes
-    return {
-        peer_id(author): plain(seen.report.name, 64)
-        for author, seen in nodes.items()
-        if seen.report and seen.report.name
-    }
+    reports = [] if book is None else [seen.report for seen in book.nodes.values()]
+    return {peer_id(one.author): plain(one.name, 64) for one in reports if one is not None and one.name}
 
 
 def _claims(report: SelfReport) -> Claims:
