@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, print_json
+from ftis_node.cli.common import KINDS, HomeOption, JsonOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.config.run import TASKS
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -32,7 +31,7 @@ def doctor(
     home: HomeOption = DEFAULT_HOME,
     peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file that shall be joined.")] = None,
-    task: Annotated[str | None, typer.Option(help=f"{TASKS}.")] = None,
+    task: Annotated[str | None, typer.Option(help=KINDS)] = None,
     given: Given,
     json: JsonOption = False,
 ) -> None:

@@ -569,7 +569,7 @@ class Node:
         assert self._rooms is not None
         roster = self._rooms.swarm.roster
         why = roster.shut_out if roster is not None else ""
-        return with_names(why, self._names())
+        return with_names(why, self._names()) if why else ""
 
     def _names(self) -> dict[str, str]:
         return names_in(self._overview.book if self._overview is not None else None)

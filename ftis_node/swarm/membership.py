@@ -488,10 +488,8 @@ class Membership:
         """
         if self._cache is None:
             return
-        known, dialled = (
-            self._known,
-            {peer.id: list(filter(self._may_dial, peer.addresses)) for peer in self.view.values()},
-        )
+        known = self._known
+        dialled = {peer.id: list(filter(self._may_dial, peer.addresses)) for peer in self.view.values()}
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
