@@ -30,6 +30,7 @@ from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.node.assembly import find_run
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.task_files import remember_files
+from ftis_node.policy import nf4
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
@@ -272,7 +273,8 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):
             monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.setattr(planning, "unsaveable", unsaveable.__wrapped__)  # it remembers its answers
+        monkeypatch.setattr(planning, "unsaveable", unsaveable.__wrapped__)  # both remember their answers
+        monkeypatch.setattr(nf4, "kernels", nf4.kernels.__wrapped__)
     _models(tmp_path)
     text, words = MISTAKES[mistake]
     line = text.format(tmp=tmp_path).split()
