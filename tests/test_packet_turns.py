@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from ftis_node.packet import (
     Completion,
     Group,
+    Packet,
     PacketError,
-    TurnPacket,
     author_digest,
     decode,
     encode,
-    pack_turn_group,
+    pack_group,
     packet_digest,
     prompt_digest,
     prompt_digests,
@@ -46,9 +46,9 @@ def episode(*runs: Sequence[int], finished: bool = True, logprob: float = -0.5) 
     return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
 
 
-def packet(*completions: Completion, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> TurnPacket:
+def packet(*completions: Completion, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> Packet:
     header = {"run_id": bytes(range(16)), "author": AUTHOR, "round": 7, "slot": 1, "policy_step": 3} | fields
-    return pack_turn_group(**header, prompt_ids=prompt, completions=completions)
+    return pack_group(**header, prompt_ids=prompt, completions=completions, turns=True)
 
 
 EPISODES = (episode([5, END], [6, 7, END], [8, 9, END]), episode([1, 2, 3, END]), episode([4, END], [7], [3] * 9))
@@ -66,11 +66,13 @@ def same(one: Completion, other: Completion) -> bool:
 
 def test_a_packet_reads_back_as_it_was_written() -> None:
     found = decode(DATA)
-    assert isinstance(found, TurnPacket)
-    assert (found.lengths, found.totals, found.turns.tolist()) == ((5, 4, 11), [8, 4, 12], [1, 0, 1])
+    assert isinstance(found, Packet) and found.given is not None
+    assert (found.lengths, found.totals, found.given.turns.tolist()) == ((5, 4, 11), [8, 4, 12], [1, 0, 1])
     assert all(same(one, other) for one, other in zip(found.completions(), EPISODES, strict=True))
     assert [completion.sampled for completion in found.completions()] == [5, 4, 11]
-    assert not any(array.flags.writeable for array in (found.token_ids, found.logprobs, found.given, found.runs))
+    assert not any(
+        array.flags.writeable for array in (found.token_ids, found.logprobs, found.given.ids, found.given.runs)
+    )
 
 
 def test_the_vector_of_the_specification() -> None:
@@ -83,14 +85,14 @@ def test_the_vector_of_the_specification() -> None:
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["packet"])
     found = decode(data)
-    assert isinstance(found, TurnPacket)
+    assert isinstance(found, Packet) and found.given is not None
     for name in ("round", "slot", "policy_step"):
         assert getattr(found, name) == vector[name]
     assert found.author_digest == author_digest(bytes.fromhex(vector["author"]))
     assert found.prompt_digest == prompt_digest(vector["prompt_ids"])
     assert [list(found.finished), list(found.lengths)] == [vector["finished"], vector["lengths"]]
-    for name in ("turns", "runs", "token_ids", "given"):
-        assert getattr(found, name).tolist() == vector[name]
+    ids = {"turns": found.given.turns, "runs": found.given.runs, "token_ids": found.token_ids, "given": found.given.ids}
+    assert {name: part.tolist() for name, part in ids.items()} == {name: vector[name] for name in ids}
     assert [f"{bits:08x}" for bits in found.logprobs.copy().view(np.uint32).tolist()] == vector["logprob_bits"]
     assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
 
@@ -112,7 +114,7 @@ def episodes(draw: st.DrawFn) -> Completion:
 def test_every_group_comes_back(group: list[Completion]) -> None:
     data = encode(packet(*group))
     found = decode(data)
-    assert isinstance(found, TurnPacket) and encode(found) == data
+    assert isinstance(found, Packet) and encode(found) == data
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
@@ -146,13 +148,17 @@ def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> N
         {"turns": np.array([1, 0, 1], np.uint32)},
         {"runs": np.array([[2, 3], [2, 0]], np.uint32)},
         {"runs": np.array([[5, 3], [2, 1]], np.uint32)},
-        {"given": np.zeros(3, np.uint32)},
+        {"ids": np.zeros(3, np.uint32)},
         {"token_ids": np.zeros(19, np.uint32)},
     ],
 )
 def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
+    made = packet(*EPISODES)
+    assert made.given is not None
+    if "token_ids" not in changes:
+        changes = {"given": replace(made.given, **changes)}
     with pytest.raises(PacketError):
-        encode(replace(packet(*EPISODES), **changes))
+        encode(replace(made, **changes))
 
 
 # --- admission --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A group of completions as bytes, and back: version 1 holds token ids, 2 text, 3 token ids of several turns.
+"""A group of completions as bytes, and back: versions 1 and 3 hold token ids, 2 text.
 
 `decode` is the one place where bytes from strangers become values. So it allocates nothing that its input has not paid
 for, accepts exactly one spelling of every packet, and raises nothing but `PacketError`. Checks that need the run (ids,
@@ -35,19 +35,14 @@ from ftis_node.packet.tokens import (
     MAX_TOKENS,
     PACKET_VERSION,
     RECORD_BYTES,
+    TURN_PACKET_VERSION,
+    TURNS_MAX,
     Completion,
+    Given,
     Packet,
     decode_tokens,
     encode_tokens,
     pack_group,
-)
-from ftis_node.packet.turns import (
-    TURN_PACKET_VERSION,
-    TURNS_MAX,
-    TurnPacket,
-    decode_turns,
-    encode_turns,
-    pack_turn_group,
 )
 
 __all__ = [
@@ -64,25 +59,24 @@ __all__ = [
     "TURNS_MAX",
     "AnyPacket",
     "Completion",
+    "Given",
     "Group",
     "Packet",
     "PacketError",
     "TextCompletion",
     "TextPacket",
-    "TurnPacket",
     "author_digest",
     "decode",
     "encode",
     "pack_group",
     "pack_text_group",
-    "pack_turn_group",
     "packet_digest",
     "prompt_digest",
     "prompt_digests",
 ]
 
 
-AnyPacket = Packet | TextPacket | TurnPacket
+AnyPacket = Packet | TextPacket
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,12 +100,7 @@ class Group:
 
 def encode(packet: AnyPacket) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    match packet:
-        case TextPacket():
-            return encode_text(packet)
-        case TurnPacket():
-            return encode_turns(packet)
-    return encode_tokens(packet)
+    return encode_text(packet) if isinstance(packet, TextPacket) else encode_tokens(packet)
 
 
 def decode(data: bytes) -> AnyPacket:
@@ -122,13 +111,8 @@ def decode(data: bytes) -> AnyPacket:
     if len(data) > MAX_PACKET_BYTES:
         raise PacketError(f"{len(data)} bytes are above the {MAX_PACKET_BYTES} allowed")
     raw, fields = unpack_fields(data)
-    match fields[0], raw:
-        case (int() as version, 1) if type(version) is int and version == PACKET_VERSION:
-            return decode_tokens(data, fields)
-        case (int() as version, 3) if type(version) is int and version == TEXT_PACKET_VERSION:
-            return decode_text(data, fields)
-        case (int() as version, 4) if type(version) is int and version == TURN_PACKET_VERSION:
-            return decode_turns(data, fields)
-    raise PacketError(
-        f"only packet versions {PACKET_VERSION}, {TEXT_PACKET_VERSION} and {TURN_PACKET_VERSION} are understood here"
-    )
+    if type(fields[0]) is int and (fields[0], raw) == (TEXT_PACKET_VERSION, 3):
+        return decode_text(data, fields)
+    if type(fields[0]) is int and (fields[0], raw) in ((PACKET_VERSION, 1), (TURN_PACKET_VERSION, 4)):
+        return decode_tokens(data, fields)
+    raise PacketError("only packet versions 1, 2 and 3 are understood here")

@@ -1,29 +1,29 @@
-"""Packet version 1: completions as token ids with log-probs, 8 bytes a token."""
+"""Packets of token ids with log-probs, 8 bytes a token: version 1, and version 3, for completions of several turns.
+
+Between turns stand runs of *given* tokens, which nobody sampled. An environment's messages are given: each receiver
+plays the episode again and compares. A given token has no log-prob and counts in no loss. A completion begins and ends
+with a run of sampled tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ftis_node.packet.layout import (
-    MAX_PACKET_BYTES,
-    Header,
-    PacketError,
-    bin_prefix,
-    header_for,
-    header_of,
-    spelled,
-)
+from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 PACKET_VERSION = 1
+TURN_PACKET_VERSION = 3
 RECORD_BYTES = 8
 MAX_TOKENS = MAX_PACKET_BYTES // RECORD_BYTES
+TURNS_MAX = 16
+"""Most runs of sampled tokens in a completion."""
 
-RECORD = np.dtype([("id", "<u4"), ("logprob", "<f4")])
+_RECORD = np.dtype([("id", "<u4"), ("logprob", "<f4")])
 _U32 = 1 << 32
 
 
@@ -54,24 +54,71 @@ class Completion:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Packet(Header):
-    """The completions of one prompt by one author, as token ids.
+class Given:
+    """The given tokens of a packet.
 
-    token_ids: uint32 [Σ lengths]. logprobs: float32 [Σ lengths], nats. After `decode` both are read-only, strided views
-    into the received bytes.
+    turns: uint8 [G], the runs of given tokens in each completion. runs: uint32 [Σ turns, 2], how many tokens each of
+    these has, after how many sampled ones: (sampled, given). ids: uint32 [Σ of the second column of runs].
     """
 
-    version: ClassVar[int] = PACKET_VERSION
+    turns: npt.NDArray[np.uint8]
+    runs: npt.NDArray[np.uint32]
+    ids: npt.NDArray[np.uint32]
+
+    def by_completion(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of `runs` that belong to each completion: int64 [turns, 2]."""
+        return np.split(self.runs.astype(np.int64), np.cumsum(self.turns[:-1], dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Packet(Header):
+    """The completions of one prompt by one author, as token ids; `lengths` counts sampled tokens.
+
+    token_ids: uint32 [Σ lengths], sampled. logprobs: float32 [Σ lengths], nats. given: None in version 1. After
+    `decode` all are read-only, strided views into the received bytes.
+    """
+
     token_ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
+    given: Given | None = None
+
+    @property
+    def version(self) -> int:
+        return PACKET_VERSION if self.given is None else TURN_PACKET_VERSION
+
+    @property
+    def totals(self) -> list[int]:
+        """Tokens of each completion, sampled and given."""
+        if self.given is None:
+            return list(self.lengths)
+        more = (int(runs[:, 1].sum()) for runs in self.given.by_completion())
+        return [length + given for length, given in zip(self.lengths, more, strict=True)]
+
+    @property
+    def interior_ends(self) -> npt.NDArray[np.int64]:
+        """Where in `token_ids` the runs end that given tokens follow: int64 [Σ turns]."""
+        if self.given is None:
+            return np.empty(0, np.int64)
+        starts = np.repeat(np.cumsum(self.lengths, dtype=np.int64) - self.lengths, self.given.turns)
+        within = [np.cumsum(runs[:, 0]) for runs in self.given.by_completion()]
+        return np.asarray(starts + np.concatenate(within) - 1)
 
     def completions(self) -> Iterator[Completion]:
-        """The G completions in order, as views."""
-        start = 0
-        for length, finished in zip(self.lengths, self.finished, strict=True):
-            end = start + length
-            yield Completion(self.token_ids[start:end], self.logprobs[start:end], finished)
-            start = end
+        """The G completions in order, sampled and given tokens together; without given ones as views."""
+        start = start_given = 0
+        runs_of = [None] * len(self.lengths) if self.given is None else self.given.by_completion()
+        for length, finished, runs in zip(self.lengths, self.finished, runs_of, strict=True):
+            own = slice(start, start + length)
+            start += length
+            if self.given is None or runs is None or not len(runs):
+                yield Completion(self.token_ids[own], self.logprobs[own], finished)
+                continue
+            rest, more = length - int(runs[:, 0].sum()), int(runs[:, 1].sum())
+            where = np.repeat(np.arange(2 * len(runs) + 1) % 2 == 1, [*runs.reshape(-1), rest])
+            ids = np.empty(length + more, np.uint32)
+            ids[~where], ids[where] = self.token_ids[own], self.given.ids[start_given : start_given + more]
+            yield Completion(ids, self.logprobs[own], finished, given=where)
+            start_given += more
 
 
 def pack_group(
@@ -83,64 +130,120 @@ def pack_group(
     policy_step: int,
     prompt_ids: Sequence[int],
     completions: Sequence[Completion],
+    turns: bool = False,
 ) -> Packet:
     """Build a packet from completions. `author` is the 38-byte peer id. Arrays may be of any integer and float type.
 
-    Raises PacketError if an id is not a u32, or ids and log-probs differ in number, or there are no completions.
+    turns: version 3, also where no token is given.
+
+    Raises:
+        PacketError: an id is not a u32, ids and log-probs differ in number, there are no completions, or one begins or
+            ends with a given token.
     """
-    for completion in completions:
-        if np.shape(completion.token_ids) != np.shape(completion.logprobs) or np.ndim(completion.token_ids) != 1:
-            raise PacketError("every token of a completion needs one id and one log-prob")
-    finished, lengths = [one.finished for one in completions], [len(one) for one in completions]
-    return Packet(  # type: ignore[call-arg]
-        *header_for(run_id, author, round, slot, policy_step, prompt_ids, finished, lengths).fields(),
-        ids_of([np.asarray(completion.token_ids) for completion in completions]),
-        np.concatenate([np.asarray(completion.logprobs, np.float32) for completion in completions]),
-    )
+    wheres = [_where_given(completion) for completion in completions]
+    ids = [np.asarray(completion.token_ids) for completion in completions]
+    sampled = [own[~where] for own, where in zip(ids, wheres, strict=True)]
+    claims = [np.asarray(completion.logprobs, np.float32) for completion in completions]
+    if any(one.shape != two.shape for one, two in zip(sampled, claims, strict=True)):
+        raise PacketError("every sampled token of a completion needs one id and one log-prob")
+    if not turns and any(where.any() for where in wheres):
+        raise PacketError("only a packet of turns has given tokens")
+    finished, lengths = [one.finished for one in completions], [len(part) for part in sampled]
+    header = header_for(run_id, author, round, slot, policy_step, prompt_ids, finished, lengths)
+    given = _given([own[where] for own, where in zip(ids, wheres, strict=True)], wheres) if turns else None
+    return Packet(*header.fields(), _ids_of(sampled), np.concatenate(claims), given)  # type: ignore[call-arg]
 
 
-def ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
-    """The token ids in all parts. Raises PacketError if one is not a u32."""
+def _where_given(completion: Completion) -> npt.NDArray[np.bool_]:
+    where = np.zeros(len(completion), np.bool_) if completion.given is None else completion.given
+    if np.shape(completion.token_ids) != where.shape or not len(where) or where[0] or where[-1]:
+        raise PacketError("a completion must begin and end with a sampled token")
+    return where
+
+
+def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool_]]) -> Given:
+    runs = [np.diff(np.flatnonzero(np.diff(where)) + 1, prepend=0).reshape(-1, 2) for where in wheres]
+    if any(len(own) > 255 for own in runs):
+        raise PacketError("a completion has at most 255 runs of given tokens")
+    return Given(np.asarray([len(own) for own in runs], np.uint8), np.concatenate(runs).astype(np.uint32), _ids_of(ids))
+
+
+def _ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
     ids = np.concatenate(parts)
     if ids.size and (ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= _U32):
         raise PacketError("token ids must be integers from 0 to 2^32 − 1")
     return ids.astype(np.uint32)
 
 
-def records_of(token_ids: npt.NDArray[Any], logprobs: npt.NDArray[Any], lengths: Sequence[int]) -> bytes:
-    """8 bytes a token. Raises PacketError unless the arrays are of these lengths, and of the types of a packet."""
-    tokens = sum(lengths)
-    check_lengths(lengths)
-    for name, array, kind in (("token_ids", token_ids, "u"), ("logprobs", logprobs, "f")):
-        if array.dtype.kind != kind or array.dtype.itemsize != 4 or array.shape != (tokens,):
-            raise PacketError(f"{name} must be {kind}4 [{tokens}], not {array.dtype} {list(array.shape)}")
-    records = np.empty(tokens, RECORD)
-    records["id"] = token_ids
-    records["logprob"] = logprobs
-    return records.tobytes()
-
-
 def encode_tokens(packet: Packet) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    return packet.encoded(PACKET_VERSION, [records_of(packet.token_ids, packet.logprobs, packet.lengths)])
+    _check_parts(packet)
+    records = np.empty(len(packet.token_ids), _RECORD)
+    records["id"], records["logprob"] = packet.token_ids, packet.logprobs
+    raw = [records.tobytes()]
+    if (given := packet.given) is not None:
+        raw = [given.turns.tobytes(), given.runs.astype("<u4").tobytes(), *raw, given.ids.astype("<u4").tobytes()]
+    return packet.encoded(packet.version, raw)
 
 
 def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     """The packet in these bytes, whose header has these fields. Raises PacketError."""
-    # Writing the header again and comparing settles canonical form and the records' size at once.
-    header, lengths = spelled(fields, 1), fields[-1]
-    check_lengths(lengths)
-    tokens = sum(lengths)
-    header += bin_prefix(tokens * RECORD_BYTES)
-    if len(data) != len(header) + tokens * RECORD_BYTES:
-        raise PacketError(f"{len(data)} bytes do not fit {tokens} tokens after a header of {len(header)} bytes")
-    if not data.startswith(header):
-        raise PacketError("the header is not in canonical form")
-    records = np.frombuffer(data, RECORD, count=tokens, offset=len(header))
-    return Packet(*header_of(fields).fields(), records["id"], records["logprob"])  # type: ignore[call-arg]
+    turned = fields[0] == TURN_PACKET_VERSION
+    before, at = spelled(fields, 4 if turned else 1), 0
+    header = header_of(fields)
+    _check_lengths(header.lengths)
+
+    def part(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nonlocal before, at
+        raw, at = raw_part(data, at, before, size)
+        before = b""
+        return np.frombuffer(raw, dtype)
+
+    given = None
+    if turned:
+        turns = part(len(header.lengths), np.uint8)
+        runs = part(8 * int(turns.sum(dtype=np.int64)), "<u4").reshape(-1, 2)
+    records = part(RECORD_BYTES * sum(header.lengths), _RECORD)
+    if turned:
+        given = Given(turns, runs, part(4 * int(runs[:, 1].sum(dtype=np.int64)), "<u4"))
+    if at != len(data):
+        raise PacketError(f"{len(data) - at} bytes follow the packet")
+    packet = Packet(*header.fields(), records["id"], records["logprob"], given)  # type: ignore[call-arg]
+    _check_runs(packet)
+    return packet
 
 
-def check_lengths(lengths: Sequence[int]) -> None:
-    """Raises PacketError unless each completion has tokens, and not too many."""
+def _check_parts(packet: Packet) -> None:
+    _check_lengths(packet.lengths)
+    tokens = sum(packet.lengths)
+    parts: list[tuple[str, npt.NDArray[Any], type, tuple[int, ...]]] = []
+    if (given := packet.given) is not None:
+        total, runs = int(given.runs[:, 1].sum(dtype=np.int64)), int(given.turns.sum(dtype=np.int64))
+        parts = [
+            ("turns", given.turns, np.uint8, (len(packet.lengths),)),
+            ("runs", given.runs, np.uint32, (runs, 2)),
+            ("given ids", given.ids, np.uint32, (total,)),
+        ]
+    for name, array, dtype, shape in (
+        *parts,
+        ("token_ids", packet.token_ids, np.uint32, (tokens,)),
+        ("logprobs", packet.logprobs, np.float32, (tokens,)),
+    ):
+        if array.dtype != dtype or array.shape != shape:
+            raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")
+    _check_runs(packet)
+
+
+def _check_lengths(lengths: Sequence[int]) -> None:
     if not all(1 <= length <= MAX_TOKENS for length in lengths):
         raise PacketError(f"a length must be an integer from 1 to {MAX_TOKENS}")
+
+
+def _check_runs(packet: Packet) -> None:
+    if packet.given is None:
+        return
+    if not packet.given.runs.all():
+        raise PacketError("a run of tokens is empty")
+    for length, runs in zip(packet.lengths, packet.given.by_completion(), strict=True):
+        if int(runs[:, 0].sum()) >= length:
+            raise PacketError("a completion must end with a sampled token")

@@ -25,7 +25,6 @@ from ftis_node.packet import (
     Packet,
     PacketError,
     TextPacket,
-    TurnPacket,
     author_digest,
     decode,
     packet_digest,
@@ -187,17 +186,14 @@ def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rej
 
 
 def _check_content(run: Run, packet: AnyPacket) -> Rejection | None:
-    match packet:
-        case TextPacket():
-            return _check_pieces(run, packet)
-        case TurnPacket():
-            return _check_lengths(run, packet, packet.totals) or _check_turns(run, packet)
-    return _check_lengths(run, packet, packet.lengths) or _check_tokens(run, packet, _last(packet))
+    if isinstance(packet, TextPacket):
+        return _check_pieces(run, packet)
+    return _check_lengths(run, packet) or _check_turns(run, packet) or _check_tokens(run, packet)
 
 
-def _check_lengths(run: Run, packet: Packet | TurnPacket, lengths: Sequence[int]) -> Rejection | None:
+def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
     cap = run.completion_tokens
-    for length, finished in zip(lengths, packet.finished, strict=True):
+    for length, finished in zip(packet.totals, packet.finished, strict=True):
         if length > cap:
             return _refuse(Reason.TOO_LONG, f"a completion of {length} tokens; the cap is {cap}")
         if not finished and length != cap:
@@ -231,17 +227,13 @@ def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection |
     return None
 
 
-def _check_turns(run: Run, packet: TurnPacket) -> Rejection | None:
-    most = 1 + int(packet.turns.max())
+def _check_turns(run: Run, packet: Packet) -> Rejection | None:
+    if packet.given is None:
+        return None
+    most = 1 + int(packet.given.turns.max())
     if most > run.turns:
         return _refuse(Reason.TOO_LONG, f"a completion of {most} turns; the run has at most {run.turns}")
-    ends = np.concatenate([packet.interior_ends, _last(packet)])
-    return _check_ids(run, packet.given) or _check_tokens(run, packet, ends)
-
-
-def _last(packet: Packet | TurnPacket) -> npt.NDArray[np.int64]:
-    """Where in `token_ids` each completion's last token is."""
-    return np.cumsum(packet.lengths) - 1
+    return _check_ids(run, packet.given.ids)
 
 
 def _check_ids(run: Run, ids: npt.NDArray[np.uint32]) -> Rejection | None:
@@ -251,8 +243,8 @@ def _check_ids(run: Run, ids: npt.NDArray[np.uint32]) -> Rejection | None:
     return None
 
 
-def _check_tokens(run: Run, packet: Packet | TurnPacket, ends: npt.NDArray[np.int64]) -> Rejection | None:
-    """ends: where in `token_ids` an EOS belongs, interior ones first; the completions' own are last."""
+def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
+    ends = np.concatenate([packet.interior_ends, np.cumsum(packet.lengths) - 1])
     ids = packet.token_ids
     return _check_ids(run, ids) or _check_eos(_is_eos(ids, run.eos), ends, packet.finished)
 
@@ -268,6 +260,7 @@ def _is_eos(ids: npt.NDArray[np.uint32], eos: tuple[int, ...]) -> npt.NDArray[np
 def _check_eos(
     is_eos: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64], finished: Sequence[bool]
 ) -> Rejection | None:
+    """ends: where in `token_ids` an EOS belongs, interior ones first; the completions' own are last."""
     ends_in_eos = is_eos[ends]
     wanted = np.ones(len(ends), np.bool_)
     wanted[len(ends) - len(finished) :] = finished

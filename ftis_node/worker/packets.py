@@ -21,7 +21,6 @@ from ftis_node.packet import (
     encode,
     pack_group,
     pack_text_group,
-    pack_turn_group,
     prompt_digest,
 )
 from ftis_node.tasks import Example, Task
@@ -89,8 +88,7 @@ class TokenPackets:
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        pack = pack_group if self._run.turns == 1 else pack_turn_group
-        packet = pack(
+        packet = pack_group(
             run_id=self._run.id,
             author=slot.author,
             round=slot.round,
@@ -98,6 +96,7 @@ class TokenPackets:
             policy_step=slot.policy_step,
             prompt_ids=ids,
             completions=completions,
+            turns=self._run.turns > 1,
         )
         return encode(packet)
 

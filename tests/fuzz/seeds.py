@@ -14,7 +14,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
-from ftis_node.packet import Completion, TextCompletion, encode, pack_text_group, pack_turn_group
+from ftis_node.packet import Completion, TextCompletion, encode, pack_group, pack_text_group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
@@ -67,7 +67,7 @@ def turn_packet(round: int = 7, slot: int = 3) -> bytes:
                 np.array([token for run in runs for token in run], np.uint32), claims, len(runs[0]) < CAP, given=where
             )
         )
-    made = pack_turn_group(
+    made = pack_group(
         run_id=TURNS.id,
         author=AUTHOR.author,
         round=round,
@@ -75,6 +75,7 @@ def turn_packet(round: int = 7, slot: int = 3) -> bytes:
         policy_step=40,
         prompt_ids=[],
         completions=completions,
+        turns=True,
     )
     return encode(replace(made, prompt_digest=drawn_digest(TURNS, AUTHOR.author, round, slot)))
 

@@ -27,7 +27,6 @@ from ftis_node.packet import (
     Packet,
     PacketError,
     TextPacket,
-    TurnPacket,
     decode,
     encode,
     packet_digest,
@@ -78,7 +77,7 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
     require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
     require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
     require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
-    checks = {1: (Packet, _check_records), 2: (TextPacket, _check_text), 3: (TurnPacket, _check_turns)}
+    checks = {1: (Packet, _check_records), 2: (TextPacket, _check_text), 3: (Packet, _check_turns)}
     kind, check = checks[run.packet]
     require(isinstance(packet, kind), "it is of another version")
     check(run, packet, data)
@@ -123,7 +122,7 @@ def _check_records(run: Run, packet: Packet, data: bytes) -> None:
         require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
 
 
-def _check_turns(run: Run, packet: TurnPacket, data: bytes) -> None:
+def _check_turns(run: Run, packet: Packet, data: bytes) -> None:
     *_, turns, runs, records, given = msgpack.unpackb(data)
     pairs, tokens = list(struct.iter_unpack("<II", runs)), list(struct.iter_unpack("<If", records))
     lowest = -(math.log(run.vocabulary) + 18)
