@@ -47,7 +47,7 @@ DIVERGED = step_report(bad_steps=5, diverged=True)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[Worker]:
     worker = Worker()
-    await worker.start()
+    worker.start()
     facts = await worker.call(Load(settings=arithmetic_settings(), task="arithmetic"))
     await worker.call(Open(arithmetic_run(facts)))
     yield worker

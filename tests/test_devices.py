@@ -50,7 +50,6 @@ from ftis_node.worker.messages import (
     TryRows,
     Write,
 )
-from ftis_node.worker.ranks import Rank
 from tests.support.cli import refused
 from tests.support.daemons import Join, run_cli
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
@@ -74,7 +73,8 @@ class Node:
 
     def __init__(self, folder: Path, ranks: int, own_data: Path | None = None, **settings: Any) -> None:
         self._folder = folder
-        self.process = Rank()
+        self.process = Worker()
+        self.process.start()
         given = {"device": ",".join(["cpu"] * ranks), "generation_batch": 32, "learning_rate": 1e-3, "warmup_steps": 0}
         named = arithmetic_settings(**given | {"gradient_clip": 1e9} | settings)
         facts = self.ask(Load(settings=named, task="arithmetic", own_data=str(own_data) if own_data else None))
@@ -242,7 +242,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
     made: list[Node] = []
 
     def start(how: str) -> Node:
-        monkeypatch.setattr(Rank, "MODULE", "tests.support.ranks")
+        monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
         monkeypatch.setenv("FTIS_TEST_FAILS", how)
         made.append(Node(tmp_path, 2, lora=False))
         return made[-1]
@@ -268,7 +268,7 @@ async def test_shards_end_together_where_memory_is_short_in_one(monkeypatch: pyt
     monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
     monkeypatch.setenv("FTIS_TEST_FAILS", "memory")
     worker = Worker()
-    await worker.start()
+    worker.start()
     settings = arithmetic_settings(device="cpu,cpu", generation_batch=32, **KINDS["shards"])
     facts = await worker.call(Load(settings=settings, task="arithmetic"))
     await worker.call(Open(arithmetic_run(facts)))
@@ -329,7 +329,7 @@ def test_an_interrupt_ends_the_work_of_all_and_not_what_comes_next(
 async def died(kind: type[Request[Any]], folder: Path) -> None:
     """Kill the second rank in this work of a compute process: whoever waits is told, and nothing goes on."""
     worker = Worker()
-    await worker.start()
+    worker.start()
     settings = arithmetic_settings(device="cpu,cpu", lora=False, generation_batch=8)
     load = asyncio.create_task(worker.call(Load(settings=settings, task="arithmetic")))
     assert worker.pid is not None

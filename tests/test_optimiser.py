@@ -35,7 +35,7 @@ GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_group
 
 async def process(**settings: Any) -> Worker:
     worker = Worker()
-    await worker.start()
+    worker.start()
     asked = arithmetic_settings(optimiser="adamw8bit", **settings)
     facts = await worker.call(Load(settings=asked, task="arithmetic"))
     await worker.call(Open(arithmetic_run(facts)))

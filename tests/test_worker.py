@@ -50,7 +50,7 @@ on_one_loop = pytest.mark.asyncio(loop_scope="module")
 @asynccontextmanager
 async def started() -> AsyncIterator[Worker]:
     worker = Worker()
-    await worker.start()
+    worker.start()
     try:
         yield worker
     finally:
@@ -182,14 +182,13 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
 @on_one_loop
 async def test_it_ends_by_itself_when_the_network_process_is_gone() -> None:
     async with started() as worker:
-        assert worker._writer is not None
         facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
         await worker.call(Open(run_of(facts)))
         busy = asyncio.create_task(worker.call(Generate([3] * 5000)))
         await asyncio.sleep(0.3)
-        worker._writer.close()  # as the kernel does for a process that was killed
-        assert worker._process is not None
-        assert await asyncio.wait_for(worker._process.wait(), 5) == 0
+        assert worker._connection is not None and worker._process is not None
+        worker._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that was killed
+        assert await asyncio.to_thread(worker._process.wait, 5) == 0
         with pytest.raises(WorkerDied):
             await busy
 

@@ -62,7 +62,7 @@ class OwnProcess:
         self._worker = Worker()
 
     async def start(self) -> None:
-        await self._worker.start()
+        self._worker.start()
         assert self._worker.pid is not None
         self._process = psutil.Process(self._worker.pid)
 

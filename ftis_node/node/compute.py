@@ -70,7 +70,7 @@ class ComputeProcess:
         self.worker = Worker()
         with contextlib.ExitStack() as stack:
             output = self.options.output
-            await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
+            self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
         run = run_file.run if run_file is not None else None
         files = self.options.files()

@@ -1,19 +1,24 @@
-"""The network process's end of the pipe to the compute process."""
+"""A compute process as seen by the process that started it: the daemon, or the first of several devices' processes."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 import msgspec
 
 from ftis_node.errors import NO_ROOM, FtisError, UsageError, UserError
-from ftis_node.worker.messages import HEADER, Answer, Call, Fault, Load, Reply, Request, decoded, encoded, pack
+from ftis_node.worker.messages import Answer, Call, Fault, Load, Reply, Request, decoded, encoded, pack, receive
 
 EXIT_SECONDS = 5.0
 
@@ -34,42 +39,69 @@ class WorkerFault(FtisError):
 
 
 class Worker:
-    """Starts the compute process and sends it requests. One instance is one process."""
+    """Starts a compute process and sends it requests, from any thread. One instance is one process."""
 
     MODULE: ClassVar[str] = "ftis_node.worker"
 
-    def __init__(self) -> None:
+    def __init__(self, died: Callable[[int | None], None] | None = None) -> None:
+        """
+        Args:
+            died: called in a thread, with the exit code, when the process ends by itself.
+        """
+        self._died = died
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
-        self._asked: dict[int, float] = {}  # times of open requests by the monotonic clock, without `load`
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader_task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[Future[Any], type, float]] = {}  # a request's answer, its type, and since when
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None  # None: not started, or ended
+        self._sender = ThreadPoolExecutor(1)  # a busy process may be slow to read
+        self._reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id; None without a running process, because the system reuses ids."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def owing_seconds(self) -> float:
         """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
-        return time.monotonic() - min(self._asked.values()) if self._asked else 0.0
+        asked = [since for _, _, since in list(self._waiting.values())]
+        return max(0.0, time.monotonic() - min(asked)) if asked else 0.0
 
-    async def start(self, log: IO[bytes] | None = None) -> None:
-        """Spawn the process; its output goes to `log`, or to this process's stderr."""
-        ours, theirs = socket.socketpair()
+    def start(self, log: IO[bytes] | None = None, threads: int | None = None) -> None:
+        """Spawn the process.
+
+        Args:
+            log: for its output; by default this process's stderr.
+            threads: of the CPU that it may use; by default as many as it finds.
+        """
+        self._connection, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", self.MODULE, str(theirs.fileno())),
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self.MODULE, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log or sys.stderr,
                 stderr=log or sys.stderr,
                 start_new_session=True,
+                env={**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
             )
-        ours.setblocking(False)
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reader_task = asyncio.create_task(self._read(reader))
+        self._reader = threading.Thread(target=self._read, args=(self._connection, self._process), daemon=True)
+        self._reader.start()
+
+    def ask(self, request: Request[Answer]) -> Future[Answer]:
+        """Send a request. The future has the answer, or the errors of `call`. Raises WorkerDied without a process."""
+        future: Future[Answer] = Future()
+        body = encoded(request)
+        with self._lock:
+            connection = self._connection
+            if connection is None:
+                raise WorkerDied("The compute process is not running.")
+            number = next(self._ids)
+            since = float("inf") if isinstance(request, Load) else time.monotonic()
+            self._waiting[number] = (future, request.answer(), since)
+            self._sender.submit(_send, connection, pack(Call(number, request.op, body)))
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return future
 
     async def call(self, request: Request[Answer]) -> Answer:
         """Call the engine and return its answer, without a time limit because a step may take minutes.
@@ -79,60 +111,55 @@ class Worker:
             WorkerFault: the engine failed otherwise.
             WorkerDied: the process ended before it answered.
         """
-        if self._writer is None or self._reader_task is None or self._reader_task.done():
-            raise WorkerDied("The compute process is not running.")
-        number = next(self._ids)
-        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        if not isinstance(request, Load):
-            self._asked[number] = time.monotonic()
-        try:
-            self._writer.write(pack(Call(number, request.op, encoded(request))))
-            await self._writer.drain()
-            answer: Answer = decoded(await future, request.answer())
-            return answer
-        except (ConnectionError, BrokenPipeError) as error:
-            raise WorkerDied("The compute process ended.") from error
-        finally:
-            self._waiting.pop(number, None)
-            self._asked.pop(number, None)
+        return await asyncio.wrap_future(self.ask(request))
 
     async def stop(self) -> None:
         """End the process at once. Save first what must last."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        if self._reader_task is not None:
-            await asyncio.gather(self._reader_task, return_exceptions=True)
+        await asyncio.to_thread(self.end)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    def end(self) -> None:
+        """As `stop`, for threads."""
+        self._died = None
+        if self._process is not None and self._reader is not None:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+
+    def _read(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        with suppress(OSError):
+            while (reply := receive(connection, Reply)) is not None:
+                self._answer(reply)
+        with self._lock:
+            self._connection = None
+        connection.shutdown(socket.SHUT_RDWR)  # a sender may wait
+        self._sender.shutdown()
+        connection.close()
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(EXIT_SECONDS)
+        if self._died is not None:
+            self._died(code)
+        for future, _, _ in list(self._waiting.values()):
+            if future.set_running_or_notify_cancel():
+                died = WorkerDied("The compute process ended while it was working.", no_room=code == NO_ROOM)
+                future.set_exception(died)
+
+    def _answer(self, reply: Reply) -> None:
+        future, kind, _ = self._waiting.get(reply.id, (None, object, 0.0))
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if reply.fault is not None:
+            future.set_exception(error_of(reply.fault))
+            return
         try:
-            while True:
-                header = await reader.readexactly(HEADER.size)
-                reply = decoded(await reader.readexactly(HEADER.unpack(header)[0]), Reply)
-                future = self._waiting.get(reply.id)
-                if future is None or future.done():
-                    continue
-                if reply.fault is None:
-                    future.set_result(reply.result)
-                else:
-                    future.set_exception(error_of(reply.fault))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            no_room = await self._code() == NO_ROOM
-            for future in self._waiting.values():
-                if not future.done():
-                    why = "The compute process ended while it was working."
-                    future.set_exception(WorkerDied(why, no_room=no_room))
+            future.set_result(decoded(reply.result, kind))
+        except msgspec.ValidationError as error:
+            future.set_exception(error)
 
-    async def _code(self) -> int | None:
-        """The exit code of a process whose stream has ended; None if it is still there after a while."""
-        assert self._process is not None
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
-        return None
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    with suppress(OSError):  # the reader sees that the process has ended
+        connection.sendall(message)
 
 
 def error_of(fault: Fault) -> FtisError:

@@ -6,9 +6,11 @@ tells it; within a step the ranks talk to one another (`learner.team`). The node
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +19,13 @@ import torch
 
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
+from ftis_node.errors import NO_ROOM
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.evaluate.greedy import merged
 from ftis_node.host.interruption import forget
 from ftis_node.step_report import StepReport
+from ftis_node.text import say
+from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import (
     AddEvaluation,
@@ -42,7 +47,6 @@ from ftis_node.worker.messages import (
     TryRows,
 )
 from ftis_node.worker.messages import Open as OpenRun
-from ftis_node.worker.ranks import Asked, Rank
 
 Answer = TypeVar("Answer")
 
@@ -52,10 +56,10 @@ class ParallelEngine(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ranks: list[Rank] = []
+        self._ranks: list[Worker] = []
         self._load: dict[str, Any] = {}
-        self._loading: list[Asked[ModelFacts]] = []
-        self._interrupts: list[Asked[None]] = []
+        self._loading: list[Future[ModelFacts]] = []
+        self._interrupts: list[Future[None]] = []
 
     @property
     def ranks(self) -> int:
@@ -70,7 +74,9 @@ class ParallelEngine(Engine):
             if devices[0] == "cpu":
                 threads = max(1, torch.get_num_threads() // len(devices))
                 torch.set_num_threads(threads)
-            self._ranks = [Rank(threads) for _ in devices[1:]]
+            self._ranks = [Worker(_leave) for _ in devices[1:]]
+            for rank in self._ranks:
+                rank.start(threads=threads)
         self._load = {"task": task, **dict(zip(Load.__struct_fields__[2:], given, strict=False)), **more}
         facts = super().load(settings, task, *given, **more)
         for loading in self._loading:
@@ -192,6 +198,12 @@ class ParallelEngine(Engine):
             asked.result()
         if self._ranks:
             forget()
+
+
+def _leave(code: int | None) -> None:
+    """A rank has died, and what it had is a part of a step: end this process too."""
+    say(f"The compute process of one of several devices has ended ({code}).", error=True, flush=True)
+    os._exit(NO_ROOM if code == NO_ROOM else 1)
 
 
 def _in_turn(parts: Sequence[Sequence[Answer]]) -> list[Answer]:

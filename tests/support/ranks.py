@@ -12,7 +12,7 @@ import torch
 
 from ftis_node.learner import Learner
 from ftis_node.worker.__main__ import main
-from ftis_node.worker.ranks import Rank
+from ftis_node.worker.client import Worker
 
 _backward = Learner._backward
 _failed: list[bool] = []
@@ -27,6 +27,6 @@ def _failing(self: Learner, *given: Any) -> Any:
 
 
 if __name__ == "__main__":
-    Rank.MODULE = "tests.support.ranks"
+    Worker.MODULE = "tests.support.ranks"
     Learner._backward = _failing  # type: ignore[method-assign]
     main()

@@ -18,8 +18,8 @@ from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.measure import Tell
 from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_model, rewards, small_config, word_tokenizer
 from ftis_node.lab.bench.whole import questions
+from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import OWN, Generate, GroupPart, Load, Open, Step, StepGroup
-from ftis_node.worker.ranks import Rank
 
 PARTS = ("generate", "train", "step")
 
@@ -29,7 +29,8 @@ class _Node:
 
     def __init__(self, model: Path, rows: Path, devices: Sequence[str], size: Size) -> None:
         self._size, self._step = size, 0
-        self._process = Rank(threads=len(devices))
+        self._process = Worker()
+        self._process.start(threads=len(devices))
         caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
         settings = Settings(
             model=str(model),
