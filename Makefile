@@ -117,7 +117,7 @@ evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
 	    && $(BIN)/ftis-node lab report build/lab/$$name \
-	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
+	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name || exit 1; \
 	done
 	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence
 

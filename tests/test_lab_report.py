@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -17,7 +16,6 @@ from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results, read_trial
 from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.sweeps import sweeps
-from ftis_node.lab.reporting.training import Foreign
 from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
@@ -42,53 +40,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(laboratory(tmp_path_factory.mktemp("lab")).write())
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_head_names_what_was_run_and_what_is_missing(report: Path) -> None:
     text = report.read_text()
     assert text.startswith("# Made up\n\nOf *no* import.\n")
     assert "**3 trials are missing** (F-TIS: seeds 2 not started; NOIS: seeds 4 unfinished; NOIS: seeds 5 not" in text
-    assert "| f-tis | F-TIS | vertical, lockstep | divergence k1, threshold 1.0 | A B | 20 | 5 of 6 |" in text
 
 
-def test_the_claims_come_first_and_with_their_rule(report: Path) -> None:
-    headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
-    assert headings == [
-        "Claims",
-        "Gradients on foreign samples",
-        "Validation curves",
-        "Final pass@1",
-        "Differences to ALONE",
-        "Who gains by sharing",
-        "Importance weights of foreign samples",
-        "Divergence and filter",
-        "Cost of reaching pass@1 = 0.5",
-    ]
-    assert "How a claim is decided" in report.read_text()
-    assert "**Too few seeds** for the claims 1:" in report.read_text()  # four pairs cannot reach 0.05
-
-
-def test_every_picture_and_table_that_the_page_names_is_there(report: Path) -> None:
+def test_it_has_two_pictures_and_one_table(report: Path) -> None:
     named = re.findall(r"\]\(([^)]*)\)", report.read_text())
-    assert len(named) == 2 * 8
-    for name in named:
-        assert (report.parent / name).stat().st_size > 1000
-    for table in ("claims", "curves", "final", "differences", "gains", "foreign", "gradients", "target"):
-        assert rows(report.parent / f"{table}.csv")
-
-
-def test_a_small_report_has_two_pictures_and_one_table(tmp_path: Path) -> None:
-    small = write_report(laboratory(tmp_path).write(), tmp_path / "small", small=True)
-    named = re.findall(r"\]\(([^)]*)\)", small.read_text())
-    assert len(named) == 2
-    assert {path.name for path in small.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
-    headings = re.findall(r"^## (.*)$", small.read_text(), re.MULTILINE)
+    assert len(named) == 2 and all((report.parent / name).stat().st_size > 1000 for name in named)
+    assert {path.name for path in report.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
+    headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
     assert headings == ["Claims", "Gradients on foreign samples", "Validation curves", "Final pass@1"]
-    again = write_report(tmp_path, tmp_path / "again", small=True)
-    assert again.read_bytes() == small.read_bytes()
 
 
 def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path: Path) -> None:
@@ -97,34 +60,20 @@ def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(t
     for _ in range(16):
         lab.claim("less", "nois", "alone", family="down", source="ours")
         lab.claim("greater", "nois", "alone", family="up", source="ours")
-    text = write_report(lab.write(), tmp_path / "index" / "made", small=True).read_text()
+    text = write_report(lab.write(), tmp_path / "index" / "made").read_text()
     assert "| down | 16 | 16 inconclusive |" in text and "| up | 16 |" in text, "six seeds say little of so many"
     (tmp_path / "index" / "README.md").write_text(f"{BEGIN}\n{END}\n")
     assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
 
 
 def test_final_values_are_means_of_the_tail_with_students_interval(report: Path) -> None:
-    (row,) = [
-        r for r in rows(report.parent / "final.csv") if (r["set"], r["node"], r["cell"]) == ("held-out", "A", "alone")
-    ]
+    final = json.loads((report.parent / "summary.json").read_text())["final"]
+    (row,) = [r for r in final if (r["set"], r["node"], r["cell"]) == ("held-out", "A", "alone")]
     spread = math.sqrt(sum((s - sum(SPREAD) / 6) ** 2 for s in SPREAD) / 5 / 6)
     mean = 0.7 + sum(SPREAD) / 6
-    assert float(row["mean"]) == pytest.approx(mean, abs=1e-5)
-    assert float(row["low"]) == pytest.approx(mean - 2.570582 * spread, abs=1e-5)  # t(5, 0.975) of the tables
-    assert (row["start"], row["n"]) == ("0.2", "6")
-
-
-def test_words_say_who_gains_and_who_loses(report: Path) -> None:
-    text = report.read_text()
-    assert "By itself (ALONE, held-out) ends A at 0.701 and B at 0.401." in text
-    assert re.search(r"\*\*A\*\* against UNSHARED \(by unadjusted.*\): gains with F-TIS; loses with NOIS\.", text)
-
-
-def test_costs_tell_how_many_seeds_reached_the_target(report: Path) -> None:
-    found = {(r["node"], r["cell"], r["cost"]): r for r in rows(report.parent / "target.csv")}
-    assert found["A", "alone", "time"]["reached"] == "6"
-    assert float(found["A", "alone", "time"]["mean"]) == pytest.approx(2 * 15 * 0.3 / 0.5, rel=0.02)
-    assert (found["B", "alone", "time"]["reached"], found["B", "alone", "time"]["mean"]) == ("0", "")
+    assert row["mean"] == pytest.approx(mean, abs=1e-5)
+    assert row["low"] == pytest.approx(mean - 2.570582 * spread, abs=1e-5)  # t(5, 0.975) of the tables
+    assert (row["start"], row["n"]) == (pytest.approx(0.2), 6)
 
 
 def test_the_summary_is_json_with_the_numbers_of_the_claims(report: Path) -> None:
@@ -143,18 +92,10 @@ def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path) -> No
         assert (report.parent / name).read_bytes() == (again / name).read_bytes(), name
 
 
-def test_pictures_keep_letters_as_text_and_hold_no_date(report: Path) -> None:
-    picture = (report.parent / "validation.svg").read_text()
-    assert ">step of the node</text>" in picture
-    assert "dc:date" not in picture
-
-
 def test_one_seed_without_peers_makes_a_report_without_intervals(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path / "lab", seeds=1).cell("only", {"A": 0.5}).claim("same", "only", "only")
     text = write_report(lab.write()).read_text()
     assert "| ONLY | 0.200 → 0.500 – | 1 |" in text
-    assert "No cell trained on foreign samples." in text
-    assert "There is nothing to compare." in text
     assert "nan" not in text
 
 
@@ -207,24 +148,6 @@ def test_no_limit_and_zero_have_places_beside_the_others() -> None:
     assert axis_places([0, 1, 10, 100, math.inf], log=True) == {0: -1, 1: 0, 10: 1, 100: 2, math.inf: 3}
     assert axis_places([0, 0.25, 0.5], log=False) == {0: 0, 0.25: 0.25, 0.5: 0.5}
     assert axis_places([math.inf], log=True) == {math.inf: 1}
-
-
-def test_more_than_seven_cells_have_a_panel_each_too(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path, seeds=1)
-    for number in range(8):
-        lab.cell(f"cell-{number}", {"A": 0.5})
-    page = write_report(lab.write(), tmp_path / "elsewhere")
-    assert page == tmp_path / "elsewhere" / "report.md"
-    assert (page.parent / "validation-A.png").exists()
-
-
-def test_long_trainings_are_drawn_in_few_points(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path, seeds=1, steps=400).cell("long", {"A": 0.5}, foreign=True)
-    line = Foreign(read_results(lab.write())).line("long", "A", "ess")
-    assert line is not None
-    assert len(line.x) == 40
-    assert sum(line.x) / 40 == pytest.approx(200.5)
-    assert 0.5 < min(line.y) < max(line.y) < 0.6
 
 
 def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: Path) -> None:

@@ -73,17 +73,14 @@ def run(
 def report(
     out: Annotated[Path, typer.Argument(help="The directory that `lab run` wrote to.")],
     destination: Annotated[Path | None, typer.Option("--to", help="Where to write; default: report/ in it.")] = None,
-    small: Annotated[
-        bool, typer.Option("--small", help="Write it for a repository: short, two pictures, one table.")
-    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
+    """Write the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, CSV)."""
     from ftis_node.lab.reporting.report import write_report
     from ftis_node.observe.plot import check_drawing
 
     check_drawing()
-    written = write_report(out, destination, small=small)
+    written = write_report(out, destination)
     if json:
         print_json({"report": str(written)})
     else:

@@ -64,7 +64,7 @@ def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, An
             tell(f"{NAMES[what]}: {value}")
             found[what].append(_point(what, value, repeats))
     if plot is not None:
-        save(_picture(found), plot.with_suffix(""), small=True)
+        save(_picture(found), plot)
     return {
         what: {"points": [asdict(point) for point in points], "exponent": _exponents(points)}
         for what, points in found.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 
 from ftis_node.lab.payloads import TOKENS
 from ftis_node.lab.reporting import book as say
@@ -55,12 +54,6 @@ def attacked(results: Results, book: Book) -> bool:
     ]
     caption = "By attack (down) and method (across), means over honest nodes and seeds."
     book.picture("attacks", figures.heats([heat for heat in heats if heat.values]), caption)
-    rows = [
-        (attack, method, measure, *astuple(interval))
-        for measure, found in parts.items()
-        for (attack, method), interval in found.items()
-    ]
-    book.csv("attacks", ("attack", "method", "measure", "mean", "low95", "high95", "n"), rows)
     return True
 
 

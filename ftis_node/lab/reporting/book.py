@@ -1,4 +1,4 @@
-"""The files of a report: its page in Markdown, its tables as CSV, its figures as PNG and SVG.
+"""The files of a report: its page in Markdown, at most two figures as PNG, and each seed's final values as CSV.
 
 The same data give the same bytes: nothing written here holds a date, a version or a random identifier.
 """
@@ -17,27 +17,22 @@ from ftis_node.lab.reporting.figures import save
 from ftis_node.lab.reporting.statistics import Interval
 
 NONE = "–"
-PICTURES = 2  # of a small report
+PICTURES = 2  # of a report: it stands in a repository
 
 
 class Book:
     """Collects the page's lines and writes tables and figures beside it."""
 
-    def __init__(self, directory: Path, *, small: bool = False) -> None:
-        """
-        Args:
-            small: for a repository: the first `PICTURES` pictures, as PNG only, and of the tables `seeds` only.
-        """
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self.small = small
         self._drawn = 0
         self._page: list[str] = []
 
     @property
     def full(self) -> bool:
-        """Whether a small report has all its pictures."""
-        return self.small and self._drawn >= PICTURES
+        """Whether it has all its pictures; later ones are left out."""
+        return self._drawn >= PICTURES
 
     def write(self, *paragraphs: str) -> None:
         """Appends paragraphs (or headings, or tables) with an empty line after each."""
@@ -51,8 +46,6 @@ class Book:
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Writes `name`.csv; what is nan or None is empty, and floats have six figures."""
-        if self.small and name != "seeds":
-            return
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
@@ -60,12 +53,12 @@ class Book:
         replace_text(self.directory / f"{name}.csv", text.getvalue())
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
-        """Writes the figure as `name`.png and .svg and appends it with its caption."""
+        """Writes the figure as `name`.png and appends it with its caption."""
         if self.full:
             return
         self._drawn += 1
-        save(figure, self.directory / name, small=self.small)
-        self.write(f"![{name}]({name}.png)", f"*{caption}*" + ("" if self.small else f" ([SVG]({name}.svg))"))
+        save(figure, self.directory / f"{name}.png")
+        self.write(f"![{name}]({name}.png)", f"*{caption}*")
 
     def close(self) -> Path:
         """Writes report.md and returns its path."""

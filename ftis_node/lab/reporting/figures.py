@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ftis_node.lab.reporting.statistics import Interval
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
-_COLOURS = 48  # of a small picture: lines, bands over one another, and softened edges
+_COLOURS = 48  # of a picture: lines, bands over one another, and softened edges
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -35,18 +35,14 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "figure.dpi": 130,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ftis",
 }
-Scale: TypeAlias = Literal["linear", "log", "ratio", "pass", "share"]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """x and y of equal length, with a band if `low` and `high` are given; nan is a gap.
 
-    label: "" is not in the legend. look: which colour (and dashes) it has; dashed: in spite of its look; grey: a line
-    to compare with.
+    look: which colour and dashes it has.
     """
 
     label: str
@@ -55,8 +51,6 @@ class Line:
     look: int
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    dashed: bool = False
-    grey: bool = False
 
 
 def banded(label: str, x: Sequence[float], around: Sequence[Interval], look: int) -> Line:
@@ -67,16 +61,12 @@ def banded(label: str, x: Sequence[float], around: Sequence[Interval], look: int
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes with its lines.
-
-    scale: "pass" lies within 0 to 1, "share" starts at 0, "ratio" is logarithmic, and so is "log" unless its values are
-    near one another.
-    """
+    """One pair of axes with its lines. bounded: values are shares."""
 
     title: str
     lines: Sequence[Line]
     y: str = ""
-    scale: Scale = "linear"
+    bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +107,19 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @drawn
-def save(figure: Any, stem: Path, *, small: bool = False) -> None:
-    """Writes `stem`.png and `stem`.svg without date or version; `small`: only a PNG, of few colours."""
+def save(figure: Any, png: Path) -> None:
+    """Writes a picture of few colours, without date or version."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from PIL import Image
 
-    # `savefig` would draw each of them twice.
-    png = stem.with_name(stem.name + ".png")
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    if small:
-        from PIL import Image
-
-        with Image.open(png) as picture:
-            reduced = picture.convert("RGB").quantize(_COLOURS)
-        reduced.save(png, optimize=True)
-        return
-    figure.set_layout_engine("none")  # as the first drawing has laid it out
-    FigureCanvasSVG(figure).print_svg(stem.with_name(stem.name + ".svg"), metadata={"Date": None, "Creator": None})
+    with Image.open(png) as picture:
+        reduced = picture.convert("RGB").quantize(_COLOURS)
+    reduced.save(png, optimize=True)
 
 
 @drawn
-def panels(
-    parts: Sequence[Panel], *, columns: int, x: str, share: bool = False, height: float = 2.4, legend: bool = True
-) -> Any:
+def panels(parts: Sequence[Panel], *, columns: int, x: str, share: bool = False, height: float = 2.4) -> Any:
     """Panels row by row, with one legend of all their lines below.
 
     share: all panels have the same y axis. height: of a panel, in inches.
@@ -155,9 +135,9 @@ def panels(
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
     for axes, part in zip(grid, parts, strict=True):
-        _scale(axes, part)  # after all is drawn: axes that are shared must hold all of it
-    if legend:
-        _legend(figure, grid)
+        if part.bounded:  # after all is drawn: axes that are shared must hold all of it
+            axes.set_ylim(_within_one(axes.get_ylim()))
+    _legend(figure, grid)
     return figure
 
 
@@ -278,37 +258,10 @@ def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tu
 
 def _draw(axes: Any, line: Line) -> None:
     colour, dash = look(line.look)
-    if line.grey:
-        axes.plot(line.x, line.y, color="#999999", linewidth=1, label=line.label)
-        return
-    few = sum(map(math.isfinite, line.y)) <= 15
-    axes.plot(
-        line.x,
-        line.y,
-        color=colour,
-        linestyle=(0, (4, 1.5)) if line.dashed else dash,
-        linewidth=1.1 if line.dashed else 1.5,
-        marker="o" if few and not line.dashed else None,
-        markersize=2.5,
-        label=line.label,
-    )
+    marker = "o" if sum(map(math.isfinite, line.y)) <= 15 else None
+    axes.plot(line.x, line.y, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
     if len(line.low):
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
-
-
-def _scale(axes: Any, part: Panel) -> None:
-    values = np.array([y for line in part.lines for y in line.y if math.isfinite(y)])
-    if part.scale == "pass":
-        axes.set_ylim(_within_one(axes.get_ylim()))
-    elif part.scale == "share":
-        axes.set_ylim(0, 1.05 * float(values.max(initial=0)) or 1.0)
-    elif part.scale == "ratio":
-        axes.set_yscale("log")
-    elif part.scale == "log" and values.size and values.max() > 20 * max(float(np.abs(values).min()), 1e-12):
-        if values.min() > 0:
-            axes.set_yscale("log")
-        else:
-            axes.set_yscale("symlog", linthresh=max(float(np.median(np.abs(values))), 1e-6))
 
 
 def _within_one(limits: tuple[float, float]) -> tuple[float, float]:

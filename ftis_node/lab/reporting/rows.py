@@ -25,7 +25,6 @@ def learned(results: Results, book: Book) -> None:
         for node in results.nodes(cell)
     ]
     book.table(["cell", "node", *_LATE.values(), *_LAST.values()], rows)
-    book.csv("rows", ("cell", "node", *_LATE, *_LAST), rows)
     book.write(
         "Shares of own groups are of the last quarter of the steps; pass@8 is estimated from each group's samples, on "
         "the rows that it drew for training. Rows are counts at the end, of those that are not forgotten."

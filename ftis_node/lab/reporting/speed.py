@@ -59,7 +59,7 @@ def sooner(results: Results, book: Book) -> None:
         "95 % interval over seeds, of the gain's logarithm (Student). A seed in which a node of the cell or the "
         "baseline never got there is counted as not reached and has no gain, which then is one of the others only.",
     )
-    rows, lines = [], []
+    rows = []
     for cell, speed in found.items():
         finite = [time for time in speed.times.values() if math.isfinite(time)]
         mean = mean_interval(finite) if finite else None
@@ -74,9 +74,7 @@ def sooner(results: Results, book: Book) -> None:
                 str(len(speed.gains)),
             )
         )
-        lines += [(cell, seed, time, speed.gains.get(seed, math.nan)) for seed, time in speed.times.items()]
     book.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
-    book.csv("sooner", ("cell", "seed", "seconds", "gain"), lines)
     _draw(results, book, found)
 
 

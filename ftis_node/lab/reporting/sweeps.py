@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ftis_node.lab.reporting import book as say
@@ -70,7 +70,6 @@ def _groups(facts: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[
 
 def swept(results: Results, book: Book) -> None:
     """Section: the final value against a number that cells vary."""
-    rows: list[tuple[Any, ...]] = []
     base = results.cells[0]
     for one in sweeps(results):
         parts: dict[str, list[Swept]] = {}
@@ -81,7 +80,6 @@ def swept(results: Results, book: Book) -> None:
                 continue  # a node that only one value knows says nothing of the value
             named = results.node_label(node)
             parts[named] = lines
-            rows += [(one.key, label, v, node, cell, *astuple(i)) for label, points in lines for v, cell, i in points]
             outside = all(base != cell for cells in one.groups.values() for _, cell in cells)
             if outside and (values := results.values(base, node)):
                 level[named] = statistics.fmean(values.values())
@@ -93,8 +91,6 @@ def swept(results: Results, book: Book) -> None:
             note = " ∞: no threshold." if one.key == "threshold" else ""
             caption = f"Final pass@1 on held-out prompts, mean over seeds with its 95 % interval.{note}"
             book.picture(f"sweep-{say.file_name(one.key)}", figure, caption)
-    if rows:
-        book.csv("sweep", ("key", "group", "value", "node", "cell", "mean", "low95", "high95", "n"), rows)
 
 
 def _lines(results: Results, sweep: Sweep, node: str) -> list[Swept]:
