@@ -1,9 +1,10 @@
-"""Attacks on what carries the calls: rows 33, 39, 40 and 41."""
+"""Attacks on what carries the calls: rows 33, 39, 40, 41, 61 and 62."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import psutil
 from hivemind.p2p import P2P, PeerID
@@ -188,3 +189,54 @@ class Row41Requests(Attack):
             while True:
                 digests = [self.rng.randbytes(32) for _ in range(64)]
                 await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), writer)
+
+
+class Row61AskedAgain(Crowd):
+    """The same announcements, run files and look-ups asked for again and again, by several keys at once."""
+
+    row = 61
+    rate = 20.0
+    PEERS = 6
+
+    async def strike(self) -> None:
+        wanted = list(self.peer.heard)
+        digests = [ref.digest for told in self.peer.heard.values() for ref in told.packets][:64]
+        for caller, target in itertools.product(self.peers, self.peer.targets):
+            await self._try(caller.exchange(target, wanted=wanted, again=True))
+            await self._try(caller.meet(target))
+            await self._try(self._look_up(caller, target, digests))
+
+    async def _look_up(self, caller: Hostile, target: Target, digests: list[bytes]) -> None:
+        async for _ in await caller.stub(target).rpc_fetch(ftis_pb2.FetchRequest(digests=digests)):
+            pass
+
+
+class Row62Addresses(Attack):
+    """Handshakes and answers that name the owner's own machine and network, in every way of writing them."""
+
+    row = 62
+    HOSTS = ("ip4/127.0.0.1", "ip4/169.254.169.254", "ip4/192.168.1.1", "ip6/::ffff:7f00:1", "ip6/64:ff9b::a9fe:a9fe")
+    NAMES = ("dns4/localhost", "dns4/vault.corp.internal", "dns/router.lan", "dnsaddr/127.0.0.1.nip.io")
+
+    async def prepare(self) -> None:
+        self.peer.say_hello = self._hello
+        self.peer.say = self._answer
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            await self._try(self.peer.meet(target))
+
+    def _addresses(self) -> list[str]:
+        ports = (22, 80, 8080, self.rng.randrange(1024, 1 << 16))
+        found = [f"/{host}/tcp/{port}" for host in (*self.HOSTS, *self.NAMES) for port in ports]
+        return [f"{address}/p2p/{self.stranger().peer_id}" for address in found]
+
+    def _hello(self, request: ftis_pb2.Handshake | None = None) -> ftis_pb2.Handshake:
+        hello = self.peer.hello(request)
+        hello.peers.extend(self._addresses())
+        return hello
+
+    def _answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
+        answer = self.peer.answer(request)
+        answer.peers.extend(self._addresses())
+        return answer
