@@ -233,7 +233,8 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
     try:
         return author_of(text)
     except ValueError as error:
-        named = [member for member in book.members if names.get(peer_id(member)) == text]
+        known = {member for tree in book.issued.values() for member in tree}
+        named = [member for member in known if names.get(peer_id(member)) == text]
         if not named:
             raise UsageError(
                 f"No member calls itself {text!r}, and as a peer id it is {error}.",

@@ -279,10 +279,13 @@ class Roster:
         for certificate in chain:
             if certificate.run_id != self.book.run_id:
                 return "its certificate is for another run"
-            if certificate.issuer != issuer or not is_author(certificate.member):
+            if certificate.issuer != issuer or not self._is_member_key(certificate.member):
                 return "its certificates make no chain from the run's founder"
             issuer = certificate.member
-        return None if member == issuer != self.book.founder else "its certificate is for another key"
+        return None if member == issuer else "its certificate is for another key"
+
+    def _is_member_key(self, key: bytes) -> bool:
+        return is_author(key) and key != self.book.founder  # which needs no certificate, and cannot be removed
 
     def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
         """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
@@ -320,7 +323,7 @@ class Roster:
         if isinstance(record, Certificate):
             lasting = record.invites and record.issuer == book.founder
             return book.why_refused(record, min(now, record.issued_at) if lasting else now)
-        if record.run_id != book.run_id or record.member == book.founder or not is_author(record.member):
+        if record.run_id != book.run_id or not self._is_member_key(record.member):
             return "it names no member of this run"
         above = book.issued.get(book.founder, {}).get(record.issuer)
         if record.issuer == book.founder or (above is not None and above.invites):
