@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,16 +87,9 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """List the members of a private run that this node knows, and those removed."""
     place, identity, run = _of(home)
     book = _book(place, run)
-    now = unix_seconds()
-    rows = [{"id": run.founder, "founder": True, "invited_by": None, "expires": None, "may_invite": True, "why": None}]
-    names = _names(place, run)
-    held = {member: book.best(member, now) for tree in book.issued.values() for member in tree}
-    for member, one in {**held, **({identity.author: book.own[-1]} if book.own else {})}.items():
-        if one is not None and member != book.founder:
-            expires = min(above.expires for above in book.chain(one))
-            row = {"id": peer_id(member), "founder": False, "invited_by": peer_id(one.issuer), "expires": expires}
-            rows.append({**row, "may_invite": book.may_invite(member, now), "why": book.why_refused(one, now)})
-    rows = [{**row, "name": names.get(str(row["id"]))} for row in rows]
+    names, now = _names(place, run), unix_seconds()
+    keys = dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree)))
+    rows = [_row(book, key, now) | {"name": names.get(peer_id(key))} for key in keys]
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return
@@ -104,10 +97,22 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         if row["founder"]:
             told = "the founder"
         else:
-            state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
+            state = f"no member: {row['why']}" if row["why"] else f"until {day(row['expires'])}"
             told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
         own = "this node; " if row["id"] == identity.peer_id else ""
         say(with_names(f"{row['id']}  {own}{told}", names))
+
+
+def _row(book: Book, key: bytes, now: float) -> dict[str, Any]:
+    held = book.best(key, now)
+    return {
+        "id": peer_id(key),
+        "founder": key == book.founder,
+        "invited_by": held and peer_id(held.issuer),
+        "expires": held and min(one.expires for one in book.chain(held)),
+        "may_invite": book.may_invite(key, now),
+        "why": book.why_no_member(key, now),
+    }
 
 
 def remove(
@@ -134,17 +139,16 @@ def remove(
         _check_removal(book, identity.author, member, names)
         removal = Removal(run_id=run.id, member=member, issuer=identity.author, issued_at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
-        book.keep(removal)
-        still = book.best(member, now)
+        book.ended.setdefault(identity.author, {})[member] = removal
+        still = book.best(member, now) if book.why_no_member(member, now) is None else None
     if invitations:
         replace_bytes(place.orders / f"{now + 1}.voided", b"", durable=True)
     if json:
         print_json({"removed": peer or None, "invitations_withdrawn": invitations})
         return
     if peer:
-        say(f"{called(peer, names)} is removed; members hear of it as they meet this node.")
-        if still is not None and book.why_refused(still, now) is None:
-            say(f"note: it stays a member by the certificate of {called(peer_id(still.issuer), names)}.", error=True)
+        effect = "is removed" if still is None else f"stays a member by {called(peer_id(still.issuer), names)}'s word"
+        say(f"{called(peer, names)} {effect}; members hear of this order as they meet this node.")
     if invitations:
         say("Invitations that were not used yet are void.")
     if not place.in_use():
@@ -203,7 +207,11 @@ def _book(place: Home, run: Run) -> Book:
 def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
     """Raises UserError if a removal of this member by this node would have no effect."""
     held = book.best(member, unix_seconds())
-    if member == book.founder or (own != book.founder and member not in book.issued.get(own, {})):
+    if (
+        member == book.founder
+        or not book.appointed(own)
+        or (own != book.founder and member not in book.issued.get(own, {}))
+    ):
         inviter = book.founder if held is None else held.issuer
         raise UserError(
             "This node cannot remove that member: only the founder and the member's inviter can.",

@@ -20,12 +20,13 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from ftis_node.errors import FtisError
-from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, peer_id, verify
+from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, peer_id, verify
 
 LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
+NO_CERTIFICATE = "it shows no certificate"
 NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
 
 
@@ -124,43 +125,58 @@ class Book(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         records: list[Certificate | Removal] = [one for chain in (*self.members.values(), self.own) for one in chain]
-        for record in records + self.removals:
-            held = self.held(record)
-            if held is None or held.issued_at < record.issued_at:
-                self.keep(record)
+        for record in (*records, *self.removals):
+            tree = self.kept(record).setdefault(record.issuer, {})
+            if record.member not in tree or tree[record.member].issued_at < record.issued_at:
+                tree[record.member] = record
         self.members, self.removals = {}, []
 
-    def held(self, record: Certificate | Removal) -> Certificate | Removal | None:
-        """The latest record of the same kind, by the same issuer, of the same member."""
-        kept = self.ended if isinstance(record, Removal) else self.issued
-        return kept.get(record.issuer, {}).get(record.member)
-
-    def keep(self, record: Certificate | Removal) -> None:
-        """Keep a record in the place of an earlier one."""
-        kept: dict[bytes, dict[bytes, Any]] = self.ended if isinstance(record, Removal) else self.issued
-        kept.setdefault(record.issuer, {})[record.member] = record
+    def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
+        """Where records of this kind are."""
+        return self.ended if isinstance(record, Removal) else self.issued
 
     def chain(self, certificate: Certificate) -> Chain:
         """A certificate as it is sent, with that of its issuer."""
         above = self.issued.get(self.founder, {}).get(certificate.issuer)
         return (certificate,) if above is None else (above, certificate)
 
+    def appointed(self, issuer: bytes) -> bool:
+        """Whether this key is the founder's, or ever was an inviter's."""
+        above = self.issued.get(self.founder, {}).get(issuer)
+        return issuer == self.founder or (above is not None and above.invites)
+
     def removal_of(self, member: bytes, issuer: bytes) -> Removal | None:
         """The removal that ends what this issuer gives to this member: of either by the founder, or by the issuer."""
         founders = self.ended.get(self.founder, {})
         return founders.get(member) or founders.get(issuer) or self.ended.get(issuer, {}).get(member)
 
+    def why_misshapen(self, chain: Chain, member: bytes) -> str | None:
+        """Return why this cannot be a chain of the run for this key, or None."""
+        if not 0 < len(chain) <= LONGEST:
+            return NOT_APPOINTED if chain else NO_CERTIFICATE
+        issuer = self.founder
+        for certificate in chain:
+            if certificate.run_id != self.run_id:
+                return "its certificate is for another run"
+            if certificate.issuer != issuer or not self.may_be_member(certificate.member):
+                return "its certificates make no chain from the run's founder"
+            issuer = certificate.member
+        return None if member == issuer else "its certificate is for another key"
+
+    def may_be_member(self, key: bytes) -> bool:
+        """Whether this is a key, and not the founder's, which needs no certificate and cannot be removed."""
+        return is_author(key) and key != self.founder
+
     def why_refused(self, certificate: Certificate | None, now: float) -> str | None:
         """Return why a certificate does not make its key a member now, in unix seconds, or None; signatures are not
         checked."""
         if certificate is None:
-            return "it shows no certificate"
+            return NO_CERTIFICATE
         if (removal := self.removal_of(certificate.member, certificate.issuer)) is not None:
             return f"{peer_id(removal.member)} was removed by {peer_id(removal.issuer)} on {day(removal.issued_at)}"
-        chain = self.chain(certificate)
-        if chain[0].issuer != self.founder or not all(above.invites for above in chain[:-1]):
+        if not self.appointed(certificate.issuer):
             return NOT_APPOINTED
-        for one in chain:
+        for one in self.chain(certificate):
             if one.expires <= now:
                 return f"the certificate of {peer_id(one.member)} has expired"
             if one.issued_at > now + AHEAD:
@@ -173,7 +189,11 @@ class Book(msgspec.Struct, omit_defaults=True):
         held = [tree[member] for tree in trees if member in tree]
         return next((one for one in held if self.why_refused(one, now) is None), held[0] if held else None)
 
-    def may_invite(self, member: bytes, now: float) -> bool:
-        """Whether this key is the founder's, or an inviter's."""
-        held = self.issued.get(self.founder, {}).get(member)
-        return member == self.founder or (held is not None and held.invites and self.why_refused(held, now) is None)
+    def why_no_member(self, key: bytes, now: float) -> str | None:
+        """Return why this key is no member's, by any certificate, or None."""
+        return None if key == self.founder else self.why_refused(self.best(key, now), now)
+
+    def may_invite(self, key: bytes, now: float) -> bool:
+        """Whether this key is the founder's, or an inviter's now."""
+        held = self.issued.get(self.founder, {}).get(key)
+        return self.appointed(key) and (key == self.founder or self.why_refused(held, now) is None)

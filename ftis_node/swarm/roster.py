@@ -20,18 +20,8 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.certificates import (
-    LONGEST,
-    NOT_APPOINTED,
-    Book,
-    Certificate,
-    Chain,
-    RecordError,
-    Removal,
-    decode,
-    encode,
-)
-from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
+from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
+from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import Invitation
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
@@ -83,14 +73,17 @@ class Roster:
     @property
     def own(self) -> bytes:
         """This node's chain as it shows it: empty for the founder, or before it has one."""
-        book = self.book
-        return encode(book.chain(book.own[-1])) if book.own and self._me != book.founder else b""
+        return encode(self.book.chain(self._own)) if self._own is not None else b""
+
+    @property
+    def _own(self) -> Certificate | None:
+        return self.book.own[-1] if self.book.own and self._me != self.book.founder else None
 
     def why_no_member(self) -> str | None:
         """Return why this node is no member now, or None."""
         if self._me == self.book.founder:
             return None
-        why = self.book.why_refused(self.book.own[-1] if self.book.own else None, self._clock())
+        why = self.book.why_refused(self._own, self._clock())
         return why and why.replace(self._identity.peer_id, "this node")
 
     @property
@@ -107,8 +100,7 @@ class Roster:
 
     def admits(self, peer: bytes) -> bool:
         """Whether a key is known as a member's, and its certificate still counts."""
-        now = self._clock()
-        return peer == self.book.founder or self.book.why_refused(self.book.best(peer, now), now) is None
+        return self.book.why_no_member(peer, self._clock()) is None
 
     def meet(self, peer: bytes, shown: bytes) -> str | None:
         """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
@@ -116,14 +108,12 @@ class Roster:
             chain = decode(shown, Chain) if shown else ()
         except RecordError as error:
             return str(error)
-        why = self._take(chain, peer, peer)
-        if not self.admits(peer):
-            return why or self.book.why_refused(self.book.best(peer, self._clock()), self._clock())
-        if why is None:
+        why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
+        if why is None and refused is None:
             self._inviters.pop(peer, None)
             make_room(self._inviters, peer, KEYS_MAX)
             self._inviters[peer] = peer if chain[-1].issuer == self.book.founder else chain[-1].issuer
-        return None
+        return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
         """Whether one more signature is to be checked for this peer now. All that an inviter let in share a budget."""
@@ -143,10 +133,10 @@ class Roster:
         It has while this node is no member, or an inviter's and the founder invites it, or another inviter does, or it
         is the founder's member and to be an inviter.
         """
-        found, founder = self._invitation, self.book.founder
+        found, founder, own = self._invitation, self.book.founder, self._own
         if found is None or found.inviter != peer or self._me == founder:
             return b""
-        if not self.is_member or (own := self.book.own[-1]).issuer not in (founder, peer):
+        if own is None or not self.is_member or own.issuer not in (founder, peer):
             return found.encoded
         return found.encoded if peer == founder and found.invites and not own.invites else b""
 
@@ -191,17 +181,13 @@ class Roster:
     def accept(self, granted: bytes, peer: bytes) -> None:
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
         invitation, or a certificate of that peer's, which is to be renewed."""
-        own = self.book.own[-1] if self.book.own else None
-        asked = self.ticket_for(peer) != b"" or (own is not None and own.issuer == peer)
-        try:
-            chain = decode(granted, Chain)
-        except RecordError as error:
-            why: str | None = str(error)
-        else:
-            if not asked or self._me == self.book.founder or not chain or chain[-1].issuer != peer:
-                why = "this node did not ask for it"
-            else:
-                why = self._take(chain, self._me, peer)
+        own = self._own
+        why: str | None = "this node did not ask for it"
+        if self.ticket_for(peer) or (own is not None and own.issuer == peer):
+            try:
+                why = self._take(decode(granted, Chain), self._me, peer)
+            except RecordError as error:
+                why = str(error)
         held = self.book.issued.get(peer, {}).get(self._me)
         why = why or self.book.why_refused(held, self._clock())
         if why is not None or held is None:
@@ -217,26 +203,20 @@ class Roster:
         held, now = self._issued_to(member), int(self._clock())
         if held is not None:
             now = max(now, held.issued_at + 1)  # the clock may have been set back
-        made = Certificate(
-            run_id=self.book.run_id,
-            member=member,
-            issuer=self._me,
-            issued_at=now,
-            expires=now + seconds,
-            invites=invites,
-        ).signed_by(self._identity)
-        self.book.keep(made)
+        who = {"run_id": self.book.run_id, "member": member, "issuer": self._me}
+        made = Certificate(**who, issued_at=now, expires=now + seconds, invites=invites).signed_by(self._identity)
+        self.book.issued.setdefault(self._me, {})[member] = made
         return made
 
     # --- what members tell one another ------------------------------------------------------------------------------
 
     def news(self, peer: bytes) -> list[bytes]:
-        """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, and
-        so an inviter's certificate before what it says."""
+        """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
+        an inviter's certificate comes before what it signed."""
         remember(self._told, peer, set(), PEERS_MAX)
         told, book = self._told[peer], self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
-        trees = (kept[issuer] for issuer in issuers for kept in (book.issued, book.ended) if issuer in kept)
+        trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
         records = [record for tree in trees for record in tree.values()]
         if len(told) > 2 * len(records):
             told.intersection_update(record.signature for record in records)
@@ -253,64 +233,41 @@ class Roster:
         remember(self._told, peer, set(), PEERS_MAX)
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(RecordError):
-                last, why = self._hear(record, peer)
-                if why is None:
-                    self._told[peer].add(last.signature)
+                if (kept := self._hear(record, peer)) is not None:
+                    self._told[peer].add(kept.signature)
         if self._unsaved:
             self.save()
 
-    def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str | None]:
+    def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
         try:
             removal = decode(record, Removal)
         except RecordError:
             chain = decode(record, Chain)
-            if not chain:
-                raise RecordError("an empty chain") from None
-            return chain[-1], self._take(chain, chain[-1].member, peer)
-        return removal, self._keep(removal, peer)
-
-    def _why_misshapen(self, chain: Chain, member: bytes) -> str | None:
-        """Return why this cannot be a chain of the run for this key, or None."""
-        if not chain:
-            return "it shows no certificate"
-        if len(chain) > LONGEST:
-            return NOT_APPOINTED
-        issuer = self.book.founder
-        for certificate in chain:
-            if certificate.run_id != self.book.run_id:
-                return "its certificate is for another run"
-            if certificate.issuer != issuer or not self._is_member_key(certificate.member):
-                return "its certificates make no chain from the run's founder"
-            issuer = certificate.member
-        return None if member == issuer else "its certificate is for another key"
-
-    def _is_member_key(self, key: bytes) -> bool:
-        return is_author(key) and key != self.book.founder  # which needs no certificate, and cannot be removed
+            return chain[-1] if chain and self._take(chain, chain[-1].member, peer) is None else None
+        return removal if self._keep(removal, peer) is None else None
 
     def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
         """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
-        if (why := self._why_misshapen(chain, member)) is not None:
+        if (why := self.book.why_misshapen(chain, member)) is not None:
             return why
         return next(filter(None, (self._keep(certificate, peer) for certificate in chain)), None)
 
     def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str | None:
         """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or None."""
         book, issuer = self.book, record.issuer
-        held, kept = book.held(record), book.ended if isinstance(record, Removal) else book.issued
+        tree = book.kept(record).get(issuer, {})
+        held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:
             return None
         if (why := self._why_useless(record)) is not None:
             return why
-        endless = issuer == book.founder and isinstance(record, Removal)
-        if held is None and len(kept.get(issuer, ())) >= RECORDS_MAX and not endless:
+        if held is None and len(tree) >= RECORDS_MAX and (issuer != book.founder or isinstance(record, Certificate)):
             return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
-        if peer is not None and not self.affords(peer):
-            return "too many signatures were to be checked for it; it may try again later"
-        if not record.verify(issuer):
-            return "a signature in its certificates is wrong"
-        if issuer != book.founder and not self._new.take(issuer):
+        if not ((peer is None or self.affords(peer)) and record.verify(issuer)):
+            return "a signature in its certificates is wrong, or too many were to be checked"
+        if peer is not None and issuer != book.founder and not self._new.take(issuer):
             return f"{peer_id(issuer)} issues too many certificates at a time"
-        book.keep(record)
+        book.kept(record).setdefault(issuer, {})[record.member] = record
         self._unsaved = True
         if isinstance(record, Removal):
             logger.info("%s was removed from the run by %s", peer_id(record.member), peer_id(issuer))
@@ -323,12 +280,9 @@ class Roster:
         if isinstance(record, Certificate):
             lasting = record.invites and record.issuer == book.founder
             return book.why_refused(record, min(now, record.issued_at) if lasting else now)
-        if record.run_id != book.run_id or not self._is_member_key(record.member):
+        if record.run_id != book.run_id or not book.may_be_member(record.member):
             return "it names no member of this run"
-        above = book.issued.get(book.founder, {}).get(record.issuer)
-        if record.issuer == book.founder or (above is not None and above.invites):
-            return None
-        return "only the founder and its inviters can remove members"
+        return None if book.appointed(record.issuer) else "only the founder and its inviters can remove members"
 
     # --- the owner's orders, and the disk -----------------------------------------------------------------------------
 
