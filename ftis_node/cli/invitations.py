@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -88,8 +88,12 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     place, identity, run = _of(home)
     book = _book(place, run)
     names, now = _names(place, run), unix_seconds()
-    keys = dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree)))
-    rows = [_row(book, key, now) | {"name": names.get(peer_id(key))} for key in keys]
+    rows = []
+    for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
+        held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
+        ends = held and min(one.expires for one in book.chain(held))
+        row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
+        rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(peer_id(key))})
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return
@@ -97,22 +101,10 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         if row["founder"]:
             told = "the founder"
         else:
-            state = f"no member: {row['why']}" if row["why"] else f"until {day(row['expires'])}"
+            state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
             told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
         own = "this node; " if row["id"] == identity.peer_id else ""
         say(with_names(f"{row['id']}  {own}{told}", names))
-
-
-def _row(book: Book, key: bytes, now: float) -> dict[str, Any]:
-    held = book.best(key, now)
-    return {
-        "id": peer_id(key),
-        "founder": key == book.founder,
-        "invited_by": held and peer_id(held.issuer),
-        "expires": held and min(one.expires for one in book.chain(held)),
-        "may_invite": book.may_invite(key, now),
-        "why": book.why_no_member(key, now),
-    }
 
 
 def remove(

@@ -26,7 +26,7 @@ LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
-NO_CERTIFICATE = "it shows no certificate"
+MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
 
 
@@ -153,7 +153,7 @@ class Book(msgspec.Struct, omit_defaults=True):
     def why_misshapen(self, chain: Chain, member: bytes) -> str | None:
         """Return why this cannot be a chain of the run for this key, or None."""
         if not 0 < len(chain) <= LONGEST:
-            return NOT_APPOINTED if chain else NO_CERTIFICATE
+            return NOT_APPOINTED if chain else MEMBERS_ONLY
         issuer = self.founder
         for certificate in chain:
             if certificate.run_id != self.run_id:
@@ -171,7 +171,7 @@ class Book(msgspec.Struct, omit_defaults=True):
         """Return why a certificate does not make its key a member now, in unix seconds, or None; signatures are not
         checked."""
         if certificate is None:
-            return NO_CERTIFICATE
+            return MEMBERS_ONLY
         if (removal := self.removal_of(certificate.member, certificate.issuer)) is not None:
             return f"{peer_id(removal.member)} was removed by {peer_id(removal.issuer)} on {day(removal.issued_at)}"
         if not self.appointed(certificate.issuer):

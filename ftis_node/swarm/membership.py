@@ -30,7 +30,6 @@ from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
-    MEMBERS_ONLY,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     greeting,
@@ -386,8 +385,8 @@ class Membership:
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
-            removal = self._roster.removal_for(peer)
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            answer.removal = self._roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
@@ -417,10 +416,7 @@ class Membership:
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = roster.meet(peer, request.certificates)
-        if request.invitation:
-            refused = self._redeem(request, answer, peer)
-        else:
-            refused = why if request.certificates else MEMBERS_ONLY
+        refused = self._redeem(request, answer, peer) if request.invitation else why
         if why is None and not answer.granted:
             answer.granted = roster.renewal(peer)
         return why and refused

@@ -58,8 +58,7 @@ class Roster:
             UserError: the file is damaged.
         """
         self._me, self._identity, self._clock = identity.author, identity, clock
-        self._file, self._orders = file, orders
-        self._invitation = invitation
+        self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
         self._told: dict[bytes, set[bytes]] = {}  # by peer, the records that it has or gave
         self._inviters: dict[bytes, bytes] = {}  # by peer, whose member it showed itself to be
