@@ -108,10 +108,11 @@ class Roster:
         except RecordError as error:
             return str(error)
         why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
-        if why is None and refused is None:
+        held = chain[-1] if why is None else self.book.best(peer, self._clock())
+        if refused is None and held is not None:
             self._inviters.pop(peer, None)
             make_room(self._inviters, peer, KEYS_MAX)
-            self._inviters[peer] = peer if chain[-1].issuer == self.book.founder else chain[-1].issuer
+            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
         return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
@@ -302,7 +303,7 @@ class Roster:
                     logger.error("The order %s has no effect: %s.", file, why)
             except (RecordError, ValueError):
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
-            self.save()
+            self.save(durable=True)
             file.unlink()
 
     def _make_room(self) -> None:
