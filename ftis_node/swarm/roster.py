@@ -308,10 +308,9 @@ class Roster:
 
     def _make_room(self) -> None:
         """Forget those of an issuer that are no members any more, once it has as many as are remembered."""
-        for tree in self.book.issued.values():
+        for issuer, tree in self.book.issued.items():
             if len(tree) >= RECORDS_MAX:
-                for one in [one for one in tree.values() if self._why_useless(one)]:
-                    del tree[one.member]
+                self.book.issued[issuer] = {key: one for key, one in tree.items() if not self._why_useless(one)}
 
     def save(self, *, durable: bool = False) -> None:
         """Write the roster to its file."""
