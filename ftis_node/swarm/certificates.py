@@ -158,14 +158,10 @@ class Book(msgspec.Struct, omit_defaults=True):
         for certificate in chain:
             if certificate.run_id != self.run_id:
                 return "its certificate is for another run"
-            if certificate.issuer != issuer or not self.may_be_member(certificate.member):
+            if certificate.issuer != issuer or certificate.member == self.founder or not is_author(certificate.member):
                 return "its certificates make no chain from the run's founder"
             issuer = certificate.member
         return None if member == issuer else "its certificate is for another key"
-
-    def may_be_member(self, key: bytes) -> bool:
-        """Whether this is a key, and not the founder's, which needs no certificate and cannot be removed."""
-        return is_author(key) and key != self.founder
 
     def why_refused(self, certificate: Certificate | None, now: float) -> str | None:
         """Return why a certificate does not make its key a member now, in unix seconds, or None; signatures are not

@@ -21,7 +21,7 @@ from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
-from ftis_node.swarm.identity import Identity, author_of, peer_id
+from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
@@ -278,7 +278,7 @@ class Roster:
         if isinstance(record, Certificate):
             lasting = record.invites and record.issuer == book.founder
             return book.why_refused(record, min(now, record.issued_at) if lasting else now)
-        if record.run_id != book.run_id or not book.may_be_member(record.member):
+        if record.run_id != book.run_id or record.member == book.founder or not is_author(record.member):
             return "it names no member of this run"
         return None if book.appointed(record.issuer) else "only the founder and its inviters can remove members"
 
@@ -290,7 +290,9 @@ class Roster:
             self._warned = why
             if why is not None:
                 logger.warning("This node is no member of its private run: %s.", why)
-        self._make_room()
+        for issuer, tree in self.book.issued.items():
+            if len(tree) >= RECORDS_MAX:  # those that are no members any more make room
+                self.book.issued[issuer] = {key: one for key, one in tree.items() if not self._why_useless(one)}
         for file in sorted(self._orders.iterdir()) if self._orders is not None and self._orders.is_dir() else ():
             if file.suffix not in (".removal", ".voided"):
                 continue
@@ -303,12 +305,6 @@ class Roster:
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
             self.save(durable=True)
             file.unlink()
-
-    def _make_room(self) -> None:
-        """Forget those of an issuer that are no members any more, once it has as many as are remembered."""
-        for issuer, tree in self.book.issued.items():
-            if len(tree) >= RECORDS_MAX:
-                self.book.issued[issuer] = {key: one for key, one in tree.items() if not self._why_useless(one)}
 
     def save(self, *, durable: bool = False) -> None:
         """Write the roster to its file."""
