@@ -90,7 +90,7 @@ class Run(BaseModel):
     cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
     horizontal run it makes one of `parts` of equal size, each by another author. common: slots below it have the rows
     of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`. founder: of a private
-    run, the peer id at which the chains of its members' certificates begin; see `swarm.certificates`.
+    run, the peer id that signs its members' certificates, or their inviters'; see `swarm.certificates`.
 
     A token run is for one tokenizer (packet 1, or 3 with turns). tokenizer: its fingerprint, lower-case hex. eos: ids
     that end a completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.

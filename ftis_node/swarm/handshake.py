@@ -101,9 +101,6 @@ async def _ask_run(transport: Transport, address: str, invitation: bytes) -> Run
     return "the run file that it sent is not of the run that it names"
 
 
-MEMBERS_ONLY = "the run is private; ask a member for an invitation"
-
-
 def other_protocol(theirs: int) -> str:
     """Why this node refuses a peer of this major version, and what to do about it, in one line."""
     older = theirs < PROTOCOL_MAJOR

@@ -30,7 +30,6 @@ from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
-    MEMBERS_ONLY,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     greeting,
@@ -342,18 +341,18 @@ class Membership:
             return False
         if answer.refusal or answer.run_id != self._run_file.run.id:
             if self._roster is not None and answer.removal:
-                self._roster.learn(answer.removal)
+                self._roster.hear([answer.removal], peer)
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
         if answer.observer:
             self._refuse(peer, "it only looks on")
             return False
         if self._roster is not None:
-            if answer.granted:
-                self._roster.accept(answer.granted)
             if (why := self._roster.meet(peer, answer.certificates)) is not None:
                 self._refuse(peer, why)
                 return False
+            if answer.granted:
+                self._roster.accept(answer.granted, peer)
         self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
@@ -386,8 +385,8 @@ class Membership:
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
-            removal = self._roster.removal_for(peer, request.certificates)
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            answer.removal = self._roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
@@ -417,18 +416,23 @@ class Membership:
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = roster.meet(peer, request.certificates)
-        if why is None:
+        refused = self._redeem(request, answer, peer) if request.invitation else why
+        if why is None and not answer.granted:
             answer.granted = roster.renewal(peer)
-            return None
-        if not request.invitation:
-            return why if request.certificates else MEMBERS_ONLY
+        return why and refused
+
+    def _redeem(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
+        assert self._roster is not None
+        if not self._roster.affords(peer):
+            return "too many invitations were to be checked; try again later"
         try:
             found = read_invitation(request.invitation, unix_seconds())
         except UsageError as error:
             return plain(error.what, 200)
-        why = roster.why_no_ticket(found, peer)
+        why = self._roster.why_no_ticket(found, peer)
         if why is None and request.run_id == self._run_file.run.id:
-            answer.granted = roster.redeem(found, peer)
+            answer.granted = self._roster.redeem(found, peer)
         return why
 
     def failed(self, peer: bytes) -> None:

@@ -122,7 +122,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The invitation would have",
             "Nobody is named.",
             "The home … has no run yet.",
-            "This node cannot remove that",
         ),
         "node/assembly.py": ("None of the peers takes this",),
         "node/options.py": ("The invitation is to run …,", "The run is open; who may take"),
