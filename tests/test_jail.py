@@ -14,7 +14,7 @@ import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks import Scorer, code_in, load_task, scoring
-from ftis_node.tasks.jail import ALLOWED, can_lock_in, defined
+from ftis_node.tasks.jail import ALLOWED, can_lock_in
 from ftis_node.tasks.judge import Judge
 from tests.support.daemons import Join
 from tests.support.learning import learn, pair
@@ -179,7 +179,6 @@ def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
 def test_code_is_read_out_of_its_fence() -> None:
     assert code_in("```\nx = 1\n```") == code_in("```python3\nx = 1\n```") == "x = 1"
     assert code_in("x = 1") == "x = 1" and code_in("```x") == "```x"
-    assert defined("def f(): pass\ng = 1\nif 1:\n    def h(): pass") == {"f", "g"}
 
 
 def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path) -> None:

@@ -122,13 +122,14 @@ def _locked() -> Any:
     jail = _beside("jail")
     if not jail.can_lock_in():
         sys.exit("This machine cannot lock code in.")
+    jail.prepare()
     return jail
 
 
 def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
     """The function that says whether Python code passes its tests."""
-    jail = _locked()
-    return lambda tests, answer, _: bool(jail.passes(tests, answer, 0.8 * seconds))
+    passes = _locked().examiner(0.8 * seconds)
+    return lambda tests, answer, _: bool(passes(tests, answer))
 
 
 def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:
