@@ -1,13 +1,13 @@
 """A jail for code that strangers wrote, and the unit tests that judge it. A script loads this file: stdlib only.
 
-Two processes, each forked for one answer. The *suspect* runs the answer. It is forked from a clean process, a new Python
-that is given two pipes for each answer and nothing else: no test, no other answer, no environment. The *examiner* runs
+Two processes, each forked for one answer. The *suspect* runs the answer. It is forked from a clean process: a new
+Python that is given two pipes for each answer and nothing else, no test, no answer, no environment. The *examiner* runs
 the task's tests, in which each function's name is a call of the suspect. Only literals and the names of a few errors
 cross between them, so an answer can neither see the tests nor decide their outcome but by what its functions return.
 
-Both are in a jail that no later code can leave. seccomp lets pass 15 system calls, after a look at their arguments: none
-opens or examines a file, names the machine or another process, makes memory executable, or handles a signal. Modules are
-imported before. landlock, a second layer, refuses all files. Limits bound memory, processor time and files. Without any
+Both are in a jail that no later code can leave. seccomp lets pass 15 system calls and looks at their arguments: none
+opens or examines a file, names the machine or another process, makes memory executable, or handles a signal. Modules
+are imported before. landlock refuses all files once more. Limits bound memory, processor time and files. Without any
 one of these nothing is run. Linux on x86-64 only.
 
 https://docs.kernel.org/userspace-api/landlock.html, https://docs.kernel.org/userspace-api/seccomp_filter.html
@@ -19,6 +19,7 @@ import ast
 import builtins
 import ctypes
 import dis
+import functools
 import importlib
 import os
 import resource
@@ -36,52 +37,41 @@ REPLY_BYTES = 1 << 16  # of an argument list or a result
 SAID_BYTES = 1 << 15  # less than a pipe holds: nobody reads before the fork has ended
 _CHILDREN_CPU_SECONDS = 10
 
-# System calls by their numbers on x86-64 (linux/arch/x86/entry/syscalls/syscall_64.tbl), and, of one argument, counted
-# from 0, the bits that must not be set.
-_ANY, _NOT_EXECUTABLE, _WAIT_OR_WAKE, _CLOCK_OF_NOBODY = (0, 0), (2, 0x4), (1, 0xFFFFFF7E), (0, 0xFFFFFFF0)
-ALLOWED: dict[str, tuple[int, tuple[int, int]]] = {
-    **{"read": (0, _ANY), "write": (1, _ANY), "close": (3, _ANY), "munmap": (11, _ANY), "brk": (12, _ANY)},
-    **{"mremap": (25, _ANY), "exit": (60, _ANY), "exit_group": (231, _ANY), "getrandom": (318, _ANY)},
-    **{"mmap": (9, _NOT_EXECUTABLE), "mprotect": (10, _NOT_EXECUTABLE), "futex": (202, _WAIT_OR_WAKE)},
-    **{"clock_gettime": (228, _CLOCK_OF_NOBODY), "clock_getres": (229, _CLOCK_OF_NOBODY)},
-    **{"clock_nanosleep": (230, _CLOCK_OF_NOBODY)},
+# System calls by their numbers on x86-64 (linux/arch/x86/entry/syscalls/syscall_64.tbl).
+ALLOWED = {
+    **{"read": 0, "write": 1, "close": 3, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "exit": 60},
+    **{"futex": 202, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231},
+    **{"getrandom": 318},
+}
+# Which argument, counted from 0, must not have which bits: PROT_EXEC; all but WAIT, WAKE, PRIVATE; a process's clock.
+_REFUSED = {
+    **{"mmap": (2, 0x4), "mprotect": (2, 0x4), "futex": (1, 0xFFFFFF7E)},
+    **{"clock_gettime": (0, 0xFFFFFFF0), "clock_getres": (0, 0xFFFFFFF0), "clock_nanosleep": (0, 0xFFFFFFF0)},
 }
 _ARCH_X86_64 = 0xC000003E
 _RETURN, _EQUAL, _ANY_OF, _LOAD = 0x06, 0x15, 0x45, 0x20  # BPF instructions, with an immediate operand
 _KILL, _REFUSE, _PASS = 0x80000000, 0x00050001, 0x7FFF0000  # the process; with EPERM; go on
 _NO_NEW_PRIVS, _SET_SECCOMP, _PDEATHSIG = 38, 22, 1  # of prctl
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
-_NEWEST = 6  # of landlock's versions; later ones have nothing for us
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version
-_LATER_FILE_RIGHTS = (1 << 16) - 1
-_NET_RIGHTS, _SCOPES = 0b11, 0b11  # binding and connecting by TCP; abstract sockets and signals to others
-# What answers, tests and scorers may import: nothing can be loaded later. A codec is a module.
+_FILE_RIGHTS = (1 << 13) - 1  # of landlock's first version, which every later one has
+# What answers, tests and scorers may import, with what these import: nothing can be loaded later.
 _MODULES = """
-    abc argparse array ast base64 binascii bisect bz2 calendar cmath codecs collections colorsys contextlib copy csv
-    dataclasses datetime decimal difflib dis enum errno fractions functools gc graphlib hashlib heapq hmac html inspect
-    io ipaddress itertools json keyword linecache locale logging lzma math numbers operator optparse os pathlib pickle
-    pprint queue random re reprlib sched secrets shlex stat statistics string stringprep struct symtable sys textwrap
-    threading time timeit token tokenize traceback types typing unicodedata unittest urllib.parse uuid warnings weakref
-    xml.etree.ElementTree zlib _strptime encodings.ascii encodings.cp1252 encodings.cp437 encodings.hex_codec
-    encodings.base64_codec encodings.idna encodings.latin_1 encodings.punycode encodings.raw_unicode_escape
-    encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32
-    encodings.utf_8_sig
+    array ast base64 bisect bz2 calendar cmath codecs colorsys contextlib copy csv dataclasses datetime decimal difflib
+    enum fractions functools gc graphlib hashlib heapq hmac html inspect io ipaddress itertools json linecache logging
+    math numbers operator pathlib pickle pprint queue random re secrets statistics string struct sys textwrap threading
+    time timeit tokenize traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib _strptime
+    encodings.cp1252 encodings.hex_codec encodings.latin_1 encodings.rot_13 encodings.unicode_escape encodings.utf_16_le
 """
-# What a call may raise in a test: an answer's own errors are the nearest of these.
+# What a call may raise in a test; for another error, the nearest of these that it is one of, or a RuntimeError.
 _ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error
-    for error in (
-        *(ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, LookupError, NameError),
-        *(NotImplementedError, OverflowError, RecursionError, RuntimeError, TypeError, UnicodeError, ValueError),
-        ZeroDivisionError,
-    )
+    name: getattr(builtins, name)
+    for name in """
+    ArithmeticError AssertionError AttributeError IndexError KeyError LookupError NameError NotImplementedError
+    OverflowError RecursionError RuntimeError TypeError UnicodeError ValueError ZeroDivisionError
+    """.split()  # noqa: SIM905
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class JailError(Exception):
-    """This machine cannot lock the code in."""
 
 
 def prepare() -> None:
@@ -92,21 +82,13 @@ def prepare() -> None:
 
 
 def enter() -> None:
-    """Lock this process in, for good. Raises JailError; then it must end."""
+    """Lock this process in, for good. Raises OSError; then it must end."""
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _restrict_files()
-    _restrict_calls()
-
-
-def _restrict_files() -> None:
-    version = min(_libc.syscall(_CREATE_RULESET, None, 0, 1), _NEWEST)
-    if version < 1:
-        raise JailError("the kernel has no landlock")
-    rights = struct.pack("QQQ", _FILE_RIGHTS.get(version, _LATER_FILE_RIGHTS), _NET_RIGHTS, _SCOPES)
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    rules = _checked(_libc.syscall(_CREATE_RULESET, rights, size, 0), "landlock_create_ruleset")
+    files = struct.pack("Q", _FILE_RIGHTS)
+    rules = _checked(_libc.syscall(_CREATE_RULESET, files, len(files), 0), "landlock_create_ruleset")
     _checked(_libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     os.close(rules)
+    _restrict_calls()
 
 
 def _restrict_calls() -> None:
@@ -119,11 +101,12 @@ def _restrict_calls() -> None:
         step(_RETURN, _KILL),
         step(_LOAD, 0),  # the call's number
     ]
-    for number, (argument, forbidden) in ALLOWED.values():
+    for name, number in ALLOWED.items():
+        argument, refused = _REFUSED.get(name, (0, 0))
         program += [
             step(_EQUAL, number, 0, 4),
             step(_LOAD, 16 + 8 * argument),  # its lower half
-            step(_ANY_OF, forbidden, 0, 1),
+            step(_ANY_OF, refused, 0, 1),
             step(_RETURN, _REFUSE),
             step(_RETURN, _PASS),
         ]
@@ -135,7 +118,7 @@ def _restrict_calls() -> None:
 
 def _checked(answer: int, what: str) -> int:
     if answer < 0:
-        raise JailError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), what)
     return answer
 
 
@@ -191,52 +174,46 @@ def ended_well(pid: int) -> bool:
 # --- an examination ---------------------------------------------------------------------------------------------------
 
 
-def examiner(seconds: float) -> Callable[[str, str], bool]:
-    """Start the clean process, which ends with this one; return what tells whether an answer passes tests.
+def examiner(seconds: float) -> Callable[[str, str, bool], bool]:
+    """Start the clean process, which ends with this one; return what says whether an answer passes tests.
 
-    The tests are Python text with asserts, the answer is Python text that defines their functions.
+    The tests are Python text with asserts; the answer is Python text that defines the functions which they call.
     """
     ours, theirs = socket.socketpair()
     kept = {name: os.environ[name] for name in ("PYTHONHOME", "LD_LIBRARY_PATH") if name in os.environ}
-    clean = subprocess.Popen(
+    subprocess.Popen(
         [sys.executable, "-P", "-s", "-S", __file__, str(seconds)],
-        stdin=theirs,
+        stdin=theirs.fileno(),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         env={"PYTHONHASHSEED": "0", "TZ": "UTC0", **kept},
         cwd="/",
     )
     theirs.close()
+    if not ours.recv(1):
+        sys.exit("The process that answers are forked from did not start.")
 
-    def passes(tests: str, answer: str) -> bool:
+    def passes(tests: str, answer: str, _: bool) -> bool:
         to_suspect, to_examiner = os.pipe(), os.pipe()
+        ends = to_examiner[0], to_suspect[1]
         socket.send_fds(ours, [b"+"], [to_suspect[0], to_examiner[1]])
-        mine = {to_examiner[0], to_suspect[1]}
-        pid = locked_in(lambda: _examine(tests, answer, to_examiner[0], to_suspect[1]), mine, seconds)
+        pid = locked_in(lambda: _examine(tests, answer, *ends), set(ends), seconds)
         for end in (*to_suspect, *to_examiner):
             os.close(end)
         passed = ended_well(pid)
         ours.send(b"-")
-        _await(ours, clean)
+        ours.recv(1)  # the suspect is gone
         return passed
 
-    _await(ours, clean)
     return passes
 
 
-def _await(connection: socket.socket, clean: subprocess.Popen[bytes]) -> None:
-    if not connection.recv(1):
-        raise JailError(f"the clean process ended with {clean.wait()}")
-
-
 def _fork_suspects(seconds: float) -> None:
-    """The clean process: fork a suspect for each two pipes that come through stdin, and kill it when told so."""
+    """The clean process: fork a suspect for each two pipes that come through stdin, and kill it at the next byte."""
     prepare()
     connection = socket.socket(fileno=os.dup(0))
     connection.send(b"R")
     while ends := socket.recv_fds(connection, 1, 2)[1]:
-        questions, replies = ends
-        pid = locked_in(lambda: _be_examined(questions, replies), set(ends), seconds)  # noqa: B023 - used at once
+        pid = locked_in(functools.partial(_be_examined, *ends), set(ends), seconds)
         for end in ends:
             os.close(end)
         connection.recv(1)
@@ -256,7 +233,7 @@ def _be_examined(questions: int, replies: int) -> None:
         try:
             reply = ("", space[name](*positional, **named))
         except Exception as error:
-            reply = (next((one.__name__ for one in type(error).__mro__ if one in _ERRORS.values()), "RuntimeError"), 0)
+            reply = (next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), "Exception"), 0)
         _send(replies, repr(reply))
 
 

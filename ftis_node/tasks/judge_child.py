@@ -47,7 +47,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     known: dict[str, Callable[[], Callable[..., object]]] = {
         "math": lambda: _in_a_fork(_load(), seconds),
         "regex": lambda: _in_a_fork(_matches, seconds),
-        "tests": lambda: _examiner(seconds),
+        "tests": lambda: _locked().examiner(0.8 * seconds),
         "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
         "verifiers": lambda: _beside("verifiers_child").judge(_locked(), 0.8 * seconds, task),
     }
@@ -124,12 +124,6 @@ def _locked() -> Any:
         sys.exit("This machine cannot lock code in.")
     jail.prepare()
     return jail
-
-
-def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
-    """The function that says whether Python code passes its tests."""
-    passes = _locked().examiner(0.8 * seconds)
-    return lambda tests, answer, _: bool(passes(tests, answer))
 
 
 def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:
