@@ -30,7 +30,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 REPLY_BYTES = 1 << 16  # of an argument list or a result
@@ -59,7 +59,7 @@ _MODULES = """
     array ast base64 bisect bz2 calendar cmath codecs colorsys contextlib copy csv dataclasses datetime decimal difflib
     enum fractions functools gc graphlib hashlib heapq hmac html inspect io ipaddress itertools json linecache logging
     math numbers operator pathlib pickle pprint queue random re secrets statistics string struct sys textwrap threading
-    time timeit tokenize traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib _strptime
+    time timeit tokenize traceback types typing unicodedata unittest urllib.parse warnings weakref zlib _strptime
     encodings.cp1252 encodings.hex_codec encodings.latin_1 encodings.rot_13 encodings.unicode_escape encodings.utf_16_le
 """
 # What a call may raise in a test; for another error, the nearest of these that it is one of, or a RuntimeError.
@@ -225,8 +225,9 @@ def _fork_suspects(seconds: float) -> None:
 def _be_examined(questions: int, replies: int) -> None:
     """The suspect: run the answer, tell what can be called, then call it as asked. A reply: (error or "", value)."""
     lines = _lines(questions)
-    space: dict[str, Any] = {"__name__": "answer"}
-    exec(compile(ast.literal_eval(next(lines)), "answer", "exec"), space)
+    sys.modules["answer"] = module = ModuleType("answer")
+    space = vars(module)
+    exec(compile(ast.literal_eval(next(lines)), "answer", "exec", dont_inherit=True), space)
     _send(replies, repr(("", [name for name, value in space.items() if callable(value)])))
     for line in lines:
         name, positional, named = ast.literal_eval(line)
@@ -260,7 +261,7 @@ def _examine(tests: str, answer: str, replies: int, questions: int) -> None:
 
     names = {str(name) for name in ask(answer)[1]} - vars(builtins).keys()
     space = {name: proxy(name) for name in names if not name.startswith("__")}
-    exec(compile(tests, "tests", "exec"), {**space, "__name__": "tests"})
+    exec(compile(tests, "tests", "exec", dont_inherit=True), {**space, "__name__": "tests"})
 
 
 def _send(end: int, text: str) -> None:
