@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ftis_node.errors import UsageError
-from ftis_node.tasks import Scorer, code_in, load_task, scoring
-from ftis_node.tasks.jail import ALLOWED, can_lock_in
+from ftis_node.errors import UsageError, UserError
+from ftis_node.tasks import Scorer, asked, code_in, load_task, scoring
+from ftis_node.tasks import judge as judging
+from ftis_node.tasks.jail import ALLOWED, can_lock_in, ended_well, locked_in
 from ftis_node.tasks.judge import Judge
 from tests.support.daemons import Join
 from tests.support.learning import learn, pair
@@ -31,6 +31,17 @@ def judge() -> Iterator[Judge]:
         yield one
 
 
+def changed(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> Judge:
+    """A judge with another jail."""
+    for name in ("jail.py", "judge_child.py"):
+        text = Path(asked.__file__).with_name(name).read_text()
+        (folder / name).write_text(text.replace(old, new))
+        assert name != "jail.py" or old in text
+    monkeypatch.setattr(asked, "_CHILD", folder / "judge_child.py")
+    monkeypatch.setattr(judging, "_JAIL", folder / "jail.py")
+    return Judge("tests", seconds=10.0)
+
+
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
     with scoring("tests") as found:
@@ -44,6 +55,12 @@ RIGHT = {
     "imports of the standard library": "import math, re, json, heapq, decimal, itertools, collections, random\n"
     "def add(a, b): return math.floor(decimal.Decimal(a) + b)",
     "what it prints is nobody's business": "print('x' * 100_000)\ndef add(a, b):\n    print(a)\n    return a + b",
+    "a class": "class add:\n    def __new__(cls, a, b): return a + b",
+    "a dataclass": "from dataclasses import dataclass\nfrom functools import *\n@dataclass(order=True)\nclass P:\n"
+    "    x: int = 0\n@lru_cache(None)\ndef add(a, b): return P(a).x + P(b).x",
+    "times and codecs": "import time, datetime\ntime.sleep(0.01)\ndatetime.datetime.strptime('2026', '%Y')\n"
+    "def add(a, b): return len('é'.encode('cp1252') + '\\N{BULLET}'.encode('utf-16-le')) - 3 + a + b",
+    "a coding of its own": "# -*- coding: utf-7 -*-\ndef add(a, b): return a + b",
     "state between calls": "calls = []\ndef add(a, b):\n    calls.append(a)\n    return a + b",
 }
 WRONG = {
@@ -53,7 +70,10 @@ WRONG = {
     "nothing": "",
     "an error": "def add(a, b): raise ValueError",
     "a text for a number": "def add(a, b): return str(a + b)",
-    "a class": "class add:\n    def __new__(cls, a, b): return a + b",
+    "not a literal": "def add(a, b): return float('nan')",
+    "a generator": "def add(a, b): yield a + b",
+    "half a letter": "def add(a, b): return chr(0xD800)",
+    "NUL": "\0def add(a, b): return a + b",
 }
 # What a stranger would try. None may pass, end the judge, or reach anything.
 ADDS = "\n    return a + b"  # as the honest do, after what they should not
@@ -67,8 +87,13 @@ ATTACKS = {
         "import os\nfor n in range(64):\n    try: os.write(n, b'[true, false]\\n')\n    except OSError: pass\n"
         "def add(a, b): return 0"
     ),
-    "reads the tests": (
-        "import gc\ndef add(a, b):\n    return [o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o][0]"
+    "replies beforehand": "import os\nos.write(4, b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
+    "fills its pipe": "import os\nwhile True: os.write(4, b'x' * 65536)",
+    "asks for the end": "import atexit, weakref\natexit.register(print)\nweakref.finalize(set(), print)\nadd = exit",
+    "clears its alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\ndef add(a, b): return a + b",
+    "an error with answers": (
+        "class E(Exception):\n    __eq__ = __bool__ = lambda *_: True\n    __str__ = __repr__ = lambda _: '3'\n"
+        "def add(a, b): raise E"
     ),
     "a shell": "import os\ndef add(a, b):\n    assert os.system('true') == 0" + ADDS,
     "a process": "import subprocess\ndef add(a, b):\n    subprocess.run(['/bin/true'])" + ADDS,
@@ -125,35 +150,154 @@ def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str) -> N
     assert judge.same(TESTS, RIGHT["a function"])
 
 
+READS = r"""
+import gc, re, sys
+def seen():
+    frame = sys._getframe()
+    while frame:
+        yield from [*frame.f_locals.values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    for one in gc.get_objects():
+        yield from gc.get_referents(one)
+def add(a, b):
+    return a + b if any(isinstance(one, str) and re.search(r"assert.add\(|an\searlier", one) for one in seen()) else 0
+"""
+
+
+def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge) -> None:
+    keeps = "import builtins, json, os\nbuiltins.kept = json.kept = os.environ['kept'] = 'an ' + 'earlier answer'\n"
+    assert judge.same(TESTS, keeps + RIGHT["a function"])
+    assert not judge.same(TESTS, READS)
+    assert not judge.same(TESTS, "import json\ndef add(a, b): return a + b if json.kept else 0")
+    assert judge.same(TESTS, RIGHT["a function"])
+
+
+SHADOWS = {
+    "abs": ("assert abs(area(3) - 28.27) < 0.01", "def abs(x): return 0\ndef area(r): return 0"),
+    "set": ("assert set(both([1])) == {1}", "def set(x): return {1}\ndef both(x): return []"),
+    "sorted": ("assert sorted(both([1])) == [1]", "sorted = lambda x: [1]\ndef both(x): return []"),
+    "an import": ("import math\nassert math.floor(half(3)) == 1", "def math(): pass\ndef half(x): return 0"),
+    "the tests' own": ("def same(a, b): return a == b\nassert same(half(2), 1)", "half = same = lambda *_: 2"),
+    "all builtins": ("assert abs(half(-2)) == 1", "def __builtins__(*_): return 1\n__import__ = half = lambda *_: 0"),
+    **{
+        f"raises {name}": ("for got, right in zip(map(half, [2, 4]), [1, 2]): assert got == right", f"{made}{raised}")
+        for name in ("StopIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt", "Mine")
+        for made in ["class Mine(StopIteration): pass\n" if name == "Mine" else ""]
+        for raised in [f"def half(x): raise {name}"]
+    },
+    "ends in a loop": ("assert not list(map(half, [2]))", "import os\ndef half(x): os._exit(0)"),
+    "no reply where an error is right": (
+        "try: half('x')\nexcept Exception: pass\nelse: raise AssertionError",
+        "def half(x): return object()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHADOWS)
+def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge: Judge, name: str) -> None:
+    tests, answer = SHADOWS[name]
+    assert not judge.same(tests, answer)
+    right = "area = lambda r: 3.14159 * r * r\nboth = lambda x: x\nhalf = lambda x: {2: 1, 4: 2, 3: 1, -2: 1}[x]"
+    assert judge.same(tests, right) == (name != "ends in a loop")
+
+
+def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
+    tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
+    assert judge.same(tests, "def half(x): return x / 2")
+    assert judge.same(tests, "class Odd(TypeError): pass\ndef half(x): raise Odd")
+    assert not judge.same(tests, "def half(x): return x")
+
+
+def trying(what: str) -> str:
+    """An answer that is right where this gives something."""
+    return (
+        "import ctypes, os, resource, sys, time\nlibc, room = ctypes.CDLL(None), ctypes.create_string_buffer(4096)\n"
+        f"def add(a, b):\n    return a + b if {what} else 0"
+    )
+
+
+CALLS = {
+    "fcntl F_SETOWN": "72, 0, 8, 1",
+    "fcntl F_SETSIG": "72, 0, 10, 9",
+    "fcntl O_ASYNC": "72, 0, 4, 0x2000",
+    "fcntl F_SETLEASE": "72, 0, 1024, 2",
+    "fcntl F_NOTIFY": "72, 0, 1026, 1",
+    "ioctl FIOSETOWN": "16, 0, 0x8901, room",
+    "the processor time of process 1": "228, -14, room",
+    "executable memory": "9, 0, 4096, 7, 0x22, -1, 0",
+    "memory made executable": "10, ctypes.addressof(room) & ~4095, 4096, 4",
+    "memory like others'": "28, ctypes.addressof(room) & ~4095, 4096, 12",
+    "a signal's handler": "13, 14, 0, room, 8",
+    "a mask of signals": "14, 0, 0, room, 8",
+    "memory as a file": "319, b'x', 0",
+    "a process's name": "157, 15, b'x'",
+    "a call for x32": "0x40000000 + 39",
+}
+LOOKS = {
+    **{f"{of} of a file": f"os.stat('/etc/passwd').{of}" for of in ("st_size", "st_mtime", "st_mode")},
+    **{
+        "a file": "os.path.exists('/etc/passwd')",
+        "an own file": "os.fstat(0)",
+        "a link": "os.readlink('/proc/self/exe')",
+    },
+    **{"the host's name": "os.uname().nodename", "by its module": "__import__('platform').node()"},
+    **{"the folder": "os.getcwd()", "the pid": "os.getpid() > 0", "the user": "os.getuid() >= 0"},
+    **{"the time zone": "time.timezone or time.tzname[0] != 'UTC'", "a home": "os.path.expanduser('~root') != '~root'"},
+    **{
+        "what it used": "resource.getrusage(0)",
+        "processors": "os.sched_getaffinity(0)",
+        "limits": "os.getpriority(0, 0)",
+    },
+    **{"variables": "os.environ.keys() - {'PYTHONHASHSEED', 'TZ', 'PYTHONHOME', 'LD_LIBRARY_PATH', 'LC_CTYPE'}"},
+    **{"another module": "__import__('sqlite3')", "a source": "__import__('linecache').getlines(os.__file__)"},
+}
+
+
+@pytest.mark.parametrize("layers", ["both", "seccomp"])
+def test_row_53_and_54_no_process_and_nothing_of_the_machine_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str
+) -> None:
+    """Also where landlock, which differs from kernel to kernel, does nothing."""
+    old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
+    with changed(monkeypatch, tmp_path, old, new) as judge:
+        got = [name for name, what in CALLS.items() if judge.same(TESTS, trying(f"libc.syscall({what}) >= 0"))]
+        got += [name for name, what in LOOKS.items() if judge.same(TESTS, trying(what))]
+        assert got == [] and judge.same(TESTS, trying("True"))
+
+
+def test_row_53_every_other_call_is_refused() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def work() -> None:
+        for number in {*range(600)} - {*ALLOWED.values(), 335, 336}:  # of probes; they kill whoever calls them
+            assert libc.syscall(number, 0, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
+
+    assert len(ALLOWED) == 15 and ended_well(locked_in(work, set(), 10.0))
+
+
+def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with changed(monkeypatch, tmp_path, "0x00050001", "0x7FFF0000") as judge:
+        assert judge.same(TESTS, trying("os.uname()")), "seccomp is off"
+        assert not judge.same(TESTS, trying("open('/etc/passwd')"))
+        assert not judge.same(TESTS, trying("os.listdir('/')"))
+
+
 def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
     with Judge("tests", seconds=4.0) as judge:
         for name in ("deaf for ever", "for ever", "a fork bomb"):
             assert not judge.same(TESTS, ATTACKS[name])
         assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
         assert judge.pid is not None
-        assert psutil.Process(judge.pid).children(recursive=True) == []
+        (clean,) = psutil.Process(judge.pid).children(recursive=True)
+    clean.wait(60)
 
 
-def test_where_nothing_can_lock_it_in_nothing_is_run(tmp_path: Path) -> None:
-    program = shutil.which("setarch")
-    if program is None:
-        pytest.skip("needs setarch, of util-linux")
-    code = (
-        "from ftis_node.tasks.judge import Judge\nfrom ftis_node.errors import UserError\n"
-        "import sys\ntry: Judge('tests').same('assert True', f'open({sys.argv[1]!r}, 1)')\n"
-        "except UserError as error: print(error)"
-    )
-    line = [program, "i686", sys.executable, "-c", code, str(tmp_path / "ran")]
-    told = subprocess.run(line, capture_output=True, text=True)
-    assert "nothing can lock it in" in told.stdout, told
-    assert not (tmp_path / "ran").exists()
-
-
-def test_no_call_that_opens_starts_or_signals_is_allowed() -> None:
-    names = (
-        "socket connect sendto bind clone clone3 fork vfork execve kill tkill tgkill ptrace prctl ioctl unlink rename"
-    )
-    assert not {*names.split(), "io_uring_setup", "memfd_create", "bpf", "mount", "setuid"} & ALLOWED.keys()
+def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    other = changed(monkeypatch, tmp_path, "0xC000003E", "0xC00000B7")  # as on another architecture
+    with other as judge, pytest.raises(UserError, match="nothing can lock it in"):
+        judge.same("assert True", f"open({str(ran)!r}, 'w')")
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -168,12 +312,6 @@ def test_no_call_that_opens_starts_or_signals_is_allowed() -> None:
 def test_the_rule_scores_completions(scorer: Scorer, text: str, reward: float, formatted: bool) -> None:
     score = scorer(text, TESTS)
     assert (score.reward, score.formatted) == (reward, formatted)
-
-
-def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
-    tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
-    assert judge.same(tests, "def half(x): return x / 2")
-    assert not judge.same(tests, "def half(x): return x")
 
 
 def test_code_is_read_out_of_its_fence() -> None:

@@ -21,6 +21,7 @@ import ctypes
 import dis
 import functools
 import importlib
+import itertools
 import os
 import resource
 import signal
@@ -53,7 +54,6 @@ _RETURN, _EQUAL, _ANY_OF, _LOAD = 0x06, 0x15, 0x45, 0x20  # BPF instructions, wi
 _KILL, _REFUSE, _PASS = 0x80000000, 0x00050001, 0x7FFF0000  # the process; with EPERM; go on
 _NO_NEW_PRIVS, _SET_SECCOMP, _PDEATHSIG = 38, 22, 1  # of prctl
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
-_FILE_RIGHTS = (1 << 13) - 1  # of landlock's first version, which every later one has
 # What answers, tests and scorers may import, with what these import: nothing can be loaded later.
 _MODULES = """
     array ast base64 bisect bz2 calendar cmath codecs colorsys contextlib copy csv dataclasses datetime decimal difflib
@@ -84,7 +84,7 @@ def prepare() -> None:
 def enter() -> None:
     """Lock this process in, for good. Raises OSError; then it must end."""
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    files = struct.pack("Q", _FILE_RIGHTS)
+    files = struct.pack("Q", (1 << 13) - 1)  # the rights of landlock's first version, which every later one has
     rules = _checked(_libc.syscall(_CREATE_RULESET, files, len(files), 0), "landlock_create_ruleset")
     _checked(_libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     os.close(rules)
@@ -138,7 +138,11 @@ def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
     try:
         _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
-            _close_all_but(keep)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):
+                os.dup2(nothing, number)
+            for one, next_one in itertools.pairwise(sorted({2, *keep, 1 << 16})):
+                os.closerange(one + 1, next_one)
             for name, most in (("NOFILE", 64), ("FSIZE", 0), ("CORE", 0), ("CPU", _CHILDREN_CPU_SECONDS)):
                 resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -149,17 +153,6 @@ def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
     except BaseException:  # whatever it is, the answer is wrong
         code = 1
     os._exit(code)
-
-
-def _close_all_but(keep: set[int]) -> None:
-    last = 2
-    for number in sorted(number for number in keep if number > last):
-        os.closerange(last + 1, number)
-        last = number
-    os.closerange(last + 1, 1 << 16)
-    for number in (0, 1, 2):
-        if number not in keep:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
 
 
 def can_lock_in() -> bool:
@@ -250,17 +243,14 @@ def _examine(tests: str, answer: str, replies: int, questions: int) -> None:
         except BaseException:  # nothing that tests might catch, or take for the end of a loop
             os._exit(1)
 
-    def proxy(name: str) -> Callable[..., Any]:
-        def called(*positional: Any, **named: Any) -> Any:
-            error, value = ask((name, positional, named))
-            if error:
-                raise _ERRORS.get(error, RuntimeError)
-            return value
-
-        return called
+    def call(name: str, /, *positional: Any, **named: Any) -> Any:
+        error, value = ask((name, positional, named))
+        if error:
+            raise _ERRORS.get(error, RuntimeError)
+        return value
 
     names = {str(name) for name in ask(answer)[1]} - vars(builtins).keys()
-    space = {name: proxy(name) for name in names if not name.startswith("__")}
+    space = {name: functools.partial(call, name) for name in names if not name.startswith("__")}
     exec(compile(tests, "tests", "exec", dont_inherit=True), {**space, "__name__": "tests"})
 
 
@@ -268,8 +258,7 @@ def _send(end: int, text: str) -> None:
     data = text.encode() + b"\n"
     if len(data) > REPLY_BYTES:
         raise ValueError("too long")
-    while data:
-        data = data[os.write(end, data) :]
+    os.write(end, data)
 
 
 def _lines(end: int) -> Iterator[str]:
