@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,41 +88,18 @@ ATTACKS = {
         "import os\nfor n in range(64):\n    try: os.write(n, b'[true, false]\\n')\n    except OSError: pass\n"
         "def add(a, b): return 0"
     ),
-    "replies beforehand": "import os\nos.write(4, b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
+    "replies first": "import os\nos.write(4, b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
     "fills its pipe": "import os\nwhile True: os.write(4, b'x' * 65536)",
     "asks for the end": "import atexit, weakref\natexit.register(print)\nweakref.finalize(set(), print)\nadd = exit",
     "clears its alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\ndef add(a, b): return a + b",
-    "an error with answers": (
-        "class E(Exception):\n    __eq__ = __bool__ = lambda *_: True\n    __str__ = __repr__ = lambda _: '3'\n"
-        "def add(a, b): raise E"
-    ),
+    "an odd error": "class E(Exception):\n    __eq__ = __bool__ = __str__ = lambda *_: 3\ndef add(a, b): raise E",
     "a shell": "import os\ndef add(a, b):\n    assert os.system('true') == 0" + ADDS,
     "a process": "import subprocess\ndef add(a, b):\n    subprocess.run(['/bin/true'])" + ADDS,
-    "a fork": "import os\ndef add(a, b):\n    os.fork()" + ADDS,
     "a fork bomb": "import os\nwhile True:\n    os.fork()",
-    "a thread": "import threading\ndef add(a, b):\n    threading.Thread(target=print).start()" + ADDS,
     "TCP": "import socket\ndef add(a, b):\n    socket.create_connection(('127.0.0.1', 9))" + ADDS,
-    "UDP": "import socket as s\ndef add(a, b):\n    s.socket(type=s.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))" + ADDS,
-    "a unix socket": "import socket\ndef add(a, b):\n    socket.socket(socket.AF_UNIX)" + ADDS,
     "a look at the users": "def add(a, b):\n    open('/etc/passwd').read()" + ADDS,
-    "a look at processes": "import os\ndef add(a, b):\n    os.listdir('/proc')" + ADDS,
-    "a look at its parent": "import os\ndef add(a, b):\n    open(f'/proc/{os.getppid()}/mem', 'rb')" + ADDS,
-    "a look at home": "import os\ndef add(a, b):\n    os.listdir(os.path.expanduser('~root'))" + ADDS,
     "a file": "def add(a, b):\n    open('/tmp/jail', 'w').write('x')" + ADDS,
-    "a file in the library": "import os\ndef add(a, b):\n    open(os.__file__, 'a')" + ADDS,
-    "a removal": "import os\ndef add(a, b):\n    os.unlink('/tmp/nothing')" + ADDS,
-    "a signal to its parent": "import os\ndef add(a, b):\n    os.kill(os.getppid(), 9)" + ADDS,
     "a signal to all": "import os\nos.kill(-1, 9)\ndef add(a, b): return a + b",
-    "a raw call": "import ctypes\ndef add(a, b):\n    assert ctypes.CDLL(None).syscall(41, 2, 1, 0) >= 0" + ADDS,
-    "a call of 32 bits": (
-        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
-        "m.write(bytes([0xb8, 102, 0, 0, 0, 0xcd, 0x80, 0xc3]))\n"
-        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nf()\n"
-        "def add(a, b): return 0"
-    ),
-    "a debugger": "import ctypes, os\ndef add(a, b):\n    assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0"
-    + ADDS,
-    "another limit": "import resource as r\ndef add(a, b):\n    r.setrlimit(r.RLIMIT_CPU, (1, 1))" + ADDS,
     "all memory": "def add(a, b):\n    return len(bytearray(1 << 40)) and a + b",
     "all memory, by and by": "x = []\nwhile True:\n    x.append(bytearray(1 << 20))",
     "for ever": "def add(a, b):\n    while True: pass",
@@ -172,6 +150,7 @@ def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge) -> N
     assert judge.same(TESTS, RIGHT["a function"])
 
 
+LOOP = "for got, right in zip(map(half, [2, 4]), [1, 2]): assert got == right"
 SHADOWS = {
     "abs": ("assert abs(area(3) - 28.27) < 0.01", "def abs(x): return 0\ndef area(r): return 0"),
     "set": ("assert set(both([1])) == {1}", "def set(x): return {1}\ndef both(x): return []"),
@@ -180,16 +159,11 @@ SHADOWS = {
     "the tests' own": ("def same(a, b): return a == b\nassert same(half(2), 1)", "half = same = lambda *_: 2"),
     "all builtins": ("assert abs(half(-2)) == 1", "def __builtins__(*_): return 1\n__import__ = half = lambda *_: 0"),
     **{
-        f"raises {name}": ("for got, right in zip(map(half, [2, 4]), [1, 2]): assert got == right", f"{made}{raised}")
+        f"raises {name}": (LOOP, f"class Mine(StopIteration): pass\ndef half(x): raise {name}")
         for name in ("StopIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt", "Mine")
-        for made in ["class Mine(StopIteration): pass\n" if name == "Mine" else ""]
-        for raised in [f"def half(x): raise {name}"]
     },
     "ends in a loop": ("assert not list(map(half, [2]))", "import os\ndef half(x): os._exit(0)"),
-    "no reply where an error is right": (
-        "try: half('x')\nexcept Exception: pass\nelse: raise AssertionError",
-        "def half(x): return object()",
-    ),
+    "garbage": ("try: half('x')\nexcept Exception: pass\nelse: assert 0", "def half(x): return object()"),
 }
 
 
@@ -216,41 +190,21 @@ def trying(what: str) -> str:
     )
 
 
-CALLS = {
-    "fcntl F_SETOWN": "72, 0, 8, 1",
-    "fcntl F_SETSIG": "72, 0, 10, 9",
-    "fcntl O_ASYNC": "72, 0, 4, 0x2000",
-    "fcntl F_SETLEASE": "72, 0, 1024, 2",
-    "fcntl F_NOTIFY": "72, 0, 1026, 1",
-    "ioctl FIOSETOWN": "16, 0, 0x8901, room",
-    "the processor time of process 1": "228, -14, room",
-    "executable memory": "9, 0, 4096, 7, 0x22, -1, 0",
-    "memory made executable": "10, ctypes.addressof(room) & ~4095, 4096, 4",
-    "memory like others'": "28, ctypes.addressof(room) & ~4095, 4096, 12",
-    "a signal's handler": "13, 14, 0, room, 8",
-    "a mask of signals": "14, 0, 0, room, 8",
-    "memory as a file": "319, b'x', 0",
-    "a process's name": "157, 15, b'x'",
-    "a call for x32": "0x40000000 + 39",
-}
-LOOKS = {
-    **{f"{of} of a file": f"os.stat('/etc/passwd').{of}" for of in ("st_size", "st_mtime", "st_mode")},
-    **{
-        "a file": "os.path.exists('/etc/passwd')",
-        "an own file": "os.fstat(0)",
-        "a link": "os.readlink('/proc/self/exe')",
-    },
-    **{"the host's name": "os.uname().nodename", "by its module": "__import__('platform').node()"},
-    **{"the folder": "os.getcwd()", "the pid": "os.getpid() > 0", "the user": "os.getuid() >= 0"},
-    **{"the time zone": "time.timezone or time.tzname[0] != 'UTC'", "a home": "os.path.expanduser('~root') != '~root'"},
-    **{
-        "what it used": "resource.getrusage(0)",
-        "processors": "os.sched_getaffinity(0)",
-        "limits": "os.getpriority(0, 0)",
-    },
-    **{"variables": "os.environ.keys() - {'PYTHONHASHSEED', 'TZ', 'PYTHONHOME', 'LD_LIBRARY_PATH', 'LC_CTYPE'}"},
-    **{"another module": "__import__('sqlite3')", "a source": "__import__('linecache').getlines(os.__file__)"},
-}
+CALLS = """
+F_SETOWN: 72, 0, 8, 1; F_SETSIG: 72, 0, 10, 9; O_ASYNC: 72, 0, 4, 0x2000; F_SETLEASE: 72, 0, 1024, 2
+F_NOTIFY: 72, 0, 1026, 1; FIOSETOWN: 16, 0, 0x8901, room; a handler: 13, 14, 0, room, 8; a mask: 14, 0, 0, room, 8
+time of process 1: 228, -14, room; executable memory: 9, 0, 4096, 7, 0x22, -1, 0; as a file: 319, b'x', 0
+made executable: 10, ctypes.addressof(room) & ~4095, 4096, 4; like others': 28, ctypes.addressof(room) & ~4095, 4096, 12
+a process's name: 157, 15, b'x'; for x32: 0x40000000 + 39
+"""
+LOOKS = """
+size: os.stat('/etc/passwd').st_size; time: os.stat('/etc/passwd').st_mtime; existence: os.path.exists('/etc/passwd')
+an own file: os.fstat(0); a link: os.readlink('/proc/self/exe'); folder: os.getcwd(); host: os.uname().nodename
+host by a module: __import__('platform').node(); pid: os.getpid() > 0; user: os.getuid() >= 0
+zone: time.timezone or time.tzname[0] != 'UTC'; home: os.path.expanduser('~root') != '~root'; rank: os.getpriority(0, 0)
+variables: os.environ.keys() - {'PYTHONHASHSEED', 'TZ', 'PYTHONHOME', 'LD_LIBRARY_PATH', 'LC_CTYPE'}
+source: __import__('linecache').getlines(os.__file__); module: __import__('sqlite3'); used: resource.getrusage(0)
+"""
 
 
 @pytest.mark.parametrize("layers", ["both", "seccomp"])
@@ -260,9 +214,11 @@ def test_row_53_and_54_no_process_and_nothing_of_the_machine_can_be_reached(
     """Also where landlock, which differs from kernel to kernel, does nothing."""
     old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
     with changed(monkeypatch, tmp_path, old, new) as judge:
-        got = [name for name, what in CALLS.items() if judge.same(TESTS, trying(f"libc.syscall({what}) >= 0"))]
-        got += [name for name, what in LOOKS.items() if judge.same(TESTS, trying(what))]
-        assert got == [] and judge.same(TESTS, trying("True"))
+        for name, what in re.findall(r"([^:;\n]+): ([^;\n]+)", CALLS):
+            assert not judge.same(TESTS, trying(f"libc.syscall({what}) >= 0")), name
+        for name, what in re.findall(r"([^:;\n]+): ([^;\n]+)", LOOKS):
+            assert not judge.same(TESTS, trying(what)), name
+        assert judge.same(TESTS, trying("True"))
 
 
 def test_row_53_every_other_call_is_refused() -> None:
