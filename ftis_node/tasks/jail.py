@@ -6,9 +6,8 @@ the task's tests, in which each function's name is a call of the suspect. Only l
 cross between them, so an answer can neither see the tests nor decide their outcome but by what its functions return.
 
 Both are in a jail that no later code can leave. seccomp lets pass 15 system calls and looks at their arguments: none
-opens or examines a file, names the machine or another process, makes memory executable, or handles a signal. Modules
-are imported before. landlock refuses all files once more. Limits bound memory, processor time and files. Without any
-one of these nothing is run. Linux on x86-64 only.
+opens or examines a file, names the machine or another process, makes memory executable, or handles a signal. landlock
+refuses files once more. Limits bound memory and time. Without any of these nothing is run. Linux on x86-64 only.
 
 https://docs.kernel.org/userspace-api/landlock.html, https://docs.kernel.org/userspace-api/seccomp_filter.html
 """
@@ -150,9 +149,8 @@ def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
             enter()
             work()
             code = 0
-    except BaseException:  # whatever it is, the answer is wrong
-        code = 1
-    os._exit(code)
+    finally:  # whatever it is that was raised, the answer is wrong
+        os._exit(code)
 
 
 def can_lock_in() -> bool:
@@ -168,10 +166,7 @@ def ended_well(pid: int) -> bool:
 
 
 def examiner(seconds: float) -> Callable[[str, str, bool], bool]:
-    """Start the clean process, which ends with this one; return what says whether an answer passes tests.
-
-    The tests are Python text with asserts; the answer is Python text that defines the functions which they call.
-    """
+    """Start the clean process; return what says whether an answer, Python text, passes tests, text with asserts."""
     ours, theirs = socket.socketpair()
     kept = {name: os.environ[name] for name in ("PYTHONHOME", "LD_LIBRARY_PATH") if name in os.environ}
     subprocess.Popen(
@@ -345,8 +340,6 @@ def _harmless(code: CodeType, names: frozenset[str]) -> bool:
         return True  # a module
     if code.co_names == ("sympy",) and code.co_consts == (0, ("*",), None):
         return True  # `from sympy import *`, which sympy runs before it parses
-    if any(isinstance(constant, CodeType) for constant in code.co_consts):
-        return False
     return names.issuperset(code.co_names) and all(step.opname in _STEPS for step in dis.get_instructions(code))
 
 
