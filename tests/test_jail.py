@@ -77,13 +77,15 @@ WRONG = {
 }
 # What a stranger would try. None may pass, end the judge, or reach anything.
 ADDS = "\n    return a + b"  # as the honest do, after what they should not
+TELL = "import os\ndef tell(d):\n    for n in range(64):\n        try: os.write(n, d)\n        except OSError: pass\n"
 ATTACKS = {
     "equal to everything": "class X:\n    def __eq__(s, o): return True\ndef add(a, b): return X()",
     "a number that is equal to all": "class X(int):\n    def __eq__(s, o): return True\ndef add(a, b): return X(7)",
     "a text of its own": "class X:\n    def __repr__(s): return '3'\ndef add(a, b): return X() if a == 1 else 9",
     "ends at once": "import os\nos._exit(0)",
-    "replies first": "import os\nos.write(4, b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
-    "fills its pipe": "import os\nwhile True: os.write(4, b'x' * 65536)",
+    "replies first": TELL + "tell(b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
+    "fills its pipe": TELL + "while True: tell(b'x' * 65536)",
+    "a deep reply": TELL + "def add(a, b): tell(b'[' * 65000 + b'\\n')",
     "clears its alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\ndef add(a, b): return a + b",
     "an odd error": "class E(Exception):\n    __eq__ = __bool__ = __str__ = lambda *_: 3\ndef add(a, b): raise E",
     "a shell": "import os\ndef add(a, b):\n    assert os.system('true') == 0" + ADDS,
