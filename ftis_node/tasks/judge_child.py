@@ -97,6 +97,7 @@ def _in_a_fork(verdict: Callable[[str, str, bool], bool], seconds: float) -> Cal
     jail = _beside("jail")
     if not jail.can_lock_in():
         return verdict
+    jail.prepare()
 
     def right(gold: str, answer: str, loose: bool) -> bool:
         pid = jail.locked_in(lambda: verdict(gold, answer, loose) or os._exit(1), set(), 2 * seconds)
