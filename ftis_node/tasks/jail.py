@@ -70,14 +70,10 @@ _ERRORS: dict[str, type[Exception]] = {
     """.split()  # noqa: SIM905
 }
 
+for _name in _MODULES.split():
+    with suppress(ImportError):  # a Python that was built without it
+        importlib.import_module(_name)
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def prepare() -> None:
-    """Import what code in the jail may use."""
-    for name in _MODULES.split():
-        with suppress(ImportError):  # built without it
-            importlib.import_module(name)
 
 
 def enter() -> None:
@@ -197,7 +193,6 @@ def examiner(seconds: float) -> Callable[[str, str, bool], bool]:
 
 def _fork_suspects(seconds: float) -> None:
     """The clean process: fork a suspect for each two pipes that come through stdin, and kill it at the next byte."""
-    prepare()
     connection = socket.socket(fileno=os.dup(0))
     connection.send(b"R")
     while ends := socket.recv_fds(connection, 1, 2)[1]:
