@@ -14,8 +14,9 @@ import pytest
 from hivemind.p2p import P2P, PeerID
 
 from ftis_node.packet import packet_digest
+from ftis_node.swarm import budgets, ftis_pb2
 from ftis_node.swarm import fetch as fetching
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import traffic as accounting
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
 from ftis_node.swarm.limits import OWN
@@ -140,11 +141,12 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest
 
     monkeypatch.setattr(fetching.asyncio, "sleep", sleep)
     contents = bodies(8, 1000)
-    limit = fetching.Limit(1100, clock=lambda: now)  # a little more than a packet a second
-    uploads = Uploads(holding(contents), Traffic(), limit)
+    monkeypatch.setattr(accounting, "boot_seconds", lambda: now)
+    traffic = Traffic(1100)  # a little more than a packet a second
+    uploads = Uploads(holding(contents), traffic)
     assert await read(uploads, ALICE.author, contents) == [HERE] * 8
     assert 5 < sum(slept) < 7 and max(slept) < 1.1, "a second's worth at once, then one a second"
-    limit.reserve(10_000)
+    traffic.answer(BOB.author, 10_000)
     slept.clear()
     assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
     now += 60
@@ -157,7 +159,8 @@ async def test_the_largest_packet_arrives(pair: Pair) -> None:
     assert await pair.fetch(targets(contents)) == contents
 
 
-async def test_three_hundred_fetches_come_without_a_fault(pair: Pair) -> None:
+async def test_three_hundred_fetches_come_without_a_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "TIMES", 1000)
     contents = bodies(24)
     await pair.serve(Uploads(holding(contents), Traffic()).serve)
     wanted = targets(contents)

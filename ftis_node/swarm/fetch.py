@@ -10,10 +10,10 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
-from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import Target
@@ -43,26 +43,6 @@ class HolderLie(HolderFault):
     """A holder sent something other than the request."""
 
 
-class Limit:
-    """A limit of so many bytes a second with a burst of one second's worth; 0: no limit."""
-
-    def __init__(self, bytes_a_second: float, clock: Callable[[], float] = boot_seconds) -> None:
-        self._rate = bytes_a_second
-        self._clock = clock
-        self._free_at = clock()  # time by which the limit allows all bytes so far
-
-    def delay(self) -> float:
-        """Seconds that the next byte must wait."""
-        return max(0.0, self._free_at - self._clock() - 1.0) if self._rate else 0.0
-
-    def reserve(self, size: int) -> float:
-        """Reserve `size` bytes; return the seconds until they may go out."""
-        wait = self.delay()
-        if self._rate:
-            self._free_at = max(self._free_at, self._clock()) + size / self._rate
-        return wait
-
-
 class Rests:
     """Pauses for holders that lacked something: an interval, doubled for each further pull in a row that brought
     nothing. So a peer that announces much and delivers nothing costs ever less."""
@@ -85,14 +65,15 @@ class Rests:
 
 
 class Uploads:
-    """Serves packets: one upload per peer at a time, four in all. After three seconds of waiting it answers "busy"."""
+    """Serves packets: one upload per peer at a time, four in all, and as many besides to peers with a record. After
+    three seconds of waiting it answers "busy", and so it does to whoever had a packet eight times."""
 
-    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic, limit: Limit | None = None) -> None:
+    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic) -> None:
         self._body = body
         self._traffic = traffic
-        self.limit = limit or Limit(0.0)
+        self._given = FewTimes()
         self._active: set[bytes] = set()
-        self._slots = asyncio.Semaphore(UPLOADS)
+        self._slots, self._kept_free = asyncio.Semaphore(UPLOADS), asyncio.Semaphore(UPLOADS)
 
     async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answer the requested digests in order, up to 64."""
@@ -104,21 +85,22 @@ class Uploads:
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
         try:
-            if not await self._slot():
+            slots = self._kept_free if self._traffic.recorded(peer) else self._slots
+            if not await self._slot(slots):
                 for chunk in _busy(digests):
                     yield chunk
                 return
-            slot = _Slot(self._slots)
+            slot = _Slot(slots)
             try:
                 for digest in digests:
-                    if self.limit.delay() > BUSY_AFTER or slot.lost:
+                    delay, body = self._traffic.delay(), self._body(digest)
+                    if delay > BUSY_AFTER or slot.lost or (body is not None and not self._given.may(peer, digest)):
                         yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                         continue
-                    body = self._body(digest)
                     status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                     chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                    await asyncio.sleep(self.limit.reserve(chunk.ByteSize()))
-                    self._traffic.sent[peer] += chunk.ByteSize()
+                    self._traffic.packet(peer, chunk.ByteSize())
+                    await asyncio.sleep(delay)
                     slot.expect(chunk.ByteSize())
                     yield chunk
             finally:
@@ -126,9 +108,9 @@ class Uploads:
         finally:
             self._active.discard(peer)
 
-    async def _slot(self) -> bool:
+    async def _slot(self, slots: asyncio.Semaphore) -> bool:
         try:
-            await asyncio.wait_for(self._slots.acquire(), BUSY_AFTER)
+            await asyncio.wait_for(slots.acquire(), BUSY_AFTER)
         except TimeoutError:
             return False
         return True
@@ -178,7 +160,7 @@ async def fetch(
         stream = await asyncio.wait_for(transport.fetch(holder, _ask(request, received)), OPEN_SECONDS)
     except Exception as error:  # see `Transport.handshake`
         raise HolderFault(f"gave no stream: {brief(error)}") from error
-    traffic.sent[holder] += request.ByteSize()
+    traffic.send(holder, request.ByteSize())
     patience, clock = FETCH_SECONDS, asyncio.get_running_loop().time
     try:
         while open_targets:

@@ -13,7 +13,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember
-from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
@@ -101,6 +101,7 @@ class Gossip:
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unsure: dict[bytes, None] = {}  # peers of which a message may have been lost
         self._owed: dict[bytes, int] = {}  # number of announcements that this node requested in an answer, by peer
+        self._given = FewTimes()
         self._dealt: dict[int, None] = {}  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -119,15 +120,28 @@ class Gossip:
         return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
     def answer(
-        self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
+        self,
+        request: ftis_pb2.ExchangeRequest,
+        peer: bytes,
+        limits: Limits = OWN,
+        *,
+        observer: bool = False,
+        room: float = math.inf,
     ) -> ftis_pb2.ExchangeResponse:
-        """Process a peer's request and answer it. Of an observer's, only what it asks for is read."""
+        """Process a peer's request and answer it. Of an observer's, only what it asks for is read.
+
+        Args:
+            room: bytes that the answer may have, about; at 0 or below the request is read, and the answer is empty.
+        """
         if request.again:
             self.table.untell(peer)
-        given = self._give(request.wanted, peer, limits)
+        given = self._give(request.wanted, peer, limits, room)
+        if not observer:
+            self._hear(request, peer, self._owed.pop(peer, 0))
+        if room <= 0:
+            return ftis_pb2.ExchangeResponse()
         if observer:
             return ftis_pb2.ExchangeResponse(entries=given, mentions=self._tell(peer, limits, 0)[1])
-        self._hear(request, peer, self._owed.pop(peer, 0))
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
@@ -136,15 +150,24 @@ class Gossip:
         return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(
-        self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
+        self,
+        request: ftis_pb2.ExchangeRequest,
+        answer: ftis_pb2.ExchangeResponse,
+        peer: bytes,
+        limits: Limits = OWN,
+        room: float = math.inf,
     ) -> ftis_pb2.ExchangeRequest | None:
-        """Process an answer; return the next request, or None when the exchange is complete."""
+        """Process an answer; return the next request, or None when the exchange is complete.
+
+        Args:
+            room: bytes that this node may give the peer of what it asked for in its answer.
+        """
         self._unsure.pop(peer, None)
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             self._lacking.get(peer, {}).pop(id, None)
         self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
-        entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
+        entries, wanted = self._give(answer.wanted, peer, limits, room), self._want(peer, limits, reserve=True)
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
@@ -178,17 +201,16 @@ class Gossip:
             mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
         return pushed, mentions
 
-    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
+    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits, room: float) -> list[ftis_pb2.Entry]:
+        """The wanted announcements for which there is room, but none that the peer was given a few times before."""
         given: list[ftis_pb2.Entry] = []
-        size = 0
-        for id in dict.fromkeys(islice(wanted, limits.entries)):
-            if (known := self.table.find(id)) is None:
-                continue
+        size, most = 0, min(room, GIVEN_BYTES)
+        for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
             size += len(known.data)
-            if given and size > GIVEN_BYTES:
+            if most <= 0 or (given and size > most):
                 known.told.pop(peer, None)  # so that it is mentioned again
-                continue
-            given.append(self._entry(known, peer))
+            elif self._given.may(peer, known.id):
+                given.append(self._entry(known, peer))
         return given
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:

@@ -384,7 +384,7 @@ class Membership:
         In a private run a stranger gets a refusal and nothing else, not even the run's id.
         """
         self._traffic.received[peer] += request.ByteSize()
-        answer = self._hello()
+        answer, room = self._hello(), self._traffic.room(peer) > 0
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
             removal = self._roster.removal_for(peer, request.certificates)
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)
@@ -394,8 +394,8 @@ class Membership:
             answer.refusal = polite_refusal(request.major)
             self._refuse_protocol(peer, request.major)
         elif not request.run_id:
-            answer.run_file = self._run_text
-            if (sought := self.view.get(request.whereabouts)) is not None:
+            answer.run_file = self._run_text if room else ""
+            if room and (sought := self.view.get(request.whereabouts)) is not None:
                 answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
             answer.refusal = (
@@ -406,8 +406,8 @@ class Membership:
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request, found=False)
-            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE, peer))
-        self._traffic.sent[peer] += answer.ByteSize()
+            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE if room else 0, peer))
+        self._traffic.answer(peer, answer.ByteSize())
         return answer
 
     def _at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:

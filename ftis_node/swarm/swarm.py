@@ -18,7 +18,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.fetch import Limit, Uploads
+from ftis_node.swarm.fetch import Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
@@ -66,7 +66,7 @@ class Swarm:
         want: Callable[[], Want],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
-        upload_bytes: float = 0.0,
+        traffic: Traffic | None = None,
         enough_peers: float = ENOUGH_PEERS,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
@@ -76,9 +76,9 @@ class Swarm:
     ) -> None:
         """
         Args:
-            upload_bytes: most payload that the node sends per second; 0: no limit.
             store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
+            traffic: with the limits of what the node sends; None: without `upload_mbit`.
             needed_age: seconds for which a packet may answer a needed row; None: no rows are looked for.
             want: returns the number of further groups that the node would take now.
             on_groups: takes admitted groups.
@@ -90,7 +90,7 @@ class Swarm:
             observing: the node has no model: it looks on, and takes nobody's place.
         """
         self._rng = rng = rng or random.Random()
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic(recorded=standing.established)
         self.standing = standing
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self.idle = IDLE_SECONDS  # the same at other times
@@ -143,7 +143,7 @@ class Swarm:
             news=self._news,
             rng=rng,
         )
-        self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
+        self._uploads = Uploads(store.body, self.traffic)
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
@@ -152,6 +152,7 @@ class Swarm:
                 run_file.run.id,
                 known=lambda peer: peer in self.membership.view,
                 doubted=self.membership.tellers.doubted,
+                traffic=self.traffic,
             )
         self.supervisor = Supervisor(transport, self._revive)
         self._tasks: list[asyncio.Task[None]] = []
@@ -220,7 +221,7 @@ class Swarm:
     def change(self, exchange_peers: int, upload_bytes: float) -> None:
         """Change the number of peers in an exchange, and the payload that the node sends per second; 0: no limit."""
         self._exchange_peers = exchange_peers
-        self._uploads.limit = Limit(upload_bytes)
+        self.traffic.limit(upload_bytes)
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of this run's nodes that mDNS named; they are in this machine's own networks."""
@@ -281,10 +282,12 @@ class Swarm:
         if not self._settled() and self.membership.called(peer):
             self._to_greet.set()
         self._hear(request, peer)
-        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
-        self._tell(answer, peer)
-        answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
-        self.traffic.sent[peer] += answer.ByteSize()
+        room = self.traffic.room(peer)
+        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer), room=room)
+        if room > 0:
+            self._tell(answer, peer)
+            answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
+        self.traffic.answer(peer, answer.ByteSize())
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
@@ -335,7 +338,7 @@ class Swarm:
             if answer is None:
                 return
             self._hear(answer, peer)
-            request = self.gossip.take(request, answer, peer, limits)
+            request = self.gossip.take(request, answer, peer, limits, self.traffic.own_room(peer))
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._to_greet.set()
         if request is not None:
@@ -343,6 +346,7 @@ class Swarm:
 
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""
+        self.traffic.ask(peer, request.ByteSize())
         try:
             answer = await self._transport.exchange(peer, request, EXCHANGE_SECONDS)
         except Exception as error:  # see `Transport.handshake`
@@ -353,7 +357,6 @@ class Swarm:
             if peer not in self.membership.view:
                 self._to_greet.set()
             return None
-        self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
         self.membership.answered(peer)
         if not answer.stranger:

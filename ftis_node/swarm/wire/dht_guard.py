@@ -20,11 +20,12 @@ from hivemind.proto import dht_pb2
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.records import pack_answer
 from ftis_node.swarm.wire.shards import NEAREST_MAX
 from ftis_node.swarm.wire.shelf import Shelf
 
-MAX_KEYS = 16
+MAX_KEYS = 16  # in a call that stores; a look-up has one
 NODES_MAX = 1024
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # lists in a store call
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node has a new DHT id after each start
@@ -67,22 +68,27 @@ def _shelf(dht: DHTProtocol) -> Shelf | None:
     return shelf
 
 
+def _counted(dht: DHTProtocol, context: P2PContext, answer: Any) -> None:
+    """Count an answer against the caller's budget of bytes."""
+    dht.traffic.answer(context.remote_id.to_bytes(), answer.ByteSize())
+
+
 # --- calls of peers ---------------------------------------------------------------------------------------------------
 
 
-def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raise ValueError if a call has too many keys or malformed ones."""
+def _check(dht: DHTProtocol, request: Any, context: P2PContext, most: int) -> None:
+    """Raise ValueError if a call has more than so many keys or malformed ones."""
     _check_caller(dht, request, context)
-    if len(request.keys) > MAX_KEYS or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
-        raise ValueError(f"a DHT call has at most {MAX_KEYS} keys of {DHTID.HASH_NBYTES} bytes")
+    if len(request.keys) > most or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
+        raise ValueError(f"such a DHT call has at most {most} keys of {DHTID.HASH_NBYTES} bytes")
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raise ValueError if the peer calls too often; remove a DHT id that is not credible."""
+    """Raise ValueError if the peer calls too often or for too much; remove a DHT id that is not credible."""
     callers = _callers(dht)
     peer = context.remote_id.to_bytes()
-    if not callers.calls.take(peer):
-        raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second")
+    if not callers.calls.take(peer) or dht.__dict__.setdefault("traffic", Traffic()).room(peer) <= 0:
+        raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second, and a budget of bytes")
     if request.peer.node_id and not callers.believes(peer, request.peer.node_id):
         request.ClearField("peer")
 
@@ -90,18 +96,21 @@ def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
 @functools.wraps(_ping)
 async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
     _check_caller(self, request, context)
-    return await _ping(self, request, context)
+    response: dht_pb2.PingResponse = await _ping(self, request, context)
+    _counted(self, context, response)
+    return response
 
 
 @functools.wraps(_find)
 async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
     """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under each key."""
-    _check(self, request, context)
+    _check(self, request, context, 1)
     response: dht_pb2.FindResponse = await _find(self, request, context)
     shelf = _shelf(self)
     for key, result in zip(request.keys, response.results, strict=True):
         if shelf is not None and (records := shelf.records(key)):
             result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
+    _counted(self, context, response)
     return response
 
 
@@ -111,7 +120,7 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
 
     `store_ok` says for each record whether its key had room.
     """
-    _check(self, request, context)
+    _check(self, request, context, MAX_KEYS)
     caller = context.remote_id.to_bytes()
     own = msgpack.packb(peer_id(caller))
     fields = [getattr(request, name) for name in RECORD]
@@ -123,6 +132,7 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
     for key, subkey, value, expiration, _ in zip(*fields, strict=True):
         kept = shelf is not None and subkey == own and shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
         response.store_ok.append(kept)
+    _counted(self, context, response)
     return response
 
 

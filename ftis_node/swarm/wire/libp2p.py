@@ -21,6 +21,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
@@ -194,10 +195,15 @@ class Libp2p:
         return chunks
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+        self,
+        identity: Identity,
+        run_id: bytes,
+        known: Callable[[bytes], bool],
+        doubted: Callable[[bytes], bool],
+        traffic: Traffic,
     ) -> Directory:
         """The DHT of a run; the arguments are those of `Directory`."""
-        return Directory(lambda: self.p2p, identity, run_id, known, doubted)
+        return Directory(lambda: self.p2p, identity, run_id, known, doubted, traffic)
 
     def _stub(self, peer: bytes) -> Any:
         return FtisSwarm.get_stub(self.p2p, PeerID(peer))
