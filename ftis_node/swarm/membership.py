@@ -393,9 +393,11 @@ class Membership:
         elif request.major != PROTOCOL_MAJOR:
             answer.refusal = polite_refusal(request.major)
             self._refuse_protocol(peer, request.major)
+        elif not (request.run_id or room):
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         elif not request.run_id:
-            answer.run_file = self._run_text if room else ""
-            if room and (sought := self.view.get(request.whereabouts)) is not None:
+            answer.run_file = self._run_text
+            if (sought := self.view.get(request.whereabouts)) is not None:
                 answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
             answer.refusal = (
