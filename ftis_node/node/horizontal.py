@@ -50,13 +50,14 @@ class HorizontalStepper(Stepper):
         mine = self._parts.fullest(self._mine)
         present = self._epoch()
         epochs = (present, max(0, present - 1))
-        others = (
-            (epoch, self._context.row_of(b"", 0, slot, epoch * self.run.epoch))
-            for epoch in epochs
-            for slot in range(self.run.slots)
-        )
+        others = (key for epoch in epochs for key in self._keys(epoch))
         rows = [row for _, row in (*mine, *(key for key in others if not self._parts.closed(key)))]
         return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), dict.fromkeys(rows))
+
+    def _keys(self, epoch: int) -> list[Key]:
+        """The groups of an epoch by their slots."""
+        issued_at = epoch * self.run.epoch
+        return [(epoch, self._context.row_of(b"", 0, slot, issued_at)) for slot in range(self.run.slots)]
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
@@ -68,7 +69,13 @@ class HorizontalStepper(Stepper):
     # --- the step -------------------------------------------------------------------------------------------------
 
     def _take_slots(self, count: int, unix: int) -> list[int]:
-        return self._slots.take_parts(count, unix, self.swarm.parts(self.run.epoch_at(unix)))
+        """Only parts that were admitted say what goes first, for an announcement costs its author nothing."""
+        counts = self._parts.counts(self._newcomers())
+        keys = enumerate(self._keys(self.run.epoch_at(unix)))
+        whole = self.run.parts
+        return self._slots.take_parts(
+            count, unix, {slot: whole if self._parts.closed(key) else counts[key] for slot, key in keys}
+        )
 
     async def generate(self, count: int) -> list[OwnGroup]:
         """Make and announce `count` parts, fewer where the epoch has no more rows."""

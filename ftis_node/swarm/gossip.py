@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -353,10 +353,6 @@ class Gossip:
             self._mark_done(announcement, entry.age_ms / 1000)
             self._tell_all(announcement, introducer)
         return outcome.name.lower()
-
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        """How many others have announced a part of each slot of an epoch."""
-        return self._answered.parts(epoch)
 
     def _tell_all(self, announcement: Announcement, introducer: bytes) -> None:
         for told in self.on_new:

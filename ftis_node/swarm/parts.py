@@ -8,6 +8,7 @@ better. What comes later is dropped. Nodes need not agree on what a group was ma
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ftis_node.config.run import Run
@@ -60,6 +61,15 @@ class Parts(Pool):
         for parts in self._by_author.values():
             for one in parts:
                 found.setdefault(key_of(one.group), []).append(one)
+        return found
+
+    def counts(self, newcomers: Newcomers) -> Counter[Key]:
+        """How many parts of each open group wait; those of newcomers count while they have room, the oldest first."""
+        found = Counter[Key]()
+        for one in sorted((one for parts in self.by_group().values() for one in parts), key=lambda one: one.born):
+            if newcomers.may(one.group.author):
+                newcomers.took(one.group.author)
+                found[key_of(one.group)] += 1
         return found
 
     def closed(self, key: Key) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -239,10 +239,6 @@ class Swarm:
 
     def has_peers(self) -> bool:
         return bool(self.membership.view)
-
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        """See `Gossip.parts`."""
-        return self.gossip.parts(epoch)
 
     # --- calls of peers -------------------------------------------------------------------------------------------
 

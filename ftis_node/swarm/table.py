@@ -13,7 +13,7 @@ from enum import Enum, auto
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.bounded import make_room
-from ftis_node.swarm.needs import RowIndex, no_rows
+from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
@@ -203,7 +203,6 @@ class Table:
         self.clock = clock
         self._recorded = recorded
         self._rows_of = rows_of
-        self._index = RowIndex()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
@@ -310,31 +309,13 @@ class Table:
             self._remove(known)
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
-    def answering(
-        self, rows: Iterable[int], count: int, wanted: Callable[[Known], int], newcomers: Newcomers
-    ) -> dict[Target, int]:
-        """Choose up to `count` packets that answer these rows: for each row a random one, the first rows first.
-
-        Args:
-            wanted: as for `choose`.
-        """
-        self.expire()
-        chosen: dict[Target, int] = {}
-        for row in rows:
-            if len(chosen) >= count:
-                break
-            if not (packets := self._index.of(row)):
-                continue
-            found = [(known := self._known[key], mask & known.unsettled) for key, mask in packets.items()]
-            found = [(known, mask & wanted(known)) for known, mask in found if mask]
-            found = [(known, mask) for known, mask in found if mask and newcomers.may(known.announcement.author)]
-            if found:
-                known, mask = self._rng.choice(found)
-                newcomers.took(known.announcement.author)
-                chosen[Target(known, mask.bit_length() - 1)] = row
-        return chosen
-
-    def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
+    def choose(
+        self,
+        count: int,
+        wanted: Callable[[Known], int],
+        newcomers: Newcomers | None = None,
+        rows: Iterable[int] | None = None,
+    ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
 
@@ -345,17 +326,19 @@ class Table:
         Args:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
+            rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
-        by_author: dict[bytes, list[tuple[Known, int]]] = {}
-        found = [(known, wanted(known) & known.unsettled) for known in self.open_ones()]
-        for known, mask in sorted((pair for pair in found if pair[1]), key=lambda pair: pair[0].born):
-            by_author.setdefault(known.announcement.author, []).append((known, mask))
+        found = self._open(wanted) if rows is None else self._answers(wanted, rows)
+        by_author: dict[bytes, list[tuple[tuple[int, float], Known, int]]] = {}
+        for one in sorted(found, key=lambda one: one[0]):
+            by_author.setdefault(one[1].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
         turn: list[bytes] = []
         begun: list[bytes] = []
+        answered: set[int] = set()
         while len(chosen) < count:
             shut = strangers if newcomers.full else set()
             turn = [author for author in turn if author not in shut]
@@ -365,19 +348,38 @@ class Table:
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
-            author = max(pair, key=lambda a: by_author[a][-1][0].born)
+            author = max(pair, key=lambda a: by_author[a][-1][0])
             if author in strangers and self._rng.randrange(EXPLORED_PART):
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
-            newcomers.took(author)
-            known, mask = by_author[author].pop()  # sorted by birth: the last is the freshest
+            worth, known, mask = by_author[author].pop()  # the last is worth most
             index = mask.bit_length() - 1
-            chosen.append(Target(known, index))
+            if rows is None or known.rows[index] not in answered:
+                newcomers.took(author)
+                chosen.append(Target(known, index))
+                answered.add(known.rows.get(index, -1))
             if mask := mask & ~(1 << index):
-                by_author[author].append((known, mask))
+                by_author[author].append((worth, known, mask))
             if not by_author[author]:
                 del by_author[author]
         return chosen
+
+    def _open(self, wanted: Callable[[Known], int]) -> Iterator[tuple[tuple[int, float], Known, int]]:
+        """What `choose` may choose, as its worth, an announcement, and a bit mask of packets: the freshest first."""
+        for known in self.open_ones():
+            if mask := wanted(known) & known.unsettled:
+                yield (0, known.born), known, mask
+
+    def _answers(
+        self, wanted: Callable[[Known], int], rows: Iterable[int]
+    ) -> Iterator[tuple[tuple[int, float], Known, int]]:
+        """The same for packets that answer rows: those of the first row first."""
+        worth = {row: -place for place, row in enumerate(rows)}
+        for known in self._known.values():
+            if not known.settled and worth.keys() & known.rows.values() and (mask := wanted(known) & known.unsettled):
+                for index, row in known.rows.items():
+                    if row in worth and mask >> index & 1:
+                        yield (worth[row], known.born), known, 1 << index
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
@@ -440,7 +442,6 @@ class Table:
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
-        self._index.put(known.key, known.rows)
         if known.introducer is not None:
             self._introduced.put(known.introducer, known)
         self._eldest = min(self._eldest, known.born)
@@ -454,7 +455,6 @@ class Table:
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)
-        self._index.take(known.key, known.rows.values())
         if known.introducer is not None:
             self._introduced.take(known.introducer, known)
         self._bytes -= known.size
