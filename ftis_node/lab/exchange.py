@@ -118,11 +118,11 @@ class MemorySwarm:
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
         while (want := self.taker.want()).groups > 0 or want.answers > 0:
-            targets = self._table.choose(want.answers, _all, want.newcomers, want.rows) if want.answers > 0 else []
+            targets = self._table.choose(want.answers, _all, want.newcomers, want.rows)
             for target in targets:
                 target.known.done |= 1 << target.index
             teaching = _all if self._needed_age is None else self._teaching
-            targets += self._table.choose(want.groups, teaching, want.newcomers) if want.groups > 0 else []
+            targets += self._table.choose(want.groups, teaching, want.newcomers)
             if not targets:
                 break
             await self._take(targets)

@@ -47,11 +47,12 @@ class HorizontalStepper(Stepper):
         waiting, newcomers = self.pool.waiting(), self._newcomers()
         if newcomers.room is not None:
             newcomers.room = max(0, 2 * newcomers.room - self._of_newcomers(waiting))
-        mine = self._parts.fullest(self._mine)
         present = self._epoch()
-        epochs = (present, max(0, present - 1))
-        others = (key for epoch in epochs for key in self._keys(epoch))
-        rows = [row for _, row in (*mine, *(key for key in others if not self._parts.closed(key)))]
+        others = (key for epoch in (present, max(0, present - 1)) for key in self._keys(epoch))
+        rows = [
+            row
+            for _, row in (*self._parts.fullest(self._mine), *(key for key in others if not self._parts.closed(key)))
+        ]
         return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), dict.fromkeys(rows))
 
     def _keys(self, epoch: int) -> list[Key]:
@@ -70,12 +71,10 @@ class HorizontalStepper(Stepper):
 
     def _take_slots(self, count: int, unix: int) -> list[int]:
         """Only parts that were admitted say what goes first, for an announcement costs its author nothing."""
-        counts = self._parts.counts(self._newcomers())
-        keys = enumerate(self._keys(self.run.epoch_at(unix)))
-        whole = self.run.parts
-        return self._slots.take_parts(
-            count, unix, {slot: whole if self._parts.closed(key) else counts[key] for slot, key in keys}
-        )
+        counts, whole = self._parts.counts(self._newcomers()), self.run.parts
+        keys = self._keys(self.run.epoch_at(unix))
+        admitted = [whole if self._parts.closed(key) else counts[key] for key in keys]
+        return self._slots.take_parts(count, unix, dict(enumerate(admitted)))
 
     async def generate(self, count: int) -> list[OwnGroup]:
         """Make and announce `count` parts, fewer where the epoch has no more rows."""

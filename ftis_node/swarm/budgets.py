@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 PEERS_MAX = 1024
 TIMES = 8  # on a bad line four answers in a row may be lost
@@ -48,8 +48,7 @@ class Budgets:
         return min(self._burst, left + (now - at) * self._a_second)
 
     def _note(self, peer: bytes, left: float) -> None:
-        make_room(self._left, peer, PEERS_MAX)
-        self._left[peer] = (left, self._clock())
+        put(self._left, peer, (left, self._clock()), PEERS_MAX)
 
 
 class FewTimes:
@@ -61,6 +60,5 @@ class FewTimes:
     def may(self, peer: bytes, what: Hashable) -> bool:
         """Count a further time; False if it was given often enough."""
         times = self._given.pop((peer, what), 0)
-        make_room(self._given, (peer, what), GIVEN_MAX)
-        self._given[peer, what] = min(times + 1, TIMES)
+        put(self._given, (peer, what), min(times + 1, TIMES), GIVEN_MAX)
         return times < TIMES

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 from google.protobuf.message import DecodeError
@@ -12,7 +11,7 @@ from google.protobuf.message import DecodeError
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
@@ -31,8 +30,6 @@ DIGEST_BYTES = 32
 LONGEST_REST_SECONDS = 60.0  # or an interval, if that is longer
 HOLDERS_MAX = 1024
 FETCH_SECONDS = 60.0  # total wait for one holder: a chunk every 7 s is too slow
-
-logger = logging.getLogger(__name__)
 
 
 class HolderFault(Exception):
@@ -55,8 +52,7 @@ class Rests:
         if brought:
             self._in_vain.pop(holder, None)
         else:
-            make_room(self._in_vain, holder, HOLDERS_MAX)
-            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
+            put(self._in_vain, holder, self._in_vain.get(holder, 0) + 1, HOLDERS_MAX)
 
     def seconds(self, holder: bytes, interval: float) -> float:
         """The holder's pause in seconds; interval: seconds between exchanges."""
@@ -75,45 +71,43 @@ class Uploads:
         self._active: set[bytes] = set()
         self._slots, self._kept_free = asyncio.Semaphore(UPLOADS), asyncio.Semaphore(UPLOADS)
 
-    async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        """Answer the requested digests in order, up to 64."""
+    async def serve(
+        self, request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
+    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """Answer the requested digests in order, up to 64. may: whether this peer gets packets at all."""
         self._traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
-        if peer in self._active:
-            for chunk in _busy(digests):
-                yield chunk
+        if peer in self._active or not may:
+            for digest in digests:
+                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
+        slot = None
         try:
-            slots = self._kept_free if self._traffic.recorded(peer) else self._slots
-            if not await self._slot(slots):
-                for chunk in _busy(digests):
-                    yield chunk
-                return
-            slot = _Slot(slots)
-            try:
-                for digest in digests:
-                    delay, body = self._traffic.delay(), self._body(digest)
-                    if delay > BUSY_AFTER or slot.lost or (body is not None and not self._given.may(peer, digest)):
-                        yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
-                        continue
-                    status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
-                    chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                    self._traffic.packet(peer, chunk.ByteSize())
-                    await asyncio.sleep(delay)
-                    slot.expect(chunk.ByteSize())
-                    yield chunk
-            finally:
-                slot.release()
+            slot = await self._slot(peer)
+            for digest in digests:
+                delay, body = self._traffic.delay(), self._body(digest)
+                given = body is None or self._given.may(peer, digest)
+                if slot is None or slot.lost or delay > BUSY_AFTER or not given:
+                    yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+                    continue
+                status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
+                chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+                self._traffic.packet(peer, chunk.ByteSize())
+                await asyncio.sleep(delay)
+                slot.expect(chunk.ByteSize())
+                yield chunk
         finally:
+            if slot is not None:
+                slot.release()
             self._active.discard(peer)
 
-    async def _slot(self, slots: asyncio.Semaphore) -> bool:
-        try:
+    async def _slot(self, peer: bytes) -> _Slot | None:
+        slots = self._kept_free if self._traffic.recorded(peer) else self._slots
+        with suppress(TimeoutError):
             await asyncio.wait_for(slots.acquire(), BUSY_AFTER)
-        except TimeoutError:
-            return False
-        return True
+            return _Slot(slots)
+        return None
 
 
 class _Slot:
@@ -137,10 +131,6 @@ class _Slot:
     def _lose(self) -> None:
         self.lost = True
         self._slots.release()
-
-
-def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
-    return (ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY) for digest in digests)
 
 
 async def fetch(

@@ -30,7 +30,6 @@ ASKS_MAX = 3  # requests to one peer for one announcement
 # than any node can use.
 ENOUGH_OPEN = 128
 A_FEW = 4
-GIVEN_BYTES = 256 << 10  # bytes of announcements in one message; a run may have very large ones
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
 # An equivocating author's announcement costs its introducer so many checks. An honest node passes one on in good faith,
@@ -120,25 +119,16 @@ class Gossip:
         return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
     def answer(
-        self,
-        request: ftis_pb2.ExchangeRequest,
-        peer: bytes,
-        limits: Limits = OWN,
-        *,
-        observer: bool = False,
-        room: float = math.inf,
+        self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
     ) -> ftis_pb2.ExchangeResponse:
-        """Process a peer's request and answer it. Of an observer's, only what it asks for is read.
-
-        Args:
-            room: bytes that the answer may have, about; at 0 or below the request is read, and the answer is empty.
-        """
+        """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
+        for is read."""
         if request.again:
             self.table.untell(peer)
-        given = self._give(request.wanted, peer, limits, room)
+        given = self._give(request.wanted, peer, limits)
         if not observer:
             self._hear(request, peer, self._owed.pop(peer, 0))
-        if room <= 0:
+        if limits.room <= 0:
             return ftis_pb2.ExchangeResponse()
         if observer:
             return ftis_pb2.ExchangeResponse(entries=given, mentions=self._tell(peer, limits, 0)[1])
@@ -150,24 +140,15 @@ class Gossip:
         return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(
-        self,
-        request: ftis_pb2.ExchangeRequest,
-        answer: ftis_pb2.ExchangeResponse,
-        peer: bytes,
-        limits: Limits = OWN,
-        room: float = math.inf,
+        self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
     ) -> ftis_pb2.ExchangeRequest | None:
-        """Process an answer; return the next request, or None when the exchange is complete.
-
-        Args:
-            room: bytes that this node may give the peer of what it asked for in its answer.
-        """
+        """Process an answer; return the next request, or None when the exchange is complete."""
         self._unsure.pop(peer, None)
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             self._lacking.get(peer, {}).pop(id, None)
         self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
-        entries, wanted = self._give(answer.wanted, peer, limits, room), self._want(peer, limits, reserve=True)
+        entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
@@ -182,10 +163,6 @@ class Gossip:
         self.unsent(request, peer)
         remember(self._unsure, peer, None, UNSURE_MAX)
 
-    def forget_peer(self, peer: bytes) -> None:
-        """Forget what a peer knew: after a restart it may know nothing."""
-        self.table.forget_peer(peer)
-
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _tell(self, peer: bytes, limits: Limits, room: int) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
@@ -193,7 +170,7 @@ class Gossip:
         pushed: list[ftis_pb2.Entry] = []
         newest = self._newest if self._newest in self.table else None
         if room > 0 and newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
-            pushed = [self._entry(newest, peer)]
+            pushed = [self._entry(newest, peer)] if self._given.may(peer, newest.id) else []
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
             known.tell(peer)
@@ -201,13 +178,13 @@ class Gossip:
             mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
         return pushed, mentions
 
-    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits, room: float) -> list[ftis_pb2.Entry]:
+    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
         """The wanted announcements for which there is room, but none that the peer was given a few times before."""
         given: list[ftis_pb2.Entry] = []
-        size, most = 0, min(room, GIVEN_BYTES)
+        size = 0
         for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
             size += len(known.data)
-            if most <= 0 or (given and size > most):
+            if limits.room <= 0 or (given and size > limits.room):
                 known.told.pop(peer, None)  # so that it is mentioned again
             elif self._given.may(peer, known.id):
                 given.append(self._entry(known, peer))

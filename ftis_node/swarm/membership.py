@@ -26,7 +26,7 @@ from ftis_node.swarm.addresses import (
     ranked,
     varied,
 )
-from ftis_node.swarm.bounded import make_room, remember
+from ftis_node.swarm.bounded import make_room, put, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
@@ -524,8 +524,7 @@ class Membership:
         self._observers.pop(peer, None)
         if hello.observer:
             self.view.pop(peer, None)
-            make_room(self._observers, peer, OBSERVERS_MAX)
-            self._observers[peer] = OWN.shared_with(hello.limits)
+            put(self._observers, peer, OWN.shared_with(hello.limits), OBSERVERS_MAX)
             return
         self.clocks.note(peer, hello.time)
         while len(self._met) >= MET_SIZE:
@@ -570,8 +569,7 @@ class Membership:
 
     def _refuse_protocol(self, peer: bytes, major: int) -> None:
         self._refuse(peer, other_protocol(major))
-        make_room(self.majors, peer, CANDIDATES_MAX)
-        self.majors[peer] = major
+        put(self.majors, peer, major, CANDIDATES_MAX)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from ftis_node.config.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 ROWS_MAX = 4096
 
@@ -51,8 +51,7 @@ class Needs:
             self.could(row)
             return
         self._rows.pop(row, None)
-        make_room(self._rows, row, ROWS_MAX)
-        self._rows[row] = RowState.NEEDED
+        put(self._rows, row, RowState.NEEDED, ROWS_MAX)
 
     def could(self, row: int) -> None:
         """Note that the node can do the row; one that it never learned from others is forgotten."""

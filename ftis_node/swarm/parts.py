@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096
@@ -99,8 +99,7 @@ class Parts(Pool):
         """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
         parts = self.by_group().get(key, [])
         self.remove(parts)
-        make_room(self._closed, key, CLOSED_MAX)
-        self._closed[key] = True
+        put(self._closed, key, True, CLOSED_MAX)
         taken = []
         for one in sorted(parts, key=lambda one: one.born):
             if newcomers.may(one.group.author):

@@ -119,16 +119,12 @@ class Pulling:
         """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
         wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
         answering = [row for row in self._under_way.values() if row is not None]
-        others = len(self._under_way) - len(answering)
-        if (count := want.answers - len(answering)) > 0:
-            rows = (row for row in want.rows if row not in answering)
-            for target in self._table.choose(count, wanted, want.newcomers, rows):
-                self._under_way[target] = target.known.rows[target.index]
+        rows = (row for row in want.rows if row not in answering)
+        others = want.groups + len(answering) - len(self._under_way)
+        for count, which in ((want.answers - len(answering), rows), (others, None)):
+            for target in self._table.choose(count, wanted, want.newcomers, which):
+                self._under_way[target] = None if which is None else target.known.rows[target.index]
                 yield target  # the caller marks it as being pulled before the next choice
-        if (need := want.groups - others) > 0:
-            for target in self._table.choose(need, wanted, want.newcomers):
-                self._under_way[target] = None
-                yield target
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""

@@ -167,11 +167,11 @@ class Swarm:
             hints: addresses from other sources, such as a peer's run file.
         """
         try:
-            await self._serve()
+            await self._transport.serve(self)
         except Exception as error:  # p2pd may have died while the model was being loaded
             logger.error("p2pd does not answer (%r); it is started again.", error)
             await self._transport.restart()
-            await self._serve()
+            await self._transport.serve(self)
         await self.membership.refresh_addresses()
         self._bootstraps, self._hints = self.membership.trust(bootstraps), hints
         self.membership.recall()
@@ -278,20 +278,18 @@ class Swarm:
         if not self._settled() and self.membership.called(peer):
             self._to_greet.set()
         self._hear(request, peer)
-        room = self.traffic.room(peer)
-        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer), room=room)
-        if room > 0:
+        limits = limits.within(self.traffic.room(peer))
+        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
+        if limits.room > 0:
             self._tell(answer, peer)
             answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if self.membership.limits(peer) is None or self.membership.observes(peer):
-            for digest in request.digests[: OWN.digests]:  # a stranger's next exchange gets that answer
-                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
-            return
-        async for chunk in self._uploads.serve(request, peer):
+        # A stranger's next exchange gets that answer.
+        may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
+        async for chunk in self._uploads.serve(request, peer, may=may):
             if self.standing.shunned(peer) is not None or not self.membership.welcomes(peer):  # meanwhile
                 self._cut(peer)
                 return
@@ -334,7 +332,7 @@ class Swarm:
             if answer is None:
                 return
             self._hear(answer, peer)
-            request = self.gossip.take(request, answer, peer, limits, self.traffic.own_room(peer))
+            request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._to_greet.set()
         if request is not None:
@@ -419,7 +417,7 @@ class Swarm:
     def _forget_told(self, peer: bytes, *, records_only: bool = False) -> None:
         """Tell the peer all again: of announcements, unless they count as told, of members and self-reports."""
         if not records_only:
-            self.gossip.forget_peer(peer)
+            self.gossip.table.forget_peer(peer)
         self.reports.forget(peer)
         if self.roster is not None:
             self.roster.forget(peer)
@@ -460,16 +458,12 @@ class Swarm:
 
     async def _revive(self) -> None:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
-        await self._serve()
+        await self._transport.serve(self)
         await self.membership.refresh_addresses()
         await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
         await self._directory.leave()
         self._record.set()
         self.poke()
-
-    async def _serve(self) -> None:
-        """Register this node's handlers with p2pd."""
-        await self._transport.serve(self)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):

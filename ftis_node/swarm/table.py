@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import make_room, put
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
@@ -105,8 +105,7 @@ class Known:
 
     def tell(self, peer: bytes) -> None:
         """Note that `peer` learns of the announcement and of the packets that this node holds."""
-        make_room(self.told, peer, PEERS_MAX)
-        self.told[peer] = self.have
+        put(self.told, peer, self.have, PEERS_MAX)
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
@@ -170,6 +169,10 @@ class Arrival:
     body: bytes
     born: float
     right: int
+
+
+_Wanted = Callable[[Known], int]
+_Eligible = tuple[tuple[int, float], Known, int]  # its worth, an announcement, a bit mask of packets to choose from
 
 
 class Table:
@@ -310,11 +313,7 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
-        self,
-        count: int,
-        wanted: Callable[[Known], int],
-        newcomers: Newcomers | None = None,
-        rows: Iterable[int] | None = None,
+        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: Iterable[int] | None = None
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
@@ -330,9 +329,8 @@ class Table:
         """
         newcomers = newcomers or Newcomers()
         self.expire()
-        found = self._open(wanted) if rows is None else self._answers(wanted, rows)
-        by_author: dict[bytes, list[tuple[tuple[int, float], Known, int]]] = {}
-        for one in sorted(found, key=lambda one: one[0]):
+        by_author: dict[bytes, list[_Eligible]] = {}
+        for one in sorted(self._eligible(wanted, rows) if count > 0 else (), key=lambda one: one[0]):
             by_author.setdefault(one[1].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
@@ -364,22 +362,17 @@ class Table:
                 del by_author[author]
         return chosen
 
-    def _open(self, wanted: Callable[[Known], int]) -> Iterator[tuple[tuple[int, float], Known, int]]:
-        """What `choose` may choose, as its worth, an announcement, and a bit mask of packets: the freshest first."""
-        for known in self.open_ones():
-            if mask := wanted(known) & known.unsettled:
-                yield (0, known.born), known, mask
-
-    def _answers(
-        self, wanted: Callable[[Known], int], rows: Iterable[int]
-    ) -> Iterator[tuple[tuple[int, float], Known, int]]:
-        """The same for packets that answer rows: those of the first row first."""
+    def _eligible(self, wanted: _Wanted, rows: Iterable[int] | None) -> Iterator[_Eligible]:
+        if rows is None:
+            for known in self.open_ones():
+                if mask := wanted(known) & known.unsettled:
+                    yield (0, known.born), known, mask
+            return
         worth = {row: -place for place, row in enumerate(rows)}
-        for known in self._known.values():
-            if not known.settled and worth.keys() & known.rows.values() and (mask := wanted(known) & known.unsettled):
-                for index, row in known.rows.items():
-                    if row in worth and mask >> index & 1:
-                        yield (worth[row], known.born), known, 1 << index
+        for known in (known for known in self._known.values() if not known.settled):
+            if worth.keys() & known.rows.values() and (mask := wanted(known) & known.unsettled):
+                packets = ((index, row) for index, row in known.rows.items() if row in worth and mask >> index & 1)
+                yield from (((worth[row], known.born), known, 1 << index) for index, row in packets)
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
@@ -450,8 +443,7 @@ class Table:
     def _remove(self, known: Known) -> None:
         del self._known[known.key]
         (self._vouched if known.vouched else self._strange).take(known)
-        make_room(self._left, known.key, 2 * self.capacity)
-        self._left[known.key] = known.heard
+        put(self._left, known.key, known.heard, 2 * self.capacity)
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)

@@ -46,10 +46,9 @@ class Traffic:
     def limit(self, upload_bytes: float) -> None:
         """Send at most so much payload a second from now on; 0: no limit."""
         rate = upload_bytes or UNLIMITED
-        part = rate / ANSWERS_PART
         self._upload = Budgets(boot_seconds, rate, rate)
-        self._answers = Budgets(boot_seconds, part, rate)
-        self._strangers = Budgets(boot_seconds, part / STRANGERS_PART, rate / STRANGERS_PART)
+        self._answers = Budgets(boot_seconds, rate / ANSWERS_PART, rate)
+        self._strangers = Budgets(boot_seconds, rate / ANSWERS_PART / STRANGERS_PART, rate / STRANGERS_PART)
 
     def send(self, peer: bytes, size: int) -> None:
         """Count bytes that go out now, whatever the limit: packets wait the longer."""

@@ -17,7 +17,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
 from ftis_node.swarm.traffic import Traffic
@@ -47,8 +47,7 @@ class _Callers:
         if self._ids.get(peer) != node:
             if not self._new.take(peer):
                 return False
-            make_room(self._ids, peer, NODES_MAX)
-            self._ids[peer] = node
+            put(self._ids, peer, node, NODES_MAX)
         return True
 
 
@@ -66,11 +65,6 @@ def _shelf(dht: DHTProtocol) -> Shelf | None:
     """This node's shelf of records; None until `swarm.wire.directory` has set one."""
     shelf: Shelf | None = dht.__dict__.get("shelf")
     return shelf
-
-
-def _counted(dht: DHTProtocol, context: P2PContext, answer: Any) -> None:
-    """Count an answer against the caller's budget of bytes."""
-    dht.traffic.answer(context.remote_id.to_bytes(), answer.ByteSize())
 
 
 # --- calls of peers ---------------------------------------------------------------------------------------------------
@@ -96,9 +90,7 @@ def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
 @functools.wraps(_ping)
 async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
     _check_caller(self, request, context)
-    response: dht_pb2.PingResponse = await _ping(self, request, context)
-    _counted(self, context, response)
-    return response
+    return await _ping(self, request, context)
 
 
 @functools.wraps(_find)
@@ -110,7 +102,7 @@ async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2
     for key, result in zip(request.keys, response.results, strict=True):
         if shelf is not None and (records := shelf.records(key)):
             result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
-    _counted(self, context, response)
+    self.traffic.answer(context.remote_id.to_bytes(), response.ByteSize())
     return response
 
 
@@ -132,7 +124,6 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
     for key, subkey, value, expiration, _ in zip(*fields, strict=True):
         kept = shelf is not None and subkey == own and shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
         response.store_ok.append(kept)
-    _counted(self, context, response)
     return response
 
 

@@ -25,7 +25,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
+from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
@@ -195,12 +195,7 @@ class Libp2p:
         return chunks
 
     def directory(
-        self,
-        identity: Identity,
-        run_id: bytes,
-        known: Callable[[bytes], bool],
-        doubted: Callable[[bytes], bool],
-        traffic: Traffic,
+        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
     ) -> Directory:
         """The DHT of a run; the arguments are those of `Directory`."""
         return Directory(lambda: self.p2p, identity, run_id, known, doubted, traffic)

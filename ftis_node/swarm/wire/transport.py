@@ -13,6 +13,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
+OfPeer = Callable[[bytes], bool]
 
 
 class Unreachable(FtisError):
@@ -161,12 +162,7 @@ class Transport(Protocol):
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
-        self,
-        identity: Identity,
-        run_id: bytes,
-        known: Callable[[bytes], bool],
-        doubted: Callable[[bytes], bool],
-        traffic: Traffic,
+        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
     ) -> PeerDirectory:
         """The directory of a run.
 
