@@ -47,13 +47,10 @@ class HorizontalStepper(Stepper):
         waiting, newcomers = self.pool.waiting(), self._newcomers()
         if newcomers.room is not None:
             newcomers.room = max(0, 2 * newcomers.room - self._of_newcomers(waiting))
-        present = self._epoch()
-        others = (key for epoch in (present, max(0, present - 1)) for key in self._keys(epoch))
-        rows = [
-            row
-            for _, row in (*self._parts.fullest(self._mine), *(key for key in others if not self._parts.closed(key)))
-        ]
-        return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), dict.fromkeys(rows))
+        epochs = (self._epoch(), max(0, self._epoch() - 1))
+        others = (key for epoch in epochs for key in self._keys(epoch) if not self._parts.closed(key))
+        rows = dict.fromkeys(row for _, row in (*self._parts.fullest(self._mine), *others))
+        return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), rows)
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""

@@ -385,6 +385,8 @@ class Membership:
         """
         self._traffic.received[peer] += request.ByteSize()
         answer, room = self._hello(), self._traffic.room(peer) > 0
+        if not room:  # then it is no larger than the question
+            del answer.addresses[:]
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
             removal = self._roster.removal_for(peer, request.certificates)
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)

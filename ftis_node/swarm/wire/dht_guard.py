@@ -61,12 +61,6 @@ def _callers(dht: DHTProtocol) -> _Callers:
     return callers
 
 
-def _shelf(dht: DHTProtocol) -> Shelf | None:
-    """This node's shelf of records; None until `swarm.wire.directory` has set one."""
-    shelf: Shelf | None = dht.__dict__.get("shelf")
-    return shelf
-
-
 # --- calls of peers ---------------------------------------------------------------------------------------------------
 
 
@@ -74,15 +68,15 @@ def _check(dht: DHTProtocol, request: Any, context: P2PContext, most: int) -> No
     """Raise ValueError if a call has more than so many keys or malformed ones."""
     _check_caller(dht, request, context)
     if len(request.keys) > most or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
-        raise ValueError(f"such a DHT call has at most {most} keys of {DHTID.HASH_NBYTES} bytes")
+        raise ValueError(f"this DHT call may have at most {most} keys of {DHTID.HASH_NBYTES} bytes")
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raise ValueError if the peer calls too often or for too much; remove a DHT id that is not credible."""
+    """Raise ValueError if the peer calls too often; remove a DHT id that is not credible."""
     callers = _callers(dht)
     peer = context.remote_id.to_bytes()
-    if not callers.calls.take(peer) or dht.__dict__.setdefault("traffic", Traffic()).room(peer) <= 0:
-        raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second, and a budget of bytes")
+    if not callers.calls.take(peer):
+        raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second")
     if request.peer.node_id and not callers.believes(peer, request.peer.node_id):
         request.ClearField("peer")
 
@@ -95,14 +89,16 @@ async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2
 
 @functools.wraps(_find)
 async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-    """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under each key."""
-    _check(self, request, context, 1)
+    """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under the key; not if
+    the caller's questions have drawn too much."""
+    traffic, caller = self.__dict__.setdefault("traffic", Traffic()), context.remote_id.to_bytes()
+    _check(self, request, context, 1 if traffic.room(caller) > 0 else 0)
     response: dht_pb2.FindResponse = await _find(self, request, context)
-    shelf = _shelf(self)
+    shelf: Shelf | None = self.__dict__.get("shelf")  # None until `swarm.wire.directory` has set one
     for key, result in zip(request.keys, response.results, strict=True):
         if shelf is not None and (records := shelf.records(key)):
             result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
-    self.traffic.answer(context.remote_id.to_bytes(), response.ByteSize())
+    traffic.answer(caller, response.ByteSize())
     return response
 
 
@@ -120,7 +116,7 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
         raise ValueError("a record in a DHT call lacks something")
     met = dht_pb2.StoreRequest(peer=request.peer) if request.HasField("peer") else dht_pb2.StoreRequest()
     response: dht_pb2.StoreResponse = await _store(self, met, context)
-    shelf = _shelf(self)
+    shelf: Shelf | None = self.__dict__.get("shelf")  # None until `swarm.wire.directory` has set one
     for key, subkey, value, expiration, _ in zip(*fields, strict=True):
         kept = shelf is not None and subkey == own and shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
         response.store_ok.append(kept)
