@@ -309,11 +309,12 @@ async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair) -> None:
 async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "BUSY_AFTER", 0.1)
     contents = bodies(2)
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = Uploads(holding(contents), Traffic(recorded=lambda peer: peer == BOB.author))
     request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
     others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
     assert [(await anext(other)).status for other in others] == [HERE] * fetching.UPLOADS
     assert await read(uploads, ALICE.author, contents) == [BUSY, BUSY]
+    assert await read(uploads, BOB.author, contents) == [HERE, HERE], "peers with a record have slots of their own"
     await others[0].aclose()  # type: ignore[attr-defined]
     assert await read(uploads, ALICE.author, contents) == [HERE, HERE]
 
@@ -336,9 +337,11 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytes
     assert [HERE, HERE] in await asyncio.gather(*greedy)
 
 
-async def test_a_request_is_answered_up_to_its_limit_only() -> None:
+async def test_row_61_a_request_is_answered_up_to_its_limit_only_and_a_packet_goes_to_one_peer_a_few_times() -> None:
     contents = bodies(OWN.digests + 10, 10)
-    assert await read(Uploads(holding(contents), Traffic()), ALICE.author, contents) == [HERE] * OWN.digests
+    uploads = Uploads(holding(contents), Traffic())
+    assert await read(uploads, ALICE.author, contents) == [HERE] * OWN.digests
+    assert await read(uploads, BOB.author, contents[:1] * 64) == [HERE] * budgets.TIMES + [BUSY] * (64 - budgets.TIMES)
 
 
 async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
