@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
@@ -172,7 +173,7 @@ class Arrival:
 
 
 _Wanted = Callable[[Known], int]
-_Eligible = tuple[tuple[int, float], Known, int]  # its worth, an announcement, a bit mask of packets to choose from
+_Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
 
 
 class Table:
@@ -330,13 +331,13 @@ class Table:
         newcomers = newcomers or Newcomers()
         self.expire()
         by_author: dict[bytes, list[_Eligible]] = {}
-        for one in sorted(self._eligible(wanted, rows) if count > 0 else (), key=lambda one: one[0]):
-            by_author.setdefault(one[1].announcement.author, []).append(one)
+        worth = None if rows is None else {row: -place for place, row in enumerate(rows)}
+        for one in sorted(self._eligible(wanted, worth) if count > 0 else (), key=itemgetter(0, 1)):
+            by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
         turn: list[bytes] = []
         begun: list[bytes] = []
-        answered: set[int] = set()
         while len(chosen) < count:
             shut = strangers if newcomers.full else set()
             turn = [author for author in turn if author not in shut]
@@ -346,33 +347,32 @@ class Table:
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
-            author = max(pair, key=lambda a: by_author[a][-1][0])
+            author = max(pair, key=lambda a: by_author[a][-1][:2])
             if author in strangers and self._rng.randrange(EXPLORED_PART):
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
-            worth, known, mask = by_author[author].pop()  # the last is worth most
+            value, born, known, mask = by_author[author].pop()  # the last is worth most
             index = mask.bit_length() - 1
-            if rows is None or known.rows[index] not in answered:
+            if worth is not None:
+                index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
+            if worth is None or worth.pop(known.rows[index], None) is not None:
                 newcomers.took(author)
                 chosen.append(Target(known, index))
-                answered.add(known.rows.get(index, -1))
             if mask := mask & ~(1 << index):
-                by_author[author].append((worth, known, mask))
+                by_author[author].append((value, born, known, mask))
             if not by_author[author]:
                 del by_author[author]
         return chosen
 
-    def _eligible(self, wanted: _Wanted, rows: Iterable[int] | None) -> Iterator[_Eligible]:
-        if rows is None:
-            for known in self.open_ones():
-                if mask := wanted(known) & known.unsettled:
-                    yield (0, known.born), known, mask
+    def _eligible(self, wanted: _Wanted, worth: Mapping[int, int] | None) -> Iterator[_Eligible]:
+        if worth is None:
+            yield from ((0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled))
             return
-        worth = {row: -place for place, row in enumerate(rows)}
-        for known in (known for known in self._known.values() if not known.settled):
-            if worth.keys() & known.rows.values() and (mask := wanted(known) & known.unsettled):
-                packets = ((index, row) for index, row in known.rows.items() if row in worth and mask >> index & 1)
-                yield from (((worth[row], known.born), known, 1 << index) for index, row in packets)
+        for known in self._known.values():
+            if not (worth.keys().isdisjoint(known.rows.values()) or known.settled):
+                mask = wanted(known) & known.unsettled
+                if found := [(worth[row], 1 << i) for i, row in known.rows.items() if row in worth and mask >> i & 1]:
+                    yield max(found)[0], known.born, known, sum(bit for _, bit in found)
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
