@@ -37,6 +37,7 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.twin import refuse_a_twin
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
@@ -158,7 +159,7 @@ def furnish(
         want=stepper.want,
         on_groups=stepper.on_groups,
         peer_cache=home.peers,
-        upload_bytes=settings.upload_mbit * 1e6 / 8,
+        traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
     )

@@ -26,7 +26,7 @@ from ftis_node.swarm.addresses import (
     ranked,
     varied,
 )
-from ftis_node.swarm.bounded import make_room, remember
+from ftis_node.swarm.bounded import make_room, put, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
@@ -383,7 +383,9 @@ class Membership:
         In a private run a stranger gets a refusal and nothing else, not even the run's id.
         """
         self._traffic.received[peer] += request.ByteSize()
-        answer = self._hello()
+        answer, room = self._hello(), self._traffic.room(peer) > 0
+        if not room:  # then it is no larger than the question
+            del answer.addresses[:]
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
             answer.removal = self._roster.removal_for(peer)
@@ -392,6 +394,8 @@ class Membership:
         elif request.major != PROTOCOL_MAJOR:
             answer.refusal = polite_refusal(request.major)
             self._refuse_protocol(peer, request.major)
+        elif not (request.run_id or room):
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         elif not request.run_id:
             answer.run_file = self._run_text
             if (sought := self.view.get(request.whereabouts)) is not None:
@@ -405,8 +409,8 @@ class Membership:
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request, found=False)
-            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE, peer))
-        self._traffic.sent[peer] += answer.ByteSize()
+            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE if room else 0, peer))
+        self._traffic.answer(peer, answer.ByteSize())
         return answer
 
     def _at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
@@ -526,8 +530,7 @@ class Membership:
         self._observers.pop(peer, None)
         if hello.observer:
             self.view.pop(peer, None)
-            make_room(self._observers, peer, OBSERVERS_MAX)
-            self._observers[peer] = OWN.shared_with(hello.limits)
+            put(self._observers, peer, OWN.shared_with(hello.limits), OBSERVERS_MAX)
             return
         self.clocks.note(peer, hello.time)
         while len(self._met) >= MET_SIZE:
@@ -572,8 +575,7 @@ class Membership:
 
     def _refuse_protocol(self, peer: bytes, major: int) -> None:
         self._refuse(peer, other_protocol(major))
-        make_room(self.majors, peer, CANDIDATES_MAX)
-        self.majors[peer] = major
+        put(self.majors, peer, major, CANDIDATES_MAX)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

@@ -21,10 +21,11 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
+from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
@@ -194,10 +195,10 @@ class Libp2p:
         return chunks
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
     ) -> Directory:
         """The DHT of a run; the arguments are those of `Directory`."""
-        return Directory(lambda: self.p2p, identity, run_id, known, doubted)
+        return Directory(lambda: self.p2p, identity, run_id, known, doubted, traffic)
 
     def _stub(self, peer: bytes) -> Any:
         return FtisSwarm.get_stub(self.p2p, PeerID(peer))
