@@ -174,6 +174,14 @@ def invitation_in(text: str, home: Home) -> Invitation:
     return found if found.run_id == joined else read_line(text, unix_seconds())
 
 
+def tell_invitation(invited: Invitation) -> None:
+    """Print who invites to which run, and where this node dials for it; before it does."""
+    inviter = peer_id(invited.inviter)
+    kind = "the private run" if invited.private else "run"
+    say(f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}.", error=True)
+    say(f"This invitation names: {', '.join(invited.dial)}. These addresses are dialled.", error=True, flush=True)
+
+
 def keep_invitation(home: Home, invitation: Invitation) -> None:
     """Write an invitation into the home, for a daemon in the background. The home is this user's alone."""
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)

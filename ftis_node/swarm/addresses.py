@@ -32,12 +32,13 @@ _NOT_GLOBAL = [
         *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
     )
 ]
-# Addresses that no host has: any host, multicast, reserved or broadcast, documentation.
+# Addresses that no host has: any host, multicast, reserved or broadcast, documentation; and those of the link alone, at
+# which clouds keep their metadata.
 _NOBODY = [
     ipaddress.ip_network(text)
     for text in (
-        *("0.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        *("::/128", "ff00::/8", "2001:db8::/32", "3fff::/20"),
+        *("0.0.0.0/8", "169.254.0.0/16", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4"),
+        *("240.0.0.0/4", "::/128", "fe80::/10", "ff00::/8", "2001:db8::/32", "3fff::/20"),
     )
 ]
 # Networks whose last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, 8215).
@@ -152,19 +153,13 @@ def scope(address: str) -> Scope:
     return _scope_of(found[1]) if found else "public"  # a name
 
 
-def dialled(address: str) -> Scope:
-    """The scope that a dial reaches; with a relayed address, the relay's. A name may mean any host, this one too."""
-    found = _IP.match(address)
-    return _scope_of(found[1]) if found else "machine"
-
-
 @functools.lru_cache(maxsize=REMEMBERED)
 def is_plain(address: str) -> bool:
     """Whether the address has the form that nodes listen on: a host, TCP or QUIC, an optional relay, and a peer id.
 
-    Peers may name only such addresses to this node. libp2p would also dial WebSockets, and resolve ``/dnsaddr`` names
-    to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has a multicast,
-    reserved, unspecified or documentation address.
+    Others than its owner may name only such addresses to this node. libp2p would also dial WebSockets, and resolve
+    ``/dnsaddr`` names to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has
+    a multicast, reserved, unspecified or documentation address, and those of the link are not for strangers to name.
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
@@ -196,8 +191,12 @@ def wider(one: Scope, other: Scope) -> bool:
 
 
 class Whereabouts:
-    """A node's home networks: the narrowest scope in its owner's addresses, and every wider one. The node dials
-    addresses from peers only within these."""
+    """What a node may dial, by who named it.
+
+    Its owner's addresses, and with them the home networks: the narrowest scope in these, and every wider one. What its
+    owner was given (an invitation, a run file): exactly that, if it is plain. What peers name: plain addresses within
+    the home networks; no name, for it may lead to any host.
+    """
 
     def __init__(self, host: str, addresses: Iterable[str] = ()) -> None:
         """
@@ -205,15 +204,24 @@ class Whereabouts:
             host: the address that the node listens on. addresses: those that its owner named.
         """
         self._narrowest = scope_of_host(host)
-        self.add(addresses)
+        self._exact: frozenset[str] = frozenset()
+        self.trust(addresses)
 
-    def add(self, addresses: Iterable[str]) -> None:
+    def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> None:
+        """Add addresses that the owner named, and others that the owner was given."""
+        owners = frozenset(owners)
+        self._exact |= owners.union(filter(is_plain, given))
+        self.widen(owners)
+
+    def widen(self, addresses: Iterable[str]) -> None:
         """Extend the home networks by those of the owner's addresses."""
         self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
 
     def reach(self, address: str) -> bool:
-        """Whether a dial of this address from a peer stays within the home networks."""
-        return is_plain(address) and wider(dialled(address), self._narrowest)
+        """Whether this address may be dialled, whoever names it."""
+        host = _IP.match(address)
+        near = host is not None and is_plain(address) and wider(_scope_of(host[1]), self._narrowest)
+        return near or address in self._exact
 
 
 def network_of(addresses: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from ftis_node.host.files import replace_bytes
+from ftis_node.swarm.addresses import Whereabouts
 
 NAMED_MAX, MET_MAX = 16, 128
 
@@ -15,15 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 class KnownAddresses(msgspec.Struct):
-    """Multiaddrs that end in a peer id.
+    """Multiaddrs that end in a peer id, the latest first; `Whereabouts` says what may be dialled.
 
-    named: by the node's owner, the latest first. What was named once stays named: it may be dialled, and says in which
-    networks the node is at home. on_lan: found by mDNS, and a peer was met there: they may be dialled, and say nothing
-    about others. met: of the peers met last, as these claim.
+    peers: the owner named them with ``--peers``. named: the owner was given them; earlier versions kept both here. met:
+    of the peers met last, as these claim.
     """
 
+    peers: list[str] = []
     named: list[str] = []
-    on_lan: list[str] = []
     met: list[str] = []
 
     @classmethod
@@ -37,8 +38,7 @@ class KnownAddresses(msgspec.Struct):
         except (OSError, ValueError) as error:
             logger.warning("The addresses in %s cannot be read: %s. Name peers again with --peers.", file, error)
             return cls()
-        # The first homes kept one list, of nothing that they might not dial.
-        return cls(on_lan=found[:MET_MAX]) if isinstance(found, list) else found
+        return cls(met=found[:MET_MAX]) if isinstance(found, list) else found  # the first homes kept one list
 
     def write(self, file: Path) -> None:
         """Keep them, unless the file has the same."""
@@ -49,4 +49,10 @@ class KnownAddresses(msgspec.Struct):
     @property
     def all(self) -> list[str]:
         """Each once, the owner's first."""
-        return list(dict.fromkeys((*self.named, *self.on_lan, *self.met)))
+        return list(dict.fromkeys((*self.peers, *self.named, *self.met)))
+
+    def dialled(self, host: str, owners: Iterable[str]) -> list[str]:
+        """Those that a start dials, which listens on `host` and whose owner named these addresses too."""
+        at_home = Whereabouts(host, (*owners, *self.peers))
+        at_home.trust((), self.named)
+        return list(filter(at_home.reach, self.all))
