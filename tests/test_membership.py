@@ -524,13 +524,11 @@ FORBIDDEN = (
 
 
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/8.8.4.4", "/dns4/vault.corp.internal", "/ip6/::ffff:10.0.0.1"])
-async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_nothing(
-    tmp_path: Path, place: str
-) -> None:
+async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_nothing(tmp_path: Path, place: str) -> None:
     """Of an invitation or a run file, at once and at the next start; a peer's words and claims lead nowhere inside."""
-    for given in ([at(place)], []):
+    for words in ([at(place)], []):
         alice = Alone(cache=tmp_path / "peers.json", host="0.0.0.0")
-        alice.hear(alice.trust([], given))
+        alice.hear(alice.trust([], words))
         assert await alice.dials(BOB.author) == [at(place)]
         inside = [at(other, who) for other in (*ELSEWHERE, *FORBIDDEN) for who in (CAROL, BOB)]
         alice.hear([*inside, *(at(place, BOB, port) for port in (22, 443, 4002))], MALLORY.author)
