@@ -58,7 +58,7 @@ def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_befor
     honest = invite(EVE, bytes(16), [f"{place}{own}", f"/ip4/10.0.0.1/tcp/4001{own}"], now=0.0, seconds=60)
     assert honest.dial == ("/ip4/10.0.0.1/tcp/4001",)
     hostile = type(honest)(run_id=bytes(16), inviter=EVE.author, issued_at=0, expires=60, dial=(place,))
-    with pytest.raises(UsageError, match="only if the owner"):
+    with pytest.raises(UsageError, match="only this node's owner"):
         read_line(hostile.signed_by(EVE).text, 1.0)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from ipaddress import ip_interface
 from pathlib import Path
@@ -24,7 +26,7 @@ from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, 
 from ftis_node.swarm.membership import LAN_MAX
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import Join
-from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, eventually, identity, make_run, member
 
 ANN, BEN, EVE = (identity(number) for number in range(1, 4))
 HERE = "127.0.0.1"
@@ -111,6 +113,50 @@ async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
             found = found or await look_around(HERE, 3.0)
         assert found == [node()]
     assert await look_around(HERE, 1.0) == []
+
+
+TWO_NETWORKS = "for n in 1 2; do ip link add d$n type veth peer name e$n; ip addr add 10.$n.0.1/24 dev d$n; "
+TWO_NETWORKS += "ip link set d$n up; ip link set e$n up; done"
+ACROSS = f"""
+import asyncio, socket
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+from ftis_node.swarm.lan import SERVICE, Lan
+from tests.test_lan import FACTS, identity
+
+async def main():
+    heard, facts = [], {{name.decode(): value.decode() for name, value in FACTS.items()}}
+    listener, liar = Lan("0.0.0.0", heard.append), AsyncZeroconf(interfaces=["10.1.0.1"])
+    await listener.start()
+    for number, place in enumerate(("10.1.0.9", "10.2.0.9", "127.0.0.1"), 1):
+        name, packed = f"{{identity(number).peer_id}}.{{SERVICE}}", [socket.inet_aton(place)]
+        info = AsyncServiceInfo(SERVICE, name, addresses=packed, port=4001, properties=facts, server=f"{{number}}.")
+        await (await liar.async_register_service(info, cooperating_responders=True))
+    while len(heard) < 3:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+    print(*(address.split("/")[2] for one in heard for address in one.addresses))
+
+asyncio.run(asyncio.wait_for(main(), {PATIENCE}))
+"""
+NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
+def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
+    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c", ACROSS]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.stdout == "10.1.0.9\n", done.stderr
+
+
+def test_row_62_a_dead_node_on_the_local_network_keeps_no_first_start_from_beginning(join: Join) -> None:
+    async def begin() -> None:
+        async with telling():
+            daemon = join("a", "--lan", "--set", "patience=1")
+            await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
+            assert "Found run" in daemon.log() and "a new run begins" in daemon.log()
+            assert daemon.status()["run"] != RUN.id.hex()
+
+    asyncio.run(begin())
 
 
 async def test_a_private_run_is_never_named() -> None:

@@ -65,7 +65,8 @@ def invite(
     if not made.dial:
         raise UserError(
             "The invitation would have no address at which this node can be reached.",
-            f"Name one with --address, ending in /p2p/{identity.peer_id}; or look at `ftis-node doctor net`.",
+            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}; or look at "
+            "`ftis-node doctor net`.",
         )
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})

@@ -143,7 +143,7 @@ def read_line(text: str, now: float) -> Invitation:
     for text in found.addresses:
         if not is_plain(text):
             raise UsageError(
-                f"The invitation names {text!a}, which is dialled only if the owner of this node names it.",
+                f"The invitation names {text!a}, which only this node's owner may name.",
                 "Name it with --peers, without the invitation, if you know whose it is; or ask for another invitation.",
             )
     return found
