@@ -76,9 +76,7 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
         monkeypatch.setattr(
             network.p2p._client, "connect", lambda peer, found: dialled.extend(found) or connect(peer, found)
         )
-        with pytest.raises(
-            Unreachable, match="nothing listens" if reached else "no address of it leads anywhere: .*node.example"
-        ):
+        with pytest.raises(Unreachable, match="nothing listens" if reached else "no addresses"):
             await network.connect(identity(1).author, [f"/dns4/node.example/tcp/1025/p2p/{identity(1).peer_id}"])
     assert [str(one) for one in dialled] == ([f"/ip4/{host}/tcp/1025"] if reached else [])
 

@@ -7,8 +7,8 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Callable, Iterable
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Literal, get_args
 
 from ftis_node.config.settings import Settings
@@ -20,41 +20,42 @@ Scope = Literal["public", "relayed", "private", "machine"]
 MAX_ADDRESS_LENGTH = 256
 REMEMBERED = 4096  # size of the caches of parsed addresses and hosts
 SCOPES = get_args(Scope)  # in the order in which a node dials them
+
+
+def _networks(texts: str) -> list[IPv4Network | IPv6Network]:
+    return [ipaddress.ip_network(text) for text in texts.split()]
+
+
 # Python's versions differ in which addresses they call global, so the networks are listed here. Sources: the IANA
 # registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
 _GLOBAL6 = ipaddress.IPv6Network("2000::/3")
-_NOT_GLOBAL = [
-    ipaddress.ip_network(text)
-    for text in (
-        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
-        *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
-    )
-]
 # Addresses that no host has: any host, multicast, reserved or broadcast, documentation; and those of the link alone, at
 # which clouds keep their metadata.
-_NOBODY = [
-    ipaddress.ip_network(text)
-    for text in (
-        *("0.0.0.0/8", "169.254.0.0/16", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4"),
-        *("240.0.0.0/4", "::/128", "fe80::/10", "ff00::/8", "2001:db8::/32", "3fff::/20"),
-    )
-]
+_NOBODY = _networks(
+    "0.0.0.0/8 169.254.0.0/16 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 "
+    "::/128 fe80::/10 ff00::/8 2001:db8::/32 3fff::/20"
+)
+_NOT_GLOBAL = _NOBODY + _networks(
+    "10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 172.16.0.0/12 192.0.0.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 "
+    "2001::/23 2002::/16"
+)
 # Networks whose last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, 8215).
-_LAST_IS_IP4 = [
-    ipaddress.IPv6Network(text)
-    for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
-]
+_LAST_IS_IP4 = _networks("::/96 ::ffff:0:0/96 ::ffff:0:0:0/96 64:ff9b::/96 64:ff9b:1::/48")
 _HOST_AND_PORT = re.compile(
     r"/(?:ip[46]|dns|dns4|dns6)/[^/]+/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)(?:/p2p/[^/]+/p2p-circuit)?/p2p/[^/]+"
 )
 FIRST_PORT, HTTPS_PORT = 1024, 443
+_KINDS = {"4": IPv4Address, "6": IPv6Address}
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
-_PEER = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44}")
+_PEER = "(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}"  # an Ed25519 key itself, or the hash of an RSA key
+_PORT = "(?:[0-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAME = rf"(?=[^/]{{1,253}}(?:/|$)){_LABEL}(?:\.{_LABEL})*"
+_MULTIADDR = re.compile(
+    rf"(?:/(?:ip[46]/[0-9a-fA-F:.]+|(?:dns[46]?|dnsaddr)/{_NAME}|(?:tcp|udp)/{_PORT}|p2p/{_PEER}"
+    "|quic|quic-v1|tls|ws|wss|p2p-circuit))+"
+)
 
 
 def parse_address(text: str) -> tuple[str, bytes]:
@@ -78,48 +79,12 @@ def is_multiaddr(text: str) -> bool:
 
     hivemind's own parser accepts more protocols, and its import takes two seconds.
     """
-    parts = iter(text.split("/"))
-    if next(parts) or len(text) < 2:
+    try:
+        for kind, host in re.findall("/ip([46])/([^/]+)", text):
+            _KINDS[kind](host)
+    except ValueError:
         return False
-    for name in parts:
-        value = _PROTOCOLS.get(name)
-        if name not in _PROTOCOLS or (value is not None and not value(next(parts, ""))):
-            return False
-    return True
-
-
-def _is_ip(kind: type[IPv4Address] | type[IPv6Address]) -> Callable[[str], bool]:
-    def holds(text: str) -> bool:
-        try:
-            return "%" not in text and bool(kind(text))
-        except ValueError:
-            return False
-
-    return holds
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,5}", text) is not None and int(text) < 1 << 16
-
-
-def _is_peer(text: str) -> bool:
-    """Whether this is a peer id: an Ed25519 key itself, or the hash of an RSA key, as hivemind makes them."""
-    return _PEER.fullmatch(text) is not None
-
-
-def _is_name(text: str) -> bool:
-    return len(text) < 254 and _NAME.fullmatch(text) is not None
-
-
-# The check of each protocol's value; None: it has no value.
-_PROTOCOLS: dict[str, Callable[[str], bool] | None] = {
-    "ip4": _is_ip(IPv4Address),
-    "ip6": _is_ip(IPv6Address),
-    **dict.fromkeys(("dns", "dns4", "dns6", "dnsaddr"), _is_name),
-    **dict.fromkeys(("tcp", "udp"), _is_number),
-    "p2p": _is_peer,
-    **dict.fromkeys(("quic", "quic-v1", "tls", "ws", "wss", "p2p-circuit")),
-}
+    return _MULTIADDR.fullmatch(text) is not None
 
 
 def listening_mistakes(settings: Settings) -> list[UserError]:
@@ -179,17 +144,6 @@ def varied(addresses: Iterable[str], most: int) -> list[str]:
     return [address for turn in turns for address in turn if address is not None][:most]
 
 
-def narrowest(addresses: Iterable[str]) -> Scope:
-    """The narrowest scope of these addresses; names do not count."""
-    found = (_scope_of(found[1]) for text in addresses if (found := _IP.match(text)))
-    return max(found, key=SCOPES.index, default="public")
-
-
-def wider(one: Scope, other: Scope) -> bool:
-    """Whether `one` can be dialled from everywhere where `other` can."""
-    return SCOPES.index(one) <= SCOPES.index(other)
-
-
 class Whereabouts:
     """What a node may dial, by who named it.
 
@@ -203,7 +157,7 @@ class Whereabouts:
         Args:
             host: the address that the node listens on. addresses: those that its owner named.
         """
-        self._narrowest = scope_of_host(host)
+        self._narrowest = SCOPES.index(scope_of_host(host))
         self._exact: frozenset[str] = frozenset()
         self.trust(addresses)
 
@@ -214,13 +168,14 @@ class Whereabouts:
         self.widen(owners)
 
     def widen(self, addresses: Iterable[str]) -> None:
-        """Extend the home networks by those of the owner's addresses."""
-        self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
+        """Extend the home networks by those of the owner's addresses; names do not count."""
+        found = (SCOPES.index(_scope_of(host[1])) for text in addresses if (host := _IP.match(text)))
+        self._narrowest = max(self._narrowest, *found, 0)
 
     def reach(self, address: str) -> bool:
         """Whether this address may be dialled, whoever names it."""
         host = _IP.match(address)
-        near = host is not None and is_plain(address) and wider(_scope_of(host[1]), self._narrowest)
+        near = host is not None and is_plain(address) and SCOPES.index(_scope_of(host[1])) <= self._narrowest
         return near or address in self._exact
 
 

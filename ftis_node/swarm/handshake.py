@@ -42,21 +42,16 @@ async def fetch_run(
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
-        left = (text for text in bootstraps if peers[text] not in final)
-        asking = [asyncio.create_task(_ask_run(transport, text, invitation)) for text in left]
-        try:
-            for asked in asyncio.as_completed(asking):
-                text, found = await asked
-                if isinstance(found, RunFile):
-                    return found
-                if reasons.get(text) != found:
-                    logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
-                reasons[text] = found
-                if isinstance(found, _Final):
-                    final[peers[text]] = found
-        finally:
-            for task in asking:
-                task.cancel()
+        asked = [text for text in bootstraps if peers[text] not in final]
+        answers = await asyncio.gather(*(_ask_run(transport, text, invitation) for text in asked))
+        for text, found in zip(asked, answers, strict=True):
+            if isinstance(found, RunFile):
+                return found
+            if reasons.get(text) != found:
+                logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
+            reasons[text] = found
+            if isinstance(found, _Final):
+                final[peers[text]] = found
         if final.keys() >= set(peers.values()) or clock() >= deadline:
             break
         await asyncio.sleep(0.5)
@@ -85,28 +80,26 @@ class _Final(str):
     fix: str
 
 
-async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> tuple[str, RunFile | str]:
-    """The address, and the run file of the node there, or why it is not to be had."""
-    try:
-        return address, await _run_at(transport, address, invitation)
-    except Unreachable as error:
-        return address, str(error)
-    except UsageError as error:
-        return address, plain(error.what, 200)
-
-
-async def _run_at(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | str:
+async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | str:
+    """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
-    await transport.connect(peer, [address])
-    hello = greeting(None, [])
-    if invitation is not None and invitation.inviter == peer:  # whoever else sees it could use it first
-        hello.invitation = invitation.encoded
-    answer = await shake(transport, peer, hello)
-    if answer.major != PROTOCOL_MAJOR:
-        return _Final(other_protocol(answer.major), "Upgrade ftis-node there or here, so that both speak one protocol.")
-    if answer.refusal:
-        return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
-    run_file = run_file_from_json(answer.run_file)
+    try:
+        await transport.connect(peer, [address])
+        hello = greeting(None, [])
+        if invitation is not None and invitation.inviter == peer:  # whoever else sees it could use it first
+            hello.invitation = invitation.encoded
+        answer = await shake(transport, peer, hello)
+        if answer.major != PROTOCOL_MAJOR:
+            return _Final(
+                other_protocol(answer.major), "Upgrade ftis-node there or here, so that both speak one protocol."
+            )
+        if answer.refusal:
+            return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
+        run_file = run_file_from_json(answer.run_file)
+    except Unreachable as error:
+        return str(error)
+    except UsageError as error:
+        return plain(error.what, 200)
     if run_file.run.id == answer.run_id:
         return run_file
     return "the run file that it sent is not of the run that it names"

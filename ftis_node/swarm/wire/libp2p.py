@@ -144,8 +144,6 @@ class Libp2p:
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             before = self._failures.pop(peer, "it failed just before")
             why = _in_words(error) or before
-            if addresses and not maddrs:
-                why = f"no address of it leads anywhere: {', '.join(addresses)}"
             remember(self._failures, peer, why, FAILURES_KEPT)
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
