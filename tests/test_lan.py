@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -26,7 +25,7 @@ from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, 
 from ftis_node.swarm.membership import LAN_MAX
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import Join
-from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, eventually, identity, make_run, member
+from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
 
 ANN, BEN, EVE = (identity(number) for number in range(1, 4))
 HERE = "127.0.0.1"
@@ -106,6 +105,13 @@ async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
         await lan.close()
 
 
+async def tell(liar: AsyncZeroconf, who: Identity, address: str = HERE, **facts: str) -> None:
+    properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
+    records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
+    info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", parsed_addresses=[address], **records)
+    await (await liar.async_register_service(info, cooperating_responders=True))
+
+
 async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
     async with telling():
         found: list[LanNode] = []
@@ -117,33 +123,27 @@ async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
 
 TWO_NETWORKS = "for n in 1 2; do ip link add d$n type veth peer name e$n; ip addr add 10.$n.0.1/24 dev d$n; "
 TWO_NETWORKS += "ip link set d$n up; ip link set e$n up; done"
-ACROSS = f"""
-import asyncio, socket
-from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
-from ftis_node.swarm.lan import SERVICE, Lan
-from tests.test_lan import FACTS, identity
 
-async def main():
-    heard, facts = [], {{name.decode(): value.decode() for name, value in FACTS.items()}}
+
+async def across() -> None:
+    """In two networks: prints what a node takes of what somebody in the first of them tells."""
+    heard: list[LanNode] = []
     listener, liar = Lan("0.0.0.0", heard.append), AsyncZeroconf(interfaces=["10.1.0.1"])
     await listener.start()
-    for number, place in enumerate(("10.1.0.9", "10.2.0.9", "127.0.0.1"), 1):
-        name, packed = f"{{identity(number).peer_id}}.{{SERVICE}}", [socket.inet_aton(place)]
-        info = AsyncServiceInfo(SERVICE, name, addresses=packed, port=4001, properties=facts, server=f"{{number}}.")
-        await (await liar.async_register_service(info, cooperating_responders=True))
-    while len(heard) < 3:
-        await asyncio.sleep(0.1)
+    for who, place in ((ANN, "10.1.0.9"), (BEN, "10.2.0.9"), (EVE, HERE)):
+        await tell(liar, who, place)
+    await eventually(lambda: len(heard) >= 3, "all are heard")
     await asyncio.sleep(1.0)
     print(*(address.split("/")[2] for one in heard for address in one.addresses))
 
-asyncio.run(asyncio.wait_for(main(), {PATIENCE}))
-"""
+
 NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capture_output=True).returncode
 
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
 def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
-    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c", ACROSS]
+    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c"]
+    line += ["import asyncio; from tests.test_lan import across; asyncio.run(across())"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.stdout == "10.1.0.9\n", done.stderr
 
@@ -176,20 +176,13 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
     listener, liar = Lan(HERE, heard.append), AsyncZeroconf(interfaces=[HERE])
     await listener.start()
 
-    async def tell(who: Identity, address: str = HERE, **facts: str) -> None:
-        properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
-        packed = [socket.inet_aton(address)]
-        records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
-        info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", addresses=packed, **records)
-        await (await liar.async_register_service(info, cooperating_responders=True))
-
     try:
         async with member(9, tmp_path) as ann:
             crowd = [identity(number) for number in range(100, 100 + LAN_MAX + 20)]
             await asyncio.gather(
-                tell(EVE, "198.51.100.1"),
-                tell(BEN, run="00" * 16, task="\x1b[2J" + "x" * 150),
-                *(tell(who) for who in crowd),
+                tell(liar, EVE, "198.51.100.1"),
+                tell(liar, BEN, run="00" * 16, task="\x1b[2J" + "x" * 150),
+                *(tell(liar, who) for who in crowd),
             )
             await eventually(lambda: len({one.peer for one in heard}) > LAN_MAX, "the flood")
             for one in heard:

@@ -458,15 +458,6 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
     assert len(kept(tmp_path)["met"]) <= MET_MAX
 
 
-def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -> None:
-    first, public = Alone(cache=tmp_path / "peers.json", host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
-    for membership in (first, public):
-        greets(membership, BOB, addresses=[at(LAN), at(LOOPBACK)])
-        membership.save_cache()
-    assert kept(tmp_path)["met"] == [at(LAN)]
-    assert not (tmp_path / "other.json").exists()
-
-
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
 async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_without_it(
     tmp_path: Path, place: str

@@ -98,8 +98,7 @@ async def look_around(
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
         answered = 0
-        owners = (*settings.announce, *settings.relays)
-        for text in targets or KnownAddresses.read(home.peers).dialled(settings.host, owners)[:KEPT_TRIED]:
+        for text in targets or KnownAddresses.read(home.peers).dialled(settings)[:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)

@@ -8,6 +8,7 @@ import itertools
 import re
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Literal, get_args
 
@@ -191,11 +192,8 @@ def network_of(addresses: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _network_of_host(host: str) -> str:
-    try:
-        place = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
-        return host
-    return str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
+    place = _place(host)
+    return host if place is None else str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
 
 
 def ranked(addresses: Iterable[str]) -> list[str]:
@@ -220,9 +218,8 @@ def scope_of_host(host: str) -> Scope:
 @functools.lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
     """The scope of a host. Only global unicast addresses are public; one that embeds an IPv4 address is private."""
-    try:
-        place = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
+    place = _place(host)
+    if place is None:
         return "public"
     within = [place, *_embedded(place)]
     if any(one.is_loopback or one.is_link_local or one.is_unspecified for one in within):
@@ -235,11 +232,15 @@ def _is_global(place: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_nobody(host: str) -> bool:
+    place = _place(host)
+    return place is not None and any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+
+
+def _place(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        place = ipaddress.ip_address(host.split("%")[0])
+        return ipaddress.ip_address(host.split("%")[0])
     except ValueError:
-        return False
-    return any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+        return None
 
 
 def _embedded(place: IPv4Address | IPv6Address) -> list[IPv4Address]:
@@ -316,12 +317,9 @@ def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def _has_ip6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), _bind("::1", 0, socket.SOCK_STREAM):
+        return True
+    return False
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

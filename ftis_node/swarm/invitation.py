@@ -140,10 +140,7 @@ def read_line(text: str, now: float) -> Invitation:
     except (binascii.Error, ValueError):
         data = b""
     found = read(data, now)
-    for text in found.addresses:
-        if not is_plain(text):
-            raise UsageError(
-                f"The invitation names {text!a}, which only this node's owner may name.",
-                "Name it with --peers, without the invitation, if you know whose it is; or ask for another invitation.",
-            )
+    if bold := [text for text in found.addresses if not is_plain(text)]:
+        fix = "Name it with --peers, without the invitation, if you know whose it is; or ask for another invitation."
+        raise UsageError(f"The invitation names {bold[0]!a}, which only this node's owner may name.", fix)
     return found

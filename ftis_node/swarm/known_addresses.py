@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ftis_node.config.settings import Settings
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.addresses import Whereabouts
 
@@ -51,8 +52,8 @@ class KnownAddresses(msgspec.Struct):
         """Each once, the owner's first."""
         return list(dict.fromkeys((*self.peers, *self.named, *self.met)))
 
-    def dialled(self, host: str, owners: Iterable[str]) -> list[str]:
-        """Those that a start dials, which listens on `host` and whose owner named these addresses too."""
-        at_home = Whereabouts(host, (*owners, *self.peers))
+    def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
+        """Those that a start with these settings dials, whose owner names these addresses too."""
+        at_home = Whereabouts(settings.host, (*settings.announce, *settings.relays, *owners, *self.peers))
         at_home.trust((), self.named)
         return list(filter(at_home.reach, self.all))

@@ -13,9 +13,10 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
-from zeroconf import IPVersion, ServiceStateChange, Zeroconf
+from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.config.run import Run
@@ -72,14 +73,12 @@ class Lan:
             raise OSError(f"{self._host} has no network with multicast")
 
     def _listen(self, name: str, own: Interface) -> None:
-        version = IPVersion.V4Only if own.version == 4 else IPVersion.V6Only
-        zeroconf = AsyncZeroconf(interfaces=[str(own.ip)], ip_version=version)
+        zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
         self._stack.push_async_callback(zeroconf.async_close)
         engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
         for one in filter(None, (engine._listen_socket, *engine._respond_sockets)):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
-        noticed = functools.partial(self._noticed, own)
-        browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[noticed])
+        browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[functools.partial(self._noticed, own)])
         self._stack.push_async_callback(browser.async_cancel)
         self._open.append((zeroconf, own))
 
@@ -87,15 +86,11 @@ class Lan:
         """Name this node and its run to the local network; the run of members only is never named."""
         if run.founder:
             raise ValueError("a private run is not for the local network to know")
+        peer = peer_id(author)
+        told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
         for zeroconf, own in self._open:
-            info = AsyncServiceInfo(
-                SERVICE,
-                f"{peer_id(author)}.{SERVICE}",
-                parsed_addresses=[str(own.ip)],
-                port=port,
-                properties={"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)},
-                server=f"{peer_id(author)}.local.",
-            )
+            place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{peer}.local."}
+            info = AsyncServiceInfo(SERVICE, f"{peer}.{SERVICE}", properties=told, **place)
             # Two interfaces in one network tell the same, and nobody else's word keeps this node from telling.
             await (await zeroconf.async_register_service(info, cooperating_responders=True))
 

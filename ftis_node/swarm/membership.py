@@ -245,11 +245,11 @@ class Membership:
         return address in self._on_lan or self._at_home.reach(address)
 
     def _why_not_dialled(self, peer: bytes) -> str:
-        texts = [text for text in self._candidates[peer] if not self._may_dial(text)]
-        if not texts:
-            return "no address of it is known"
-        outside = f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} outside of the networks"
-        return f"{outside} in which this node's owner named a peer; if it is yours, name it with --peers"
+        texts = ", ".join(text for text in self._candidates[peer] if not self._may_dial(text))
+        outside = (
+            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        )
+        return f"{texts}: {outside}" if texts else "no address of it is known"
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""
