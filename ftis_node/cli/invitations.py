@@ -179,8 +179,8 @@ def tell_invitation(invited: Invitation) -> None:
     """Print who invites to which run, and where this node dials for it; before it does."""
     inviter = peer_id(invited.inviter)
     kind = "the private run" if invited.private else "run"
-    say(f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}.", error=True)
-    say(f"This invitation names: {', '.join(invited.dial)}. These addresses are dialled.", error=True, flush=True)
+    told = f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}."
+    say(told, f"This invitation names: {', '.join(invited.dial)}.", error=True, flush=True)
 
 
 def keep_invitation(home: Home, invitation: Invitation) -> None:

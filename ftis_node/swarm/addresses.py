@@ -153,14 +153,14 @@ class Whereabouts:
     the home networks; no name, for it may lead to any host.
     """
 
-    def __init__(self, host: str, addresses: Iterable[str] = ()) -> None:
+    def __init__(self, host: str, addresses: Iterable[str] = (), given: Iterable[str] = ()) -> None:
         """
         Args:
-            host: the address that the node listens on. addresses: those that its owner named.
+            host: the address that the node listens on. addresses: those that its owner named. given: was given.
         """
         self._narrowest = SCOPES.index(scope_of_host(host))
         self._exact: frozenset[str] = frozenset()
-        self.trust(addresses)
+        self.trust(addresses, given)
 
     def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> None:
         """Add addresses that the owner named, and others that the owner was given."""

@@ -54,6 +54,5 @@ class KnownAddresses(msgspec.Struct):
 
     def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
         """Those that a start with these settings dials, whose owner names these addresses too."""
-        at_home = Whereabouts(settings.host, (*settings.announce, *settings.relays, *owners, *self.peers))
-        at_home.trust((), self.named)
-        return list(filter(at_home.reach, self.all))
+        named = (*settings.announce, *settings.relays, *owners, *self.peers)
+        return list(filter(Whereabouts(settings.host, named, self.named).reach, self.all))

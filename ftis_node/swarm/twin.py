@@ -54,8 +54,7 @@ async def somebody_else(
                 *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
             )
             found = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
-            at_home = Whereabouts(how.host, owners)
-            await scout.connect(own, list(filter(at_home.reach, found[:MAX_ADDRESSES])))
+            await scout.connect(own, list(filter(Whereabouts(how.host, owners).reach, found[:MAX_ADDRESSES])))
             return True
     except (Unreachable, TimeoutError):
         return False  # no bootstrap knows it, or it is gone
