@@ -148,9 +148,11 @@ def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
     assert done.stdout == "10.1.0.9\n", done.stderr
 
 
-def test_row_62_a_dead_node_on_the_local_network_keeps_no_first_start_from_beginning(join: Join) -> None:
+def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join: Join, tmp_path: Path) -> None:
     async def begin() -> None:
         async with telling():
+            line = ("join", "--dry-run", "--lan", "--host", HERE, "--model", "tiny-a", "--home", tmp_path / "b")
+            await asyncio.to_thread(printed, *line)
             daemon = join("a", "--lan", "--set", "patience=1")
             await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
             assert "Found run" in daemon.log() and "a new run begins" in daemon.log()

@@ -272,7 +272,7 @@ class Node:
         if self.settings.lan:
             await self._open_lan(rooms.swarm, run, identity, transport.port)
         if self.options.run is None:
-            check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
+            check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
         looking = asyncio.create_task(forever(self._overview.run))
         self._stack.callback(self._overview.save)

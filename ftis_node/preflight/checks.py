@@ -23,7 +23,12 @@ def _run_of_peers(case: Case) -> None:
 
     options = case.options
     if case.run_file is None and options.bootstraps:
-        found = run_of_peers(case.settings, options.bootstraps, options.invitation)
+        try:
+            found = run_of_peers(case.settings, options.bootstraps, options.invitation)
+        except UserError:
+            if options.bootstraps == options.on_lan:
+                return  # a start begins a run then
+            raise
         case.runs.append(("--peers", found))
         inputs.refuse_run(case, found, ours=False)
 
