@@ -111,7 +111,7 @@ def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good() -> No
 
 
 def test_a_signature_of_one_kind_is_none_of_another() -> None:
-    ticket = invite(FOUNDER, PRIVATE.id, [f"/ip4/127.0.0.1/tcp/1/p2p/{FOUNDER.peer_id}"], now=NOW, seconds=DAY)
+    ticket = invite(FOUNDER, PRIVATE.id, [f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"], now=NOW, seconds=DAY)
     gone = removal(FOUNDER, ANN)
     for signed in (ticket, gone, ANNS[0]):
         assert signed.verify(FOUNDER.author) and not signed.verify(ANN.author)
@@ -134,7 +134,7 @@ def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
 
 # --- invitations ------------------------------------------------------------------------------------------------------
 
-ADDRESSES = [f"/ip4/192.0.2.{number}/tcp/4001/p2p/{FOUNDER.peer_id}" for number in range(5)]
+ADDRESSES = [f"/ip4/8.8.4.{number}/tcp/4001/p2p/{FOUNDER.peer_id}" for number in range(5)]
 
 
 def invitation(who: Identity = FOUNDER, **changes: Any) -> Invitation:
@@ -508,7 +508,7 @@ async def _once(request: ftis_pb2.FetchRequest) -> AsyncIterator[ftis_pb2.FetchR
 async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path: Path) -> None:
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         ticket = ticket_of(founder)
-        assert (await fetch_run(eve, [founder.address], 0.0, ticket.encoded)).run == PRIVATE
+        assert (await fetch_run(eve, [founder.address], 0.0, ticket)).run == PRIVATE
         assert not roster.book.redeemed
         with pytest.raises(UserError, match="ask a member for an invitation") as error:
             await fetch_run(eve, [founder.address], 3600.0)
@@ -516,8 +516,35 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         roster.redeem(ticket, BEN.author)
         twice = [founder.address, f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"]
         with pytest.raises(UserError, match="used by another key") as error:
-            await fetch_run(eve, twice, 3600.0, ticket.encoded)
+            await fetch_run(eve, twice, 3600.0, ticket)
         assert str(error.value).count("used by another key") == 1
+
+
+async def test_row_59_an_invitation_is_shown_to_its_inviter_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
+    shown: list[bytes] = []
+    async with private_member(5, tmp_path) as (eve, _), transport(ANN, tmp_path / "ann") as ann:
+        door = eve.swarm.membership.on_handshake
+
+        def look(request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+            shown.append(request.invitation)
+            return door(request, peer)
+
+        monkeypatch.setattr(eve.swarm.membership, "on_handshake", look)
+        async with private_member(1, tmp_path) as (founder, roster):
+            ticket = ticket_of(founder)
+            assert (await fetch_run(ann, [eve.address, founder.address], 60.0, ticket)).run == PRIVATE
+            async with private_member(3, tmp_path, ticket) as (ben, of_ben):
+                await eventually(lambda: of_ben.is_member, "Ben is let in")
+                ben.swarm.membership.hear([eve.address])
+                await ben.swarm.membership.greet(eve.author)
+            assert list(roster.book.redeemed.values()) == [BEN.author]
+        with pytest.raises(UserError, match="None of the peers") as error:
+            await fetch_run(ann, [eve.address, founder.address], 0.0, ticket)
+        assert "the inviter's node runs" in error.value.fix
+    assert len(shown) >= 3 and not any(shown)
 
 
 async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
@@ -636,7 +663,7 @@ def home_of(tmp_path: Path) -> Callable[..., Path]:
 
 
 Homes = Callable[..., Path]
-HERE = "--address", f"/ip4/127.0.0.1/tcp/1/p2p/{FOUNDER.peer_id}"
+HERE = "--address", f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"
 
 
 def lasting(*signers: tuple[Identity, Identity], **changes: Any) -> Chain:
@@ -730,7 +757,7 @@ def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path) -> None:
     assert "Nobody" in refused("remove", "--home", home).what
     assert "not an Ed25519" in refused("remove", "Ann", "--home", home).what
     founder = home_of(FOUNDER)
-    assert "no address" in refused("invite", "--home", founder, "--address", "/ip4/127.0.0.1/tcp/1").what
+    assert "no address" in refused("invite", "--home", founder, "--address", "/ip4/127.0.0.1/tcp/1025").what
     assert "is no time" in refused("invite", "--home", founder, "--expires", "soon", *HERE).what
     assert "no run yet" in refused("members", "--home", home_of(CARA, run=None)).what
 

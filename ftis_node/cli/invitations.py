@@ -69,7 +69,8 @@ def invite(
     if not made.dial:
         raise UserError(
             "The invitation would have no address at which this node can be reached.",
-            f"Name one with --address, ending in /p2p/{identity.peer_id}; or look at `ftis-node doctor net`.",
+            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}; or look at "
+            "`ftis-node doctor net`.",
         )
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
@@ -173,6 +174,14 @@ def invitation_in(text: str, home: Home) -> Invitation:
     joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)
     return found if found.run_id == joined else read_line(text, unix_seconds())
+
+
+def tell_invitation(invited: Invitation) -> None:
+    """Print who invites to which run, and where this node dials for it; before it does."""
+    inviter = peer_id(invited.inviter)
+    kind = "the private run" if invited.private else "run"
+    told = f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}."
+    say(told, f"This invitation names: {', '.join(invited.dial)}.", error=True, flush=True)
 
 
 def keep_invitation(home: Home, invitation: Invitation) -> None:

@@ -389,7 +389,7 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
     """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
 
     Args:
-        task, reward, data: what the owner named at this start. ours: the run is the home's own, joined or begun before.
+        task, reward, data: what the owner named at this start. ours: the owner joined or began this run before.
 
     Raises:
         UsageError: it was not named, or another rule was.

@@ -12,6 +12,7 @@ from pathlib import Path
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.options import check_foreseen, check_run, known_run
+from ftis_node.node.task_files import agreed
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
@@ -28,18 +29,17 @@ LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which tak
 
 def run(case: Case) -> None:
     """The run of the home or of a file, and whether this node can join it."""
-    ours = case.home.run_file.exists()
     found = known_run(case.home, case.options.run)
     if found is not None:
-        case.runs.append(("the home" if ours else "--run", found))
-        refuse_run(case, found, ours=ours)
+        case.runs.append(("the home" if case.home.run_file.exists() else "--run", found))
+        refuse_run(case, found, ours=agreed(case.home, found.run.id))
 
 
 def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
     """Refuse a run that this node cannot join.
 
     Args:
-        ours: it is the home's own, which may name what others' may not.
+        ours: its owner agreed to it before, so it may name what others' may not.
 
     Raises:
         UsageError: it is for the lab, names what only this node's owner may, or is of other data or another rule.

@@ -105,8 +105,8 @@ class Membership:
 
     An observer has no model and nothing to give: it may ask, and takes no place in the view.
 
-    The node dials named addresses in private networks, or on this machine, only if its owner's addresses put it there.
-    Otherwise strangers could make it probe its own network.
+    Who named an address decides whether the node dials it (`Whereabouts`). Otherwise strangers could make it probe its
+    own network.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Membership:
         self._observing = observing
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
-        self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._on_lan = dict.fromkeys(self._known.on_lan)  # addresses in this machine's networks, found by mDNS
+        self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named or was given
+        self._on_lan: dict[str, None] = {}  # addresses that mDNS named
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -163,16 +163,20 @@ class Membership:
         """This node's peer id in base58."""
         return self._identity.peer_id
 
-    def trust(self, addresses: Iterable[str]) -> list[str]:
-        """Trust the owner's addresses: the node dials them, and others in their networks.
+    def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> list[str]:
+        """Trust the owner's addresses: the node dials them, and others in their networks; of those that the owner was
+        given, exactly these.
 
-        Returns these and those that the owner named at earlier starts of this home.
+        Returns all of them, with those of earlier starts of this home.
         """
-        self._known.named = list(dict.fromkeys((*addresses, *self._known.named)))[:NAMED_MAX]
-        self._trusted = frozenset(self._known.named)
-        self._owners = frozenset(map(peer_at, self._trusted))
-        self._at_home.add(self._trusted)
-        return self._known.named
+        known = self._known
+        known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
+        known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
+        self._at_home.trust(known.peers, known.named)
+        found = list(dict.fromkeys((*known.peers, *known.named)))
+        self._trusted = frozenset(found)
+        self._owners = frozenset(map(peer_at, found))
+        return found
 
     async def refresh_addresses(self) -> list[str]:
         """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
@@ -190,7 +194,7 @@ class Membership:
     async def _look_where(self, peer: bytes) -> None:
         """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self._at_home.add((await self._transport.neighbours()).get(peer, ()))
+            self._at_home.widen((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How peers can reach this node, by the evidence so far."""
@@ -231,20 +235,20 @@ class Membership:
         return news
 
     def hear_on_lan(self, addresses: Sequence[str]) -> bool:
-        """Remember addresses in this machine's own networks, which mDNS named. Return whether any is a new peer."""
+        """Remember addresses that mDNS named (`lan.read_node`), until the end. Return whether any is a new peer."""
         for text in addresses:
             remember(self._on_lan, text, None, LAN_MAX)
         return self.hear(addresses, LAN)
 
     def _may_dial(self, address: str) -> bool:
-        return address in self._trusted or address in self._on_lan or self._at_home.reach(address)
+        return address in self._on_lan or self._at_home.reach(address)
 
     def _why_not_dialled(self, peer: bytes) -> str:
-        texts = [text for text in self._candidates[peer] if not self._may_dial(text)]
-        if not texts:
-            return "no address of it is known"
-        outside = f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} outside of the networks"
-        return f"{outside} in which this node's owner named a peer; if it is yours, name it with --peers"
+        texts = ", ".join(text for text in self._candidates[peer] if not self._may_dial(text))
+        outside = (
+            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        )
+        return f"{texts}: {outside}" if texts else "no address of it is known"
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""
@@ -322,7 +326,7 @@ class Membership:
             if not addresses and peer in self._candidates and peer not in self.view and not await self._connected(peer):
                 raise Unreachable(self._why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
-            if peer in self._owners:
+            if peer in map(peer_at, self._known.peers):
                 await self._look_where(peer)
             hello = self._hello()
             if self._roster is not None:
@@ -487,7 +491,7 @@ class Membership:
 
     def recall(self) -> None:
         """Add the peers of previous starts to the candidates."""
-        self.hear([*self._known.on_lan, *self._known.met])
+        self.hear(self._known.met)
 
     def save_cache(self) -> None:
         """Keep addresses for the next start: the view's, and those of peers that were met before.
@@ -497,15 +501,14 @@ class Membership:
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer.id: list(filter(self._may_dial, peer.addresses)) for peer in self.view.values()}
+        dialled = {peer.id: list(filter(self._at_home.reach, peer.addresses)) for peer in self.view.values()}
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
-        known.on_lan += [text for text in known.met if text in self._on_lan and text not in known.on_lan]
-        del known.on_lan[:-MET_MAX]
         if self._roster is None:
             elsewhere = self.refused.keys() - self.majors.keys()
-            known.named = [text for text in known.named if peer_at(text) not in elsewhere]
+            for named in (known.peers, known.named):
+                named[:] = [text for text in named if peer_at(text) not in elsewhere]
         if known.all:
             known.write(self._cache)
 
@@ -540,7 +543,7 @@ class Membership:
         if known is None:
             self._make_room_in_view(found)
         claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
-        addresses = ranked(text for text in claims if text in self._trusted or is_plain(text))
+        addresses = ranked(text for text in claims if self._may_dial(text) or is_plain(text))
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)

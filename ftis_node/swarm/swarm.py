@@ -159,12 +159,12 @@ class Swarm:
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
 
-    async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = ()) -> None:
+    async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = (), given: Sequence[str] = ()) -> None:
         """Register the handlers, greet the bootstraps, join the DHT and start the loops.
 
         Args:
             bootstraps: peers' addresses that this node's owner named; the node dials them in any network.
-            hints: addresses from other sources, such as a peer's run file.
+            hints: addresses in a peer's run file. given: those that the owner was given; just these are dialled.
         """
         try:
             await self._transport.serve(self)
@@ -173,7 +173,7 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        self._bootstraps, self._hints = self.membership.trust(bootstraps), hints
+        self._bootstraps, self._hints = self.membership.trust(bootstraps, given), hints
         self.membership.recall()
         self.membership.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
@@ -224,7 +224,7 @@ class Swarm:
         self.traffic.limit(upload_bytes)
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
-        """Take addresses of this run's nodes that mDNS named; they are in this machine's own networks."""
+        """Take addresses of this run's nodes that mDNS named."""
         if self.membership.hear_on_lan(addresses) and not self._settled():
             self._to_greet.set()
 

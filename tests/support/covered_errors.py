@@ -97,9 +97,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "Cell …, node …: …",
         )
     },
-    "test_lan.py": {
-        "cli/runs.py": ("There are … runs on the local", "Run … is here, but ….", "The local network cannot be")
-    },
+    "test_lan.py": {"cli/runs.py": ("There are … runs on the local", "The local network cannot be")},
     "test_life.py": {"observe/api.py": ("refusal['what']",)},
     "test_migration.py": {"store/migrations.py": ("… does not say its schema", "… has schema …, and this version")},
     "test_nf4.py": {"config/checks.py": ("NF4 (…) is for frozen weights,",)},
