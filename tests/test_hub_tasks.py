@@ -224,9 +224,7 @@ def test_row_63_what_a_dataset_unpacks_to_is_bounded(
     assert grown - before < 1 << 20 and child < 5 << 20, "in KiB"
 
 
-def test_without_a_hub_or_pyarrow_it_says_so(
-    offered: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="cannot be had"):
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         load_task("hf:ann/sums:main/train")

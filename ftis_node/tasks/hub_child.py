@@ -111,5 +111,9 @@ if __name__ == "__main__":
         sys.exit(json.dumps(error.args))
     except Exception as error:  # as many kinds as there are layers
         if isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.EFBIG:
-            sys.exit(json.dumps([f"unpacks to more than {TEXT_BYTES >> 20} MiB of text", _SMALLER]))
+            sys.exit(
+                json.dumps(
+                    [f"unpacks to more than {MEMORY_BYTES >> 30} GiB, or {TEXT_BYTES >> 20} MiB of rows", _SMALLER]
+                )
+            )
         sys.exit(json.dumps([f"cannot be read: {str(error)[:300]}", _ANOTHER]))

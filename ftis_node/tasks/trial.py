@@ -1,38 +1,43 @@
 """Answers that need no skill, tried on a task before a run begins.
 
-A rule that rewards one of them row after row pays strangers for nothing, and a node's own model finds it too. Tried are
-rows whose right answers differ, one row each. So "yes" is no such answer where "yes" is right, however often that is;
-and where all rows have the same right answer, nothing is tried.
+A rule that rewards one of them row after row pays strangers for nothing, and a node's own model finds it too. Rows with
+different right answers are tried, and on none its own right answer. To be refused, an answer must be rewarded on as
+many rows as have the commonest right answer ("Yes." may be right wherever "yes" is), and on three quarters of the
+others. Where there is one right answer only, nothing is tried.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import string
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import scoring
+from ftis_node.tasks import begin_group, scoring
 from ftis_node.tasks.own import Guarded
 from ftis_node.tasks.packaged import EnvironmentJudge, PackageJudge
 from ftis_node.tasks.rewards import Scorer
 from ftis_node.tasks.task import Environment, Example, Task
 
-ROWS = 12  # of each part of a task
-SHARE = 0.75  # of these rows; a guess of two values is right on half of them
+ROWS = 16  # of each part of a task, and half as many at least
+SHARE = 0.75
 REWARDED = 0.5  # what is worth less is a part of an answer
-SECONDS = 30.0
+SECONDS = 60.0
 _QUIET_SECONDS = 2.0
+_COMPARING = ("integer", "exact", "math")
 _ANSWERS = (
     *("nan", "inf", "-inf", "None", "null", "true", "false", "True", "False", "yes", "no", "Yes", "No", "unknown", "?"),
     *("0", "1", "-1", "42", "0.5", "1e999", "0/0", "x", "[]", "{}", "()", "[[]]", "''", "$$", r"\boxed{}", r"\text{}"),
     *("The answer is", "A", "B", "A B C D", "1 2 3 4 5 6 7 8 9 10", "1,2,3", "[1, 2]", "\u200b", "\u0663", ""),
     *(
-        " ".join(string.ascii_letters),
+        string.ascii_uppercase,
         ", ".join(map(str, range(101))),
         "pass",
         "raise SystemExit",
@@ -56,9 +61,21 @@ class Unskilled:
     rows: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows that are tried, their right answers, and on how many rows an answer without skill is rewarded."""
+
+    rows: Sequence[Example]
+    rights: Sequence[str]
+    enough: int
+
+
 def refuse_unskilled(task: Task) -> None:
-    """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`."""
-    if (found := unskilled(task)) is not None:
+    """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`.
+
+    Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
+    """
+    if task.reward not in _COMPARING and (found := unskilled(task)) is not None:
         raise UsageError(
             f"The task {task.name} rewards {found.answer[-80:]!r} on {found.rewarded} of {found.rows} rows whose right "
             f"answers differ, such as {found.row.question[-200:]!r} ({found.row.answer[:80]}).",
@@ -73,8 +90,10 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
     """
     began, told = time.monotonic(), False
     with scoring(task.reward, task.scorer) as scorer:
-        for rows in _parts(task):
-            for texts in zip(*(_texts(task, row.question) for row in rows), strict=True):
+        for part in _parts(task):
+            begin_group(scorer)  # what hangs on three answers is asked no more
+            tried = (_texts(task, row.question, right) for row, right in zip(part.rows, part.rights, strict=True))
+            for texts in zip(*tried, strict=True):
                 spent = time.monotonic() - began
                 if spent > seconds:
                     logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
@@ -82,42 +101,52 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
                 if spent > _QUIET_SECONDS and not told:
                     logger.info("Trying answers without skill on %s, for %d s at most.", task.name, seconds)
                     told = True
-                found = _rewarded(scorer, rows, texts, task.turns)
-                if found:
-                    place = found[0]
-                    return Unskilled(texts[place], rows[place], len(found), len(rows))
+                if found := _rewarded(scorer, part, texts, task.turns):
+                    return Unskilled(str(texts[found[0]]), part.rows[found[0]], len(found), len(part.rows))
     return None
 
 
-def _parts(task: Task) -> list[Sequence[Example]]:
-    """Of each part of the task the first rows whose right answers differ."""
-    parts: dict[str, dict[str, Example]] = {}
+def _parts(task: Task) -> list[_Part]:
+    """Of each part of the task the first rows, as many of each right answer."""
+    parts: dict[str, dict[str, list[Example]]] = {}
     for row in task.train:
         part, right = "", row.answer
         if type(task.scorer) is PackageJudge:  # which names both in the row's answer
             name, level, *_, told = json.loads(row.answer)
             part, right = f"{name}@{level}", row.question if told is None else str(told)
-        parts.setdefault(part, {}).setdefault(right.strip().casefold(), row)
-    return [list(rows.values())[:ROWS] for rows in parts.values() if len(rows) > 1]
+        parts.setdefault(part, {}).setdefault(_normal(right), []).append(row)
+    found = []
+    for same in parts.values():
+        pairs = ([(row, right) for row in rows] for right, rows in same.items())
+        mixed = [pair for turn in zip_longest(*pairs) for pair in turn if pair is not None][:ROWS]
+        rows, rights = zip(*mixed, strict=True)
+        most = Counter(rights).most_common(1)[0][1]
+        if len(same) > 1 and len(rows) >= ROWS // 2:
+            found.append(_Part(rows, rights, most + math.ceil(SHARE * (len(rows) - most))))
+    return found
 
 
-def _texts(task: Task, question: str) -> Iterator[str]:
-    """What is tried on a row, in each form that the task might expect."""
+def _normal(answer: str) -> str:
+    return answer.strip().casefold()
+
+
+def _texts(task: Task, question: str, right: str) -> Iterator[str | None]:
+    """What is tried on a row, in each form that the task might expect; None for its right answer."""
     lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
-    own = (question, lines[0], lines[-1], lines[-1].split()[-1:][0] if lines[-1] else "", numbers[0], numbers[-1])
+    own = (question, lines[0], lines[-1], *lines[-1].split()[-1:], numbers[0], numbers[-1], " ".join(numbers))
     free = isinstance(task.scorer, Guarded | EnvironmentJudge)
-    for answer in (*_ANSWERS, *own, " ".join(numbers), str(len(question))):
+    for answer in (*_ANSWERS, *own):
         for form in ("{}", r"\boxed{{{}}}", _TAGGED) if free else (_TAGGED,):
-            yield form.format(answer)
+            yield form.format(answer) if _normal(answer) != right else None
 
 
-def _rewarded(scorer: Scorer, rows: Sequence[Example], texts: Sequence[str], turns: int) -> list[int]:
-    """The places of the rows that reward their text; empty as soon as they cannot be most."""
+def _rewarded(scorer: Scorer, part: _Part, texts: Sequence[str | None], turns: int) -> list[int]:
+    """The places of the rows that reward their text; empty as soon as they cannot be enough."""
     found: list[int] = []
-    for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        if _reward(scorer, text, row.answer, turns) >= REWARDED:
+    for place, (row, text) in enumerate(zip(part.rows, texts, strict=True)):
+        if text is not None and _reward(scorer, text, row.answer, turns) >= REWARDED:
             found.append(place)
-        if place + 1 - len(found) > (1 - SHARE) * len(rows):
+        if place + 1 - len(found) > len(part.rows) - part.enough:
             return []
     return found
 
