@@ -90,7 +90,7 @@ def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path) -
 def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path) -> None:
     rows = [json.dumps({"question": f"What is number {n}?", "answer": f"(?s).*|{n}"}) for n in range(40)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    with pytest.raises(UsageError, match="rewards 'nan'|rewards '<think>"):
+    with pytest.raises(UsageError, match="rewards"):
         refuse_unskilled(load_task("rows.jsonl", reward="regex"))
 
 
