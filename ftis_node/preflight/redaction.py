@@ -25,8 +25,8 @@ _QUOTE = r"\\*+[\"']?"
 _FORMS = re.sub(
     r"\s+",
     "|",
-    r"""hf_[A-Za-z0-9]{8,} gh[pousr]_[A-Za-z0-9]{16,} github_pat_\w{16,} gl(?:[dfpr]t|pat|rtr|cbt|ptt|soat|agent)-[\w.-]{16,}
-    sk-[\w-]{16,} [prs]k_(?:live|test)_\w{8,} xox[a-z][.-][\w.-]{8,} (?:nvapi|xai|xapp|pypi|tskey|pplx|GOCSPX)-[\w-]{16,}
+    r"""hf_[A-Za-z0-9]{8,} gh[pousr]_[A-Za-z0-9]{16,} github_pat_\w{16,} gl(?:[dfpr]t|pat|rtr|ptt|soat)-[\w.-]{16,}
+    sk-[\w-]{16,} [prs]k_(?:live|test)_\w{8,} xox[a-z][.-][\w.-]{8,} (?:nvapi|xai|xapp|pypi|tskey|GOCSPX)-[\w-]{16,}
     (?:gsk|npm|r8|rpa|whsec|api_org|do[opr]_v1|wandb_v\d)_\w{16,} (?:AKIA|ASIA)[A-Z0-9]{12,} AIza[\w-]{30,}
     (?:ya29|SG|hv[bs])\.[\w.-]{16,} AGE-SECRET-KEY-1[A-Z0-9]{16,} ftis:[\w-]{16,} \d{8,12}:AA[\w-]{30,} dapi[0-9a-f]{32}
     (?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|webhook\.office\.com)/[\w/@.-]++
