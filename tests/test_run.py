@@ -316,7 +316,7 @@ def test_a_run_file_is_read_from_disk(tmp_path: Path) -> None:
 def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
     with pytest.raises(UsageError, match="longer than"):
         load_run_file(Path("/dev/zero"))
-    with pytest.raises(UsageError, match="no invitation"):
+    with pytest.raises(UsageError, match="begins with ftis:"):
         invitation_in("/dev/zero", Home(Path("/nowhere")))
 
 

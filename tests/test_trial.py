@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import load_task, trial
+from ftis_node.tasks import load_task
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.trial import refuse_unskilled, unskilled
 from tests.support.cli import Cli
@@ -94,8 +94,7 @@ def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path) -> No
         refuse_unskilled(load_task("rows.jsonl", reward="regex"))
 
 
-def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_QUIET_SECONDS", 0.0)
+def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     task = load_task("lucky:hangs", code=True)
     assert unskilled(task) is None and "Trying answers without skill on lucky:hangs" in caplog.text

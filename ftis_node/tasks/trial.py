@@ -15,7 +15,7 @@ import re
 import string
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -30,20 +30,12 @@ ROWS = 16  # of each part of a task, and half as many at least
 SHARE = 0.75
 REWARDED = 0.5  # what is worth less is a part of an answer
 SECONDS = 60.0
-_QUIET_SECONDS = 2.0
 _COMPARING = ("integer", "exact", "math")
 _ANSWERS = (
     *("nan", "inf", "-inf", "None", "null", "true", "false", "True", "False", "yes", "no", "Yes", "No", "unknown", "?"),
     *("0", "1", "-1", "42", "0.5", "1e999", "0/0", "x", "[]", "{}", "()", "[[]]", "''", "$$", r"\boxed{}", r"\text{}"),
     *("The answer is", "A", "B", "A B C D", "1 2 3 4 5 6 7 8 9 10", "1,2,3", "[1, 2]", "\u200b", "\u0663", ""),
-    *(
-        string.ascii_uppercase,
-        ", ".join(map(str, range(101))),
-        "pass",
-        "raise SystemExit",
-        "exit()",
-        "0 " * 999,
-    ),
+    *(string.ascii_uppercase, ", ".join(map(str, range(101))), "pass", "raise SystemExit", "exit()", "0 " * 999),
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _TAGGED = "<think></think><answer>{}</answer>"
@@ -59,15 +51,6 @@ class Unskilled:
     row: Example
     rewarded: int
     rows: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Rows that are tried, their right answers, and on how many rows an answer without skill is rewarded."""
-
-    rows: Sequence[Example]
-    rights: Sequence[str]
-    enough: int
 
 
 def refuse_unskilled(task: Task) -> None:
@@ -86,44 +69,42 @@ def refuse_unskilled(task: Task) -> None:
 def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
     """The first answer that is rewarded on most rows though it needs no skill; None: none is, or time is up.
 
-    Starts the process that judges, if the rule has one. Logs what takes long, and what was not tried.
+    Starts the process that judges, if the rule has one. Logs that it tries, and what it left out.
     """
-    began, told = time.monotonic(), False
+    ends = time.monotonic() + seconds
+    logger.info("Trying answers without skill on %s, for %d s at most.", task.name, seconds)
     with scoring(task.reward, task.scorer) as scorer:
-        for part in _parts(task):
+        for rows in _parts(task):
             begin_group(scorer)  # what hangs on three answers is asked no more
-            tried = (_texts(task, row.question, right) for row, right in zip(part.rows, part.rights, strict=True))
-            for texts in zip(*tried, strict=True):
-                spent = time.monotonic() - began
-                if spent > seconds:
+            most = Counter(right for _, right in rows).most_common(1)[0][1]
+            misses = len(rows) - most - math.ceil(SHARE * (len(rows) - most))
+            for texts in zip(*(_texts(task, row.question, right) for row, right in rows), strict=True):
+                if time.monotonic() > ends:
                     logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
                     return None
-                if spent > _QUIET_SECONDS and not told:
-                    logger.info("Trying answers without skill on %s, for %d s at most.", task.name, seconds)
-                    told = True
-                if found := _rewarded(scorer, part, texts, task.turns):
-                    return Unskilled(str(texts[found[0]]), part.rows[found[0]], len(found), len(part.rows))
+                found: list[int] = []
+                for place, text in enumerate(texts):
+                    if text is not None and _reward(scorer, text, rows[place][0].answer, task.turns) >= REWARDED:
+                        found.append(place)
+                    if place + 1 - len(found) > misses:
+                        break
+                else:
+                    return Unskilled(str(texts[found[0]]), rows[found[0]][0], len(found), len(rows))
     return None
 
 
-def _parts(task: Task) -> list[_Part]:
-    """Of each part of the task the first rows, as many of each right answer."""
-    parts: dict[str, dict[str, list[Example]]] = {}
+def _parts(task: Task) -> list[list[tuple[Example, str]]]:
+    """Of each part of the task the first rows with their right answers, as many of each."""
+    parts: dict[str, dict[str, list[tuple[Example, str]]]] = {}
     for row in task.train:
         part, right = "", row.answer
         if type(task.scorer) is PackageJudge:  # which names both in the row's answer
             name, level, *_, told = json.loads(row.answer)
             part, right = f"{name}@{level}", row.question if told is None else str(told)
-        parts.setdefault(part, {}).setdefault(_normal(right), []).append(row)
-    found = []
-    for same in parts.values():
-        pairs = ([(row, right) for row in rows] for right, rows in same.items())
-        mixed = [pair for turn in zip_longest(*pairs) for pair in turn if pair is not None][:ROWS]
-        rows, rights = zip(*mixed, strict=True)
-        most = Counter(rights).most_common(1)[0][1]
-        if len(same) > 1 and len(rows) >= ROWS // 2:
-            found.append(_Part(rows, rights, most + math.ceil(SHARE * (len(rows) - most))))
-    return found
+        parts.setdefault(part, {}).setdefault(_normal(right), []).append((row, _normal(right)))
+    several = (zip_longest(*same.values()) for same in parts.values() if len(same) > 1)
+    mixed = ([row for turn in turns for row in turn if row is not None][:ROWS] for turns in several)
+    return [rows for rows in mixed if len(rows) >= ROWS // 2]
 
 
 def _normal(answer: str) -> str:
@@ -133,22 +114,11 @@ def _normal(answer: str) -> str:
 def _texts(task: Task, question: str, right: str) -> Iterator[str | None]:
     """What is tried on a row, in each form that the task might expect; None for its right answer."""
     lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
-    own = (question, lines[0], lines[-1], *lines[-1].split()[-1:], numbers[0], numbers[-1], " ".join(numbers))
+    own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
     free = isinstance(task.scorer, Guarded | EnvironmentJudge)
     for answer in (*_ANSWERS, *own):
         for form in ("{}", r"\boxed{{{}}}", _TAGGED) if free else (_TAGGED,):
             yield form.format(answer) if _normal(answer) != right else None
-
-
-def _rewarded(scorer: Scorer, part: _Part, texts: Sequence[str | None], turns: int) -> list[int]:
-    """The places of the rows that reward their text; empty as soon as they cannot be enough."""
-    found: list[int] = []
-    for place, (row, text) in enumerate(zip(part.rows, texts, strict=True)):
-        if text is not None and _reward(scorer, text, row.answer, turns) >= REWARDED:
-            found.append(place)
-        if place + 1 - len(found) > len(part.rows) - part.enough:
-            return []
-    return found
 
 
 def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:
