@@ -101,11 +101,12 @@ class Redactor:
             text = _PEER.sub(lambda found: self._named("peer", found[0]), text)
             text = _NAME.sub(lambda found: f"{found[1]}/{self._place(found[2])}", text)
             text = _IP4.sub(lambda found: self._place(found[0]), text)
-            text = _IP6.sub(
-                lambda found: self._place(found[0]) if "::" in found[0] or _full(found[0]) else found[0], text
-            )
+            text = _IP6.sub(self._ip6, text)
             text = _HOST.sub(lambda found: self._named("addr", found[0].lower()), text)
         return text if self._home is None else self._home.sub("~", text)
+
+    def _ip6(self, found: re.Match[str]) -> str:
+        return self._place(found[0]) if "::" in found[0] or found[0].count(":") == 7 else found[0]
 
     def _place(self, text: str) -> str:
         """The name of an address; those of this machine alone, which say nothing, stay."""
@@ -130,7 +131,3 @@ def _without_credentials(found: re.Match[str]) -> str:
     """Remove everything up to the last @: a password may hold @ and slashes."""
     _, at, rest = found[0].rpartition("@")
     return f"://{REMOVED}@{rest}" if at else found[0]
-
-
-def _full(text: str) -> bool:
-    return text.count(":") == 7

@@ -11,7 +11,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,10 @@ class Refused(Exception):
     """Why a file cannot be used, and what to do."""
 
 
-def _rows(paths: Sequence[Path], question: str, answer: str) -> Iterator[tuple[Path, Any, Any]]:
-    """File, question and answer of each row. Raises Refused."""
-    for path in paths:
-        for row in _parquet(path, question, answer) if path.suffix == ".parquet" else _json_lines(path):
-            _refuse_missing(row, question, answer)
-            yield path, row[question], row[answer]
+def _rows(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
+    for row in _parquet(path, *columns) if path.suffix == ".parquet" else _json_lines(path):
+        _refuse_missing(row, *columns)
+        yield row
 
 
 def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
@@ -51,7 +49,7 @@ def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
-            _refuse_large(line, path)
+            _refuse_large(line)
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -63,15 +61,13 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _refuse_missing(there: Any, *columns: str) -> None:
     if missing := [column for column in columns if column not in there]:
-        shown = ", ".join(str(name) for name in list(there)[:20])[:1000]
-        raise Refused(
-            f"has no column {missing[0]!r}", f"Name two of its columns with --question and --answer: {shown}."
-        )
+        shown = ", ".join(map(str, there))[:1000]
+        raise Refused(f"has no column {missing[0]!r}", f"Name two with --question and --answer, of: {shown}.")
 
 
-def _refuse_large(row: bytes | str, path: Path) -> None:
+def _refuse_large(row: bytes | str) -> None:
     if len(row) > LINE_BYTES:
-        raise Refused(f"has a row of more than {LINE_BYTES >> 20} MiB in {path.name}", _ANOTHER)
+        raise Refused(f"has a row of more than {LINE_BYTES >> 20} MiB", _ANOTHER)
 
 
 def _text(value: Any) -> str:
@@ -86,20 +82,25 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) and value.strip() else ""
 
 
-def _lines(question: str, answer: str, most: int, paths: Sequence[Path]) -> Iterator[str]:
-    for number, (path, asked, gold) in enumerate(_rows(paths, question, answer)):
-        if number == most:
-            raise Refused(f"has more than {most:,} rows", _SMALLER)
-        if text := _text(asked):
-            line = json.dumps([text, gold], ensure_ascii=False, separators=(",", ":"), default=str)
-            _refuse_large(line, path)
-            yield line
-
-
 def _main(question: str, answer: str, most: str, *paths: str) -> None:
+    rows = (row for path in paths for row in _rows(Path(path), question, answer))
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as told:
-        for line in _lines(question, answer, int(most), [Path(path) for path in paths]):
-            print(line, file=told)
+        for number, row in enumerate(rows):
+            if number == int(most):
+                raise Refused(f"has more than {int(most):,} rows", _SMALLER)
+            if asked := _text(row[question]):
+                pair = [asked, row[answer]]
+                _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=str))
+                print(line, file=told)
+
+
+def _why(error: Exception) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    if isinstance(error, Refused):
+        return error.args[0], error.args[1]
+    if isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.EFBIG:
+        return f"unpacks to more than {MEMORY_BYTES >> 30} GiB, or {TEXT_BYTES >> 20} MiB of rows", _SMALLER
+    return f"cannot be read: {str(error)[:300]}", _ANOTHER
 
 
 if __name__ == "__main__":
@@ -107,13 +108,5 @@ if __name__ == "__main__":
         resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (limit, limit))
     try:
         _main(*sys.argv[1:])
-    except Refused as error:
-        sys.exit(json.dumps(error.args))
     except Exception as error:  # as many kinds as there are layers
-        if isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.EFBIG:
-            sys.exit(
-                json.dumps(
-                    [f"unpacks to more than {MEMORY_BYTES >> 30} GiB, or {TEXT_BYTES >> 20} MiB of rows", _SMALLER]
-                )
-            )
-        sys.exit(json.dumps([f"cannot be read: {str(error)[:300]}", _ANOTHER]))
+        sys.exit(json.dumps(_why(error)))
