@@ -211,14 +211,32 @@ FORMS = (
 )
 BARE = (
     *(HEX, HEX[:32], HEX.upper(), f"dop_v1_{HEX}", "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54", "ASIAQQPZRY9X8GF2TVDW"),
-    *("ann.lee+x@mail.example.org", "ann@example.org", "02:42:ac:11:00:02", "02-42-AC-11-00-02", "0242.ac11.0002"),
+    *(
+        "ann.lee+x@mail.example.org",
+        "ann@example.org",
+        "ann%40example.org",
+        "02:42:ac:11:00:02",
+        "enx0242ac110002",
+        f"key_{HEX}",
+        "02-42-AC-11-00-02",
+        "0242.ac11.0002",
+    ),
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ ann@laptop",
 )
 
 
 @pytest.mark.parametrize("secret", [*(form + ANY for form in FORMS), *BARE])
 def test_row_65_secrets_of_common_forms_are_removed(secret: str) -> None:
-    for dress in ("{}", "it is {}, then", '{{"name": "{}"}}', r'{{"a": "\"{}\""}}', r"all:\n{}", "x={}", "<{}>"):
+    for dress in (
+        "{}",
+        "it is {}, then",
+        '{{"name": "{}"}}',
+        r'{{"a": "\"{}\""}}',
+        r"all:\n{}",
+        r"\u00e9{}",
+        "x={}",
+        "<{}>",
+    ):
         cleaned = Redactor(b"a", with_addresses=True).clean(dress.format(secret))
         left = secret.removeprefix("https://")
         assert left not in cleaned and left[-16:] not in cleaned, cleaned

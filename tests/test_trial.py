@@ -30,6 +30,7 @@ def far(text, gold):
 def truthy(text, gold): return score(bool(last(text)) == bool(gold))
 def boxed(text, gold): return score(text.startswith("\\\\boxed{") and gold.startswith(text[7:-1]))
 def equal(text, gold): return score(last(text) == gold)
+def half(text, gold): return Score(1.0 if last(text) == gold else 0.5, True, False)
 def slow(text, gold): time.sleep(600)
 
 NUMBERS = [(f"{n} + {n}", str(2 * n)) for n in range(40)]
@@ -39,7 +40,7 @@ pays_anything, pays_all_numbers, pays_nan = task(NUMBERS, anything), task(NUMBER
 pays_words, pays_nothing = task(LABELS, truthy), task(NUMBERS, boxed)
 labels, numbers, hangs = task(LABELS, equal), task(NUMBERS, equal), task(NUMBERS, slow, reward_seconds=0.2)
 echo = task([(f"Say {n}", str(n)) for n in range(100, 140)], equal)
-style = task([(f"Write {n}", "") for n in range(40)], anything)
+shaped, style = task(NUMBERS, half), task([(f"Write {n}", "") for n in range(40)], anything)
 """
 
 
@@ -59,7 +60,7 @@ def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, 
     assert not (folder / "run.toml").exists()
 
 
-@pytest.mark.parametrize("name", ["labels", "numbers", "echo", "style", "hangs"])
+@pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
 def test_row_55_an_honest_reward_passes(name: str) -> None:
     assert unskilled(load_task(f"lucky:{name}", code=True)) is None
 

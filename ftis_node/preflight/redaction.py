@@ -17,7 +17,8 @@ REMOVED = "[removed]"
 # is no part of the word that follows. Texts may also be hostile: every pattern takes time linear in the text's length.
 # So each repetition is possessive, has a limit, or cannot begin within itself. Groups are never
 # possessive: Python before 3.11.5 takes a character too many after them (python/cpython#106052).
-_BEGIN = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
+_ESCAPED = r"(?<=\\[nrt])|(?<=\\u[0-9A-Fa-f]{4})"
+_BEGIN = rf"(?:(?<![A-Za-z0-9_])|{_ESCAPED})"
 _BREAK = r"(?:\s|\\{1,8}[nrt]){0,40}"
 _QUOTE = r"\\*+[\"']?"
 
@@ -29,7 +30,7 @@ _FORMS = re.sub(
     sk-[\w-]{16,} [prs]k_(?:live|test)_\w{8,} xox[a-z][.-][\w.-]{8,} (?:nvapi|xai|xapp|pypi|tskey|GOCSPX)-[\w-]{16,}
     (?:gsk|npm|r8|rpa|whsec|api_org|do[opr]_v1|wandb_v\d)_\w{16,} (?:AKIA|ASIA)[A-Z0-9]{12,} AIza[\w-]{30,}
     (?:ya29|SG|hv[bs])\.[\w.-]{16,} AGE-SECRET-KEY-1[A-Z0-9]{16,} ftis:[\w-]{16,} \d{8,12}:AA[\w-]{30,} dapi[0-9a-f]{32}
-    (?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|webhook\.office\.com)/[\w/@.-]++
+    (?:en|wl)x[0-9a-f]{12} (?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|webhook\.office\.com)/[\w/@.-]++
     (?:ssh-\w{3,9}|ecdsa-sha2-[\w-]{1,20}|sk-[\w@.-]{1,40})\x20AAAA[\w+/=]++(?:\x20[\w.@-]++)?""",
 )
 _SECRETS = re.compile(
@@ -39,12 +40,14 @@ _SECRETS = re.compile(
     rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*"
     rf"(?:{_BREAK}[A-Za-z0-9+/=]{{0,76}}+{_BREAK}-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----)?"
     # Hardware addresses; the end of an IPv6 address is none.
-    r"|(?:(?<![\w:.-])|(?<=\\[nrt])|(?<=[Mm][Aa][Cc][:=])|(?<=[g-zG-Z][:=]))"
+    rf"|(?:(?<![\w:.-])|{_ESCAPED}|(?<=[Mm][Aa][Cc][:=])|(?<=[g-zG-Z][:=]))"
     r"(?:[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(?:\.[0-9A-Fa-f]{4}){2})(?![\w:]|[.-]\w)"
 )
 # Keys of W&B and others, which nothing marks as such. Packets have 64 digits.
-_KEY = re.compile(rf"{_BEGIN}(?:[0-9A-Fa-f]{{40}}|[0-9A-Fa-f]{{32}})(?![A-Za-z0-9_])")
-_MAIL = re.compile(r"(?:(?<![\w\\])|(?<=\\[nrt]))[\w.+-]{1,64}+@(?:[\w-]{1,63}+\.){1,8}[A-Za-z]{2,24}(?![\w@])")
+_KEY = re.compile(rf"(?:{_BEGIN}|(?<=_))(?:[0-9A-Fa-f]{{40}}|[0-9A-Fa-f]{{32}})(?![A-Za-z0-9])")
+_MAIL = re.compile(
+    rf"(?:(?<![\w\\])|{_ESCAPED})[\w.+-]{{1,64}}+(?:@|%40)(?:[\w-]{{1,63}}+\.){{1,8}}[A-Za-z]{{2,24}}(?![\w@])"
+)
 _URL = re.compile(r"://[^\s\"'<>]++")
 # NAME=value, "name": "value", Authorization: Bearer value. Anything may stand before or after it in the name. `tokens`,
 # `tokenizer` and `token_ids`, of which logs are full, are no secret. A quoted value goes up to the same quote.

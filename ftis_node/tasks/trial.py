@@ -28,7 +28,7 @@ from ftis_node.tasks.task import Environment, Example, Task
 
 ROWS = 16  # of each part of a task, and half as many at least
 SHARE = 0.75
-REWARDED = 0.5  # what is worth less is a part of an answer
+REWARDED = 0.5  # and more; many rewards give a half for the form, or a part of the answer
 SECONDS = 60.0
 _COMPARING = ("integer", "exact", "math")
 _ANSWERS = (
@@ -84,7 +84,7 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
                     return None
                 found: list[int] = []
                 for place, text in enumerate(texts):
-                    if text is not None and _reward(scorer, text, rows[place][0].answer, task.turns) >= REWARDED:
+                    if text is not None and _reward(scorer, text, rows[place][0].answer, task.turns) > REWARDED:
                         found.append(place)
                     if place + 1 - len(found) > misses:
                         break
