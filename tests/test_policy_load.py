@@ -235,7 +235,8 @@ def test_row_63_a_models_files_unpack_to_no_more_than_they_hold(
         content if isinstance(content, bytes) else json.dumps(json.loads(path.read_text()) | content).encode()
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError):
+    grows = isinstance(content, dict) and file == "tokenizer.json"
+    with pytest.raises(UserError, match="makes texts many times longer" if grows else ""):
         load_policy(settings(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
