@@ -82,9 +82,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The files of … have …, and",
             "… has …, and the disk has",
             "… ….",
-            "… of … cannot be read: ….",
-            "… has more than … rows.",
-            "Line … of … of … is no JSON",
         )
     },
     "test_identity.py": {"swarm/identity.py": ("The key file … cannot be used:",)},
