@@ -238,7 +238,7 @@ def test_row_63_a_models_files_unpack_to_no_more_than_they_hold(
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grows = isinstance(content, dict) and file == "tokenizer.json"
-    with pytest.raises(UserError, match="makes texts many times longer" if grows else ""):
+    with pytest.raises(UserError, match="makes texts many times longer" if grows else None):
         load_policy(settings(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
