@@ -209,6 +209,7 @@ MISTAKES = {
     "a row without a token": ("--task {tmp}/strange.jsonl", "Line 31 of strange.jsonl .*has no token"),
     "one to evaluate on": ("--task {tmp}/rows.jsonl --eval-data {tmp}/strange.jsonl", "Line 31 .*held-out data"),
     "a function that is not there": ("--task own_sums:sumz", "no function sumz"),
+    "a reward without skill": ("--task own_sums:lucky", "right answers differ, such as '[0-9]+'"),
     "no tokenizer": ("--model {tmp}/no-tokenizer", "has no tokenizer"),
     "no weights": ("--model {tmp}/no-weights", "cannot be loaded"),
     "damaged weights": ("--model {tmp}/damaged", "cannot be loaded"),
@@ -271,7 +272,10 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if _place(q) < 0.1)
     (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
-    (tmp_path / "own_sums.py").write_text("def sums():\n    pass\n")
+    (tmp_path / "own_sums.py").write_text(
+        "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"
+        "    return make_task([(f'{n}', n) for n in range(40)], reward=lambda text, gold: Score(1.0, True, True))\n"
+    )
     monkeypatch.chdir(tmp_path)
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):

@@ -17,7 +17,7 @@ from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.certificates import Book, Removal, day, encode
 from ftis_node.swarm.identity import Identity, author_of, peer_id
-from ftis_node.swarm.invitation import PREFIX, Invitation, read_line
+from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
 from ftis_node.text import called, say, with_names
@@ -160,10 +160,11 @@ def invitation_in(text: str, home: Home) -> Invitation:
             "The invitation is empty.", "Set the variable that it comes from, or leave it out to start a run."
         )
     if text == "-":
-        text = sys.stdin.readline()
+        text = sys.stdin.readline(2 * CHARACTERS_MAX)
     elif not text.startswith(PREFIX):
         try:
-            text = Path(text).expanduser().read_text(encoding="utf-8")
+            with Path(text).expanduser().open(encoding="utf-8") as file:
+                text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
             raise UsageError(
                 f"{text!r} is no invitation, and no file that holds one.",

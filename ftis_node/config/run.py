@@ -431,7 +431,8 @@ def refuse_horizontal(run: Run) -> None:
 def load_run_file(path: Path) -> RunFile:
     """Read a run file. Raises UsageError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(RUN_FILE_CHARACTERS_MAX + 1)
     except OSError as error:
         raise UsageError(f"The run file {path} cannot be read: {error.strerror}.", "Check the path.") from error
     except UnicodeDecodeError as error:

@@ -23,6 +23,7 @@ from ftis_node.tasks.gsm8k import to_be_downloaded
 from ftis_node.tasks.hub import HF, to_be_had
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import refuse_unjailed
+from ftis_node.tasks.trial import refuse_unskilled
 
 LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
 
@@ -87,15 +88,17 @@ def own_data(case: Case) -> None:
 
 
 def large_data(case: Case) -> None:
-    """The task of the peers' run; a task that is code, or large."""
+    """The task of the peers' run; a task that is code, or large. Whatever it is, whether it rewards skill."""
     options, name = case.options, case.task_name
-    if case.refused or not case.task_known or case.task is not None:
+    if case.refused or not case.task_known:
         return
-    if case.runs and case.runs[0][0] == "--peers" and options.task is None:
+    if case.task is None and case.runs and case.runs[0][0] == "--peers" and options.task is None:
         data(case)
     if case.task is None and case.download is None:
         reward, code = options.reward_of(case.run_file), options.task is not None
         case.task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+    if case.task is not None:
+        refuse_unskilled(case.task)
 
 
 def task_files(case: Case) -> list[Path]:

@@ -31,12 +31,15 @@ _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTE
 Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
 _JAIL = Path(__file__).with_name("jail.py")
-# The rest of the environment, tokens and passwords with it, is none of its business.
-KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
-
+_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 JAILED = ("tests", "reasoning-gym", "verifiers")
 """What runs code that peers write, and only in a jail."""
+
+
+def bare_environment() -> dict[str, str]:
+    """The environment of processes that read what strangers wrote: no tokens, no passwords."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
 
 
 def refuse_unjailed(rule: str) -> None:
@@ -110,7 +113,7 @@ class Judge(Asked):
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET},
+            env=bare_environment(),
             cwd="/",
             start_new_session=True,
         )
