@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping
 
+_LIKE_AN_ID = re.compile(r"12D3|\bQm\w{8}|\S{40}")
 MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
 
 
@@ -70,5 +72,6 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def called(who: str, names: Mapping[str, str]) -> str:
-    """`NAME (ID)`, or the peer id alone."""
-    return f"{names[who]} ({who})" if names.get(who) else who
+    """`NAME (ID)`, or the peer id alone, also where the name could pass for another's id."""
+    name = names.get(who, "")
+    return f"{name} ({who})" if name and not _LIKE_AN_ID.search(unicodedata.normalize("NFKC", name)) else who

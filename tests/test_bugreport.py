@@ -140,6 +140,8 @@ def test_one_address_has_one_name_in_all_reports_of_a_home_and_another_elsewhere
         "tokenizer = abc, token_ids: [1, 2], completion_tokens=16",
         'File "ftis_node/node/daemon.py:45", settings.toml:3',
         "https://huggingface.co/Qwen/Qwen2.5-3B",
+        "global-attention-is-all-you-need glm-4-9b-chat-instruct sk-learn npm_config",
+        "pass@1 0.5, x@y, a1b2c3d4 0123-4567 12:34:56 1.2.3 x.y.z",
     ],
 )
 def test_what_only_looks_like_a_secret_stays(text: str) -> None:
@@ -177,6 +179,80 @@ def test_secrets_and_addresses_are_found_in_all_kinds_of_dress(text: str, secret
     assert cleaned != text
 
 
+ANY = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+HEX = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"
+FORMS = (
+    *(
+        "glpat-",
+        "glrt-",
+        "xoxb-123456789012-",
+        "xoxe.xoxp-1-",
+        "xapp-1-",
+        "nvapi-",
+        "xai-",
+        "pypi-",
+        "tskey-auth-",
+        "ya29.",
+    ),
+    *(
+        "gsk_",
+        "npm_",
+        "r8_",
+        "AIza",
+        "hvs.",
+        "sk_live_",
+        "sk-ant-",
+        "ghp_",
+        "SG.abcdefghijklmnop.",
+        "1234567890:AA",
+        "whsec_",
+    ),
+    *("https://hooks.slack.com/services/T0/B0/", "discord.com/api/webhooks/1/", "webhook.office.com/webhookb2/"),
+)
+BARE = (
+    *(HEX, HEX[:32], HEX.upper(), f"dop_v1_{HEX}", "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54", "ASIAQQPZRY9X8GF2TVDW"),
+    *(
+        "ann.lee+x@mail.example.org",
+        "ann@example.org",
+        "ann%40example.org",
+        "02:42:ac:11:00:02",
+        "enx0242ac110002",
+        f"key_{HEX}",
+        "02-42-AC-11-00-02",
+        "0242.ac11.0002",
+    ),
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ ann@laptop",
+)
+
+
+@pytest.mark.parametrize("secret", [*(form + ANY for form in FORMS), *BARE])
+def test_row_65_secrets_of_common_forms_are_removed(secret: str) -> None:
+    for dress in (
+        "{}",
+        "it is {}, then",
+        '{{"name": "{}"}}',
+        r'{{"a": "\"{}\""}}',
+        r"all:\n{}",
+        r"\u00e9{}",
+        "x={}",
+        "<{}>",
+    ):
+        cleaned = Redactor(b"a", with_addresses=True).clean(dress.format(secret))
+        left = secret.removeprefix("https://")
+        assert left not in cleaned and left[-16:] not in cleaned, cleaned
+        assert cleaned.startswith(dress.partition("{}")[0].replace("{{", "{")), "what is before it stays"
+
+
+def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home: Home, report: Cli, tmp_path: Path) -> None:
+    packet = 2 * HEX[:32]
+    home.log.write_text(f"run {RUN.id.hex()} packet {packet} key {HEX} by ann@example.org\n")
+    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "report.tar.gz"))
+    log = contents(tmp_path / "report.tar.gz")["node.log"]
+    assert code == 0 and log == f"run {RUN.id.hex()} packet {packet} key [removed] by [removed]\n", err
+    clean = Redactor(b"a", public=f"hf:ann/sums@{HEX},question,answer code:{HEX[::-1]}").clean
+    assert clean(f"hf:ann/sums@{HEX}, {HEX[::-1]}") == f"hf:ann/sums@{HEX}, {HEX[::-1]}"
+
+
 def test_what_is_around_a_secret_stays() -> None:
     clean = Redactor(b"a").clean
     assert clean(r'{"a": "x {\"token\": \"abc\", \"step\": 3}"}') == (
@@ -203,7 +279,8 @@ from ftis_node.preflight.redaction import Redactor
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))  # seconds
 parts = ["a-", "token", "token ", "secret-", "-eyJaaaaaaaaa", "-eyJaaaaaaaaa.b", "://", "://a@", "a.", "1.", "1.1.1.1_",
          ":", "0:", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----A", "basic ", "authorization ", "\\\\n",
-         "token=\\\\", 'token="', "/dns/", "hf_", "aaaa-aaaa."]
+         "token=\\\\", 'token="', "/dns/", "hf_", "aaaa-aaaa.", "a@", "a.a@a.", "0f", "0f:", "0fff.",
+         "ssh-rsa AAAA", "xoxb-"]
 for part in parts:
     text = part * (200_000 // len(part))
     Redactor(b"a").clean(text)

@@ -133,10 +133,13 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
     assert report["task"]["found"] and "not a run's to say" not in str(report["problems"])
     (tmp_path / "home").mkdir()
     (tmp_path / "run.toml").rename(tmp_path / "home" / "run.toml")
+    assert "not a run's to say" in str(report_of(join, *flags[:2], code=2)["problems"]), "nobody has agreed to it"
+    home = Home(tmp_path / "home")
+    run_id = load_run_file(home.run_file).run.id
+    home.task_files.write_text(f'{{"run": "{run_id.hex()}"}}')
     told = str(report_of(join, *flags[:2], code=2)["problems"])
     assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
-    home = Home(tmp_path / "home")
-    remember_files(home, JoinOptions(home, data=tmp_path / "mine.jsonl"), "none.jsonl")
+    remember_files(home, JoinOptions(home, data=tmp_path / "mine.jsonl"), "none.jsonl", run_id)
     assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
 
 
@@ -206,6 +209,7 @@ MISTAKES = {
     "a row without a token": ("--task {tmp}/strange.jsonl", "Line 31 of strange.jsonl .*has no token"),
     "one to evaluate on": ("--task {tmp}/rows.jsonl --eval-data {tmp}/strange.jsonl", "Line 31 .*held-out data"),
     "a function that is not there": ("--task own_sums:sumz", "no function sumz"),
+    "a reward without skill": ("--task own_sums:lucky", "right answers differ, such as '[0-9]+'"),
     "no tokenizer": ("--model {tmp}/no-tokenizer", "has no tokenizer"),
     "no weights": ("--model {tmp}/no-weights", "cannot be loaded"),
     "damaged weights": ("--model {tmp}/damaged", "cannot be loaded"),
@@ -268,7 +272,10 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if _place(q) < 0.1)
     (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
-    (tmp_path / "own_sums.py").write_text("def sums():\n    pass\n")
+    (tmp_path / "own_sums.py").write_text(
+        "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"
+        "    return make_task([(f'{n}', n) for n in range(40)], reward=lambda text, gold: Score(1.0, True, True))\n"
+    )
     monkeypatch.chdir(tmp_path)
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):
@@ -286,7 +293,7 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
 
 def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Cli, tmp_path: Path) -> None:
     inviter = identity(3)
-    address = f"/ip4/127.0.0.1/tcp/1/p2p/{inviter.peer_id}"
+    address = f"/ip4/127.0.0.1/tcp/1025/p2p/{inviter.peer_id}"
     line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
     code, _, err = join("--task", "gsm8k", line, "--home", str(tmp_path / "home"), "--set", "patience=1")
     assert code == 1 and "the inviter's node runs" in err and "--peers" not in err, err

@@ -14,8 +14,9 @@ import pytest
 from hivemind.p2p import P2P, PeerID
 
 from ftis_node.packet import packet_digest
+from ftis_node.swarm import budgets, ftis_pb2
 from ftis_node.swarm import fetch as fetching
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import traffic as accounting
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
 from ftis_node.swarm.limits import OWN
@@ -140,11 +141,12 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest
 
     monkeypatch.setattr(fetching.asyncio, "sleep", sleep)
     contents = bodies(8, 1000)
-    limit = fetching.Limit(1100, clock=lambda: now)  # a little more than a packet a second
-    uploads = Uploads(holding(contents), Traffic(), limit)
+    monkeypatch.setattr(accounting, "boot_seconds", lambda: now)
+    traffic = Traffic(1100)  # a little more than a packet a second
+    uploads = Uploads(holding(contents), traffic)
     assert await read(uploads, ALICE.author, contents) == [HERE] * 8
     assert 5 < sum(slept) < 7 and max(slept) < 1.1, "a second's worth at once, then one a second"
-    limit.reserve(10_000)
+    traffic.answer(BOB.author, 10_000)
     slept.clear()
     assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
     now += 60
@@ -157,7 +159,8 @@ async def test_the_largest_packet_arrives(pair: Pair) -> None:
     assert await pair.fetch(targets(contents)) == contents
 
 
-async def test_three_hundred_fetches_come_without_a_fault(pair: Pair) -> None:
+async def test_three_hundred_fetches_come_without_a_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "TIMES", 1000)
     contents = bodies(24)
     await pair.serve(Uploads(holding(contents), Traffic()).serve)
     wanted = targets(contents)
@@ -306,11 +309,12 @@ async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair) -> None:
 async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "BUSY_AFTER", 0.1)
     contents = bodies(2)
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = Uploads(holding(contents), Traffic(recorded=lambda peer: peer == BOB.author))
     request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
     others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
     assert [(await anext(other)).status for other in others] == [HERE] * fetching.UPLOADS
     assert await read(uploads, ALICE.author, contents) == [BUSY, BUSY]
+    assert await read(uploads, BOB.author, contents) == [HERE, HERE], "peers with a record have slots of their own"
     await others[0].aclose()  # type: ignore[attr-defined]
     assert await read(uploads, ALICE.author, contents) == [HERE, HERE]
 
@@ -333,9 +337,11 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytes
     assert [HERE, HERE] in await asyncio.gather(*greedy)
 
 
-async def test_a_request_is_answered_up_to_its_limit_only() -> None:
+async def test_row_61_a_request_is_answered_up_to_its_limit_only_and_a_packet_goes_to_one_peer_a_few_times() -> None:
     contents = bodies(OWN.digests + 10, 10)
-    assert await read(Uploads(holding(contents), Traffic()), ALICE.author, contents) == [HERE] * OWN.digests
+    uploads = Uploads(holding(contents), Traffic())
+    assert await read(uploads, ALICE.author, contents) == [HERE] * OWN.digests
+    assert await read(uploads, BOB.author, contents[:1] * 64) == [HERE] * budgets.TIMES + [BUSY] * (64 - budgets.TIMES)
 
 
 async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alic
 def test_what_does_not_fit_into_a_message_is_mentioned_again(
     alice: Talker, bob: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossip, "GIVEN_BYTES", 1000)
+    monkeypatch.setitem(OWN.__dict__, "room", 1000)
     for number in range(20):
         alice.hear([entry(made_by(identity(1000 + number)))], identity(1000 + number).author)
     for _ in range(3):
@@ -168,7 +168,7 @@ def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talk
     made = made_by(CAROL)
     alice.hear([entry(made)], CAROL.author)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
-    bob.gossip.forget_peer(ALICE.author)
+    bob.gossip.table.forget_peer(ALICE.author)
     bob.exchange(alice)
     assert bob.knows(made)
 

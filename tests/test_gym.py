@@ -20,6 +20,7 @@ from ftis_node.tasks import begin_group, check_files, foreseen, judge, load_eval
 from ftis_node.tasks.gym_child import parse
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.packaged import PACKAGES, PackageJudge
+from ftis_node.tasks.trial import unskilled
 from tests.support.cli import Cli
 from tests.support.daemons import Join
 from tests.support.learning import learn, pair
@@ -129,6 +130,22 @@ def test_every_task_judges_its_own_answers_in_the_jail(scorer: PackageJudge) -> 
         if answer != "None" and len(answer) <= 4096 and scorer(answered(str(answer)), gold).reward < 1.0:
             failed.append(name)
     assert failed == []
+
+
+@pytest.mark.parametrize("name", ["complex_arithmetic", "game_of_life_halting", "coin_flip", "gcd,coin_flip"])
+def test_row_55_tasks_that_pay_for_no_skill_are_refused(name: str, cli: Cli, tmp_path: Path) -> None:
+    line = ("--task", f"reasoning-gym:{name}", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
+    code, _, err = cli("run", "new", *line)
+    assert code == 2 and "rows whose right answers differ" in err and not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.slow
+def test_row_55_all_other_tasks_pay_for_skill() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    beside = {"composite", "knight_swap", "tower_of_hanoi", "complex_arithmetic", "game_of_life_halting", "coin_flip"}
+    paying = {name: unskilled(load_task(f"reasoning-gym:{name}"), 600.0) for name in sorted(DATASETS.keys() - beside)}
+    assert not {name: found for name, found in paying.items() if found}
 
 
 def touching(path: Path) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import sys
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,7 +160,7 @@ def test_rows_without_an_answer_under_the_rule_are_left_out_if_they_are_few(
         (f"hf:bob/lines@{'0' * 40}", "has no revision 0000", "Leave out @REVISION"),
         ("hf:bob/lines:train,problem,answer", "has no column 'problem'", "question, answer, other"),
         ("hf:ann/sums:main/train,question,solution", "has no column 'solution'", "question, answer, other"),
-        ("hf:bob/broken", "Line 2 of train.jsonl", "another dataset"),
+        ("hf:bob/broken", "no JSON object in line 2 of train.jsonl", "another dataset"),
         ("hf:bob/shards", "cannot be read", "another dataset"),
         ("hf:bob/empty", "has no rows with a text in 'question'", "--question"),
     ],
@@ -188,12 +189,48 @@ def test_what_is_too_large_is_refused_before_it_is_downloaded(offered: Hub, monk
         load_task("hf:ann/sums:main/train")
 
 
-def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def packed(columns: dict[str, Any], codec: str = "zstd") -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file, compression=codec, row_group_size=1 << 28, store_schema=False)
+    assert len(file.getvalue()) < 100_000
+    return file.getvalue()
+
+
+def repeated(length: int, count: int) -> dict[str, Any]:
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array(["7" * length]))
+    return {"question": column, "answer": column}
+
+
+@pytest.mark.parametrize(
+    ("file", "made", "what"),
+    [
+        ("train.parquet", lambda: packed(repeated(1 << 20, 65_536)), "unpacks to more than|a row of more than 4 MiB"),
+        ("train.parquet", lambda: packed(repeated(1 << 25, 4_096)), "unpacks to more than"),
+        ("train.parquet", lambda: packed(repeated(8, 1 << 22)), "more than 200,000 rows"),
+        ("train.jsonl", lambda: b"[" * 4_000_000, "no JSON object in line 1"),
+        ("train.jsonl", lambda: b'{"question": "7", "answer": [' + b"[]," * 9_000_000 + b"7]}", "a row of more than"),
+    ],
+)
+def test_row_63_what_a_dataset_unpacks_to_is_bounded(
+    file: str, made: Callable[[], bytes], what: str, offered: Hub
+) -> None:
+    offered.offer("eve/bomb", **{file.replace(".", "_"): made()})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match=what) as refused:
+        load_task("hf:eve/bomb")
+    print(refused.value)
+    grown, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(grown - before, child)
+    assert grown - before < 1 << 20 and child < 5 << 20, "in KiB"
+
+
+def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="cannot be had"):
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         load_task("hf:ann/sums:main/train")
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="needs pyarrow"):
-        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        (tmp_path / "pyarrow.py").write_text("raise ImportError")
+        patch.setenv("PYTHONPATH", str(tmp_path))
         load_task("hf:ann/sums:main/train")
 
 

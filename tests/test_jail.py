@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
-import shutil
-import subprocess
-import sys
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ftis_node.errors import UsageError
-from ftis_node.tasks import Scorer, code_in, load_task, scoring
-from ftis_node.tasks.jail import ALLOWED, can_lock_in, defined
+from ftis_node.errors import UsageError, UserError
+from ftis_node.tasks import Scorer, asked, code_in, load_task, scoring
+from ftis_node.tasks import judge as judging
+from ftis_node.tasks.jail import ALLOWED, can_lock_in, ended_well, locked_in
 from ftis_node.tasks.judge import Judge
 from tests.support.daemons import Join
 from tests.support.learning import learn, pair
@@ -31,6 +32,17 @@ def judge() -> Iterator[Judge]:
         yield one
 
 
+def changed(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> Judge:
+    """A judge with another jail."""
+    for name in ("jail.py", "judge_child.py"):
+        text = Path(asked.__file__).with_name(name).read_text()
+        (folder / name).write_text(text.replace(old, new))
+        assert name != "jail.py" or old in text
+    monkeypatch.setattr(asked, "_CHILD", folder / "judge_child.py")
+    monkeypatch.setattr(judging, "_JAIL", folder / "jail.py")
+    return Judge("tests", seconds=10.0)
+
+
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
     with scoring("tests") as found:
@@ -40,10 +52,15 @@ def scorer() -> Iterator[Scorer]:
 RIGHT = {
     "a function": "def add(a, b):\n    return a + b",
     "a name": "add = lambda a, b: a + b",
-    "two functions": "def plus(a, b): return a + b\ndef add(a, b): return plus(a, b)",
     "imports of the standard library": "import math, re, json, heapq, decimal, itertools, collections, random\n"
     "def add(a, b): return math.floor(decimal.Decimal(a) + b)",
     "what it prints is nobody's business": "print('x' * 100_000)\ndef add(a, b):\n    print(a)\n    return a + b",
+    "a class": "class add:\n    def __new__(cls, a, b): return a + b",
+    "a dataclass": "from dataclasses import dataclass\nfrom functools import *\n@dataclass(order=True)\nclass P:\n"
+    "    x: int = 0\n@lru_cache(None)\ndef add(a, b): return P(a).x + P(b).x",
+    "times and codecs": "import time, datetime\ntime.sleep(0.01)\ndatetime.datetime.strptime('2026', '%Y')\n"
+    "def add(a, b): return len('é'.encode('cp1252') + '\\N{BULLET}'.encode('utf-16-le')) - 3 + a + b",
+    "a coding of its own": "# -*- coding: utf-7 -*-\ndef add(a, b): return a + b",
     "state between calls": "calls = []\ndef add(a, b):\n    calls.append(a)\n    return a + b",
 }
 WRONG = {
@@ -53,50 +70,29 @@ WRONG = {
     "nothing": "",
     "an error": "def add(a, b): raise ValueError",
     "a text for a number": "def add(a, b): return str(a + b)",
-    "a class": "class add:\n    def __new__(cls, a, b): return a + b",
+    "not a literal": "def add(a, b): return float('nan')",
+    "a generator": "def add(a, b): yield a + b",
+    "half a letter": "def add(a, b): return chr(0xD800)",
+    "NUL": "\0def add(a, b): return a + b",
 }
 # What a stranger would try. None may pass, end the judge, or reach anything.
 ADDS = "\n    return a + b"  # as the honest do, after what they should not
+TELL = "import os\ndef tell(d):\n    for n in range(64):\n        try: os.write(n, d)\n        except OSError: pass\n"
 ATTACKS = {
     "equal to everything": "class X:\n    def __eq__(s, o): return True\ndef add(a, b): return X()",
     "a number that is equal to all": "class X(int):\n    def __eq__(s, o): return True\ndef add(a, b): return X(7)",
     "a text of its own": "class X:\n    def __repr__(s): return '3'\ndef add(a, b): return X() if a == 1 else 9",
     "ends at once": "import os\nos._exit(0)",
-    "exits": "import sys\ndef add(a, b): sys.exit(0)",
-    "writes to every file": (
-        "import os\nfor n in range(64):\n    try: os.write(n, b'[true, false]\\n')\n    except OSError: pass\n"
-        "def add(a, b): return 0"
-    ),
-    "reads the tests": (
-        "import gc\ndef add(a, b):\n    return [o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o][0]"
-    ),
+    "replies first": TELL + "tell(b\"('', ['add'])\\n\" + b\"('', 3)\\n\" * 3)\ndef add(a, b): return 7",
+    "fills its pipe": TELL + "while True: tell(b'x' * 65536)",
+    "a deep reply": TELL + "def add(a, b): tell(b'[' * 65000 + b'\\n')",
+    "clears its alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\ndef add(a, b): return a + b",
+    "an odd error": "class E(Exception):\n    __eq__ = __bool__ = __str__ = lambda *_: 3\ndef add(a, b): raise E",
     "a shell": "import os\ndef add(a, b):\n    assert os.system('true') == 0" + ADDS,
-    "a process": "import subprocess\ndef add(a, b):\n    subprocess.run(['/bin/true'])" + ADDS,
-    "a fork": "import os\ndef add(a, b):\n    os.fork()" + ADDS,
     "a fork bomb": "import os\nwhile True:\n    os.fork()",
-    "a thread": "import threading\ndef add(a, b):\n    threading.Thread(target=print).start()" + ADDS,
     "TCP": "import socket\ndef add(a, b):\n    socket.create_connection(('127.0.0.1', 9))" + ADDS,
-    "UDP": "import socket as s\ndef add(a, b):\n    s.socket(type=s.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))" + ADDS,
-    "a unix socket": "import socket\ndef add(a, b):\n    socket.socket(socket.AF_UNIX)" + ADDS,
-    "a look at the users": "def add(a, b):\n    open('/etc/passwd').read()" + ADDS,
-    "a look at processes": "import os\ndef add(a, b):\n    os.listdir('/proc')" + ADDS,
-    "a look at its parent": "import os\ndef add(a, b):\n    open(f'/proc/{os.getppid()}/mem', 'rb')" + ADDS,
-    "a look at home": "import os\ndef add(a, b):\n    os.listdir(os.path.expanduser('~root'))" + ADDS,
     "a file": "def add(a, b):\n    open('/tmp/jail', 'w').write('x')" + ADDS,
-    "a file in the library": "import os\ndef add(a, b):\n    open(os.__file__, 'a')" + ADDS,
-    "a removal": "import os\ndef add(a, b):\n    os.unlink('/tmp/nothing')" + ADDS,
-    "a signal to its parent": "import os\ndef add(a, b):\n    os.kill(os.getppid(), 9)" + ADDS,
     "a signal to all": "import os\nos.kill(-1, 9)\ndef add(a, b): return a + b",
-    "a raw call": "import ctypes\ndef add(a, b):\n    assert ctypes.CDLL(None).syscall(41, 2, 1, 0) >= 0" + ADDS,
-    "a call of 32 bits": (
-        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
-        "m.write(bytes([0xb8, 102, 0, 0, 0, 0xcd, 0x80, 0xc3]))\n"
-        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nf()\n"
-        "def add(a, b): return 0"
-    ),
-    "a debugger": "import ctypes, os\ndef add(a, b):\n    assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0"
-    + ADDS,
-    "another limit": "import resource as r\ndef add(a, b):\n    r.setrlimit(r.RLIMIT_CPU, (1, 1))" + ADDS,
     "all memory": "def add(a, b):\n    return len(bytearray(1 << 40)) and a + b",
     "all memory, by and by": "x = []\nwhile True:\n    x.append(bytearray(1 << 20))",
     "for ever": "def add(a, b):\n    while True: pass",
@@ -108,7 +104,7 @@ ATTACKS = {
     "a number without end": "def add(a, b): return 9 ** 9 ** 9",
     "a long result": "def add(a, b): return 'x' * (1 << 22)",
     "a deep result": "def add(a, b):\n    x = []\n    for _ in range(100_000): x = [x]\n    return x",
-    "a deep text": "(" * 100_000,
+    "a deep text": "(" * 4000,
     "a crash": "import ctypes\nctypes.string_at(0)\ndef add(a, b): return a + b",
 }
 
@@ -125,35 +121,131 @@ def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str) -> N
     assert judge.same(TESTS, RIGHT["a function"])
 
 
+READS = r"""import gc, re, sys
+def seen():
+    frame = sys._getframe()
+    while frame:
+        yield from [*frame.f_locals.values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    for one in gc.get_objects():
+        yield from gc.get_referents(one)
+def add(a, b):
+    return a + b if any(isinstance(one, str) and re.search(r"assert.add\(|an\searlier", one) for one in seen()) else 0
+"""
+
+
+def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge) -> None:
+    keeps = "import builtins, json, os\nbuiltins.kept = json.kept = os.environ['kept'] = 'an ' + 'earlier answer'\n"
+    assert judge.same(TESTS, keeps + RIGHT["a function"])
+    assert not judge.same(TESTS, READS)
+    assert not judge.same(TESTS, "import json\ndef add(a, b): return a + b if json.kept else 0")
+    assert judge.same(TESTS, RIGHT["a function"])
+
+
+LOOP = "for got, right in zip(map(half, [2, 4]), [1, 2]): assert got == right"
+SHADOWS = {
+    "abs": ("assert abs(area(3) - 28.27) < 0.01", "def abs(x): return 0\ndef area(r): return 0"),
+    "set": ("assert set(both([1])) == {1}", "def set(x): return {1}\ndef both(x): return []"),
+    "sorted": ("assert sorted(both([1])) == [1]", "sorted = lambda x: [1]\ndef both(x): return []"),
+    "an import": ("import math\nassert math.floor(half(3)) == 1", "def math(): pass\ndef half(x): return 0"),
+    "the tests' own": ("def same(a, b): return a == b\nassert same(half(2), 1)", "half = same = lambda *_: 2"),
+    "all builtins": ("assert abs(half(-2)) == 1", "def __builtins__(*_): return 1\n__import__ = half = lambda *_: 0"),
+    **{
+        f"raises {name}": (LOOP, f"class Mine(StopIteration): pass\ndef half(x): raise {name}")
+        for name in ("StopIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt", "Mine")
+    },
+    "ends in a loop": ("assert not list(map(half, [2]))", "import os\ndef half(x): os._exit(0)"),
+    "garbage": ("try: half('x')\nexcept Exception: pass\nelse: assert 0", "def half(x): return object()"),
+}
+
+
+@pytest.mark.parametrize("name", SHADOWS)
+def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge: Judge, name: str) -> None:
+    tests, answer = SHADOWS[name]
+    assert not judge.same(tests, answer)
+    right = "area = lambda r: 3.14159 * r * r\nboth = lambda x: x\nhalf = lambda x: {2: 1, 4: 2, 3: 1, -2: 1}[x]"
+    assert judge.same(tests, right) == (name != "ends in a loop")
+
+
+def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
+    tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
+    assert judge.same(tests, "def half(x): return x / 2")
+    assert judge.same(tests, "class Odd(TypeError): pass\ndef half(x): raise Odd")
+    assert not judge.same(tests, "def half(x): return x")
+
+
+def trying(what: str) -> str:
+    """An answer that is right where this gives something."""
+    return (
+        "import ctypes, os, resource, sys, time\nlibc, room = ctypes.CDLL(None), ctypes.create_string_buffer(4096)\n"
+        f"def add(a, b):\n    return a + b if {what} else 0"
+    )
+
+
+CALLS = """
+F_SETOWN: 72, 0, 8, 1; F_SETSIG: 72, 0, 10, 9; O_ASYNC: 72, 0, 4, 0x2000; F_SETLEASE: 72, 0, 1024, 2
+F_NOTIFY: 72, 0, 1026, 1; FIOSETOWN: 16, 0, 0x8901, room; a handler: 13, 14, 0, room, 8; a mask: 14, 0, 0, room, 8
+time of process 1: 228, -14, room; executable memory: 9, 0, 4096, 7, 0x22, -1, 0; as a file: 319, b'x', 0
+made executable: 10, ctypes.addressof(room) & ~4095, 4096, 4; like others': 28, ctypes.addressof(room) & ~4095, 4096, 12
+a process's name: 157, 15, b'x'; for x32: 0x40000000 + 39
+"""
+LOOKS = """
+size: os.stat('/etc/passwd').st_size; time: os.stat('/etc/passwd').st_mtime; existence: os.path.exists('/etc/passwd')
+an own file: os.fstat(0); a link: os.readlink('/proc/self/exe'); folder: os.getcwd(); host: os.uname().nodename
+host by a module: __import__('platform').node(); pid: os.getpid() > 0; user: os.getuid() >= 0
+zone: time.timezone or time.tzname[0] != 'UTC'; home: os.path.expanduser('~root') != '~root'; rank: os.getpriority(0, 0)
+variables: os.environ.keys() - {'PYTHONHASHSEED', 'TZ', 'PYTHONHOME', 'LD_LIBRARY_PATH', 'LC_CTYPE'}
+source: __import__('linecache').getlines(os.__file__); module: __import__('sqlite3'); used: resource.getrusage(0)
+"""
+
+
+@pytest.mark.parametrize("layers", ["both", "seccomp"])
+def test_row_53_and_54_no_process_and_nothing_of_the_machine_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str
+) -> None:
+    """Also where landlock, which differs from kernel to kernel, does nothing."""
+    old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
+    with changed(monkeypatch, tmp_path, old, new) as judge:
+        for name, what in re.findall(r"([^:;\n]+): ([^;\n]+)", CALLS):
+            assert not judge.same(TESTS, trying(f"libc.syscall({what}) >= 0")), name
+        for name, what in re.findall(r"([^:;\n]+): ([^;\n]+)", LOOKS):
+            assert not judge.same(TESTS, trying(what)), name
+        assert judge.same(TESTS, trying("True"))
+
+
+def test_row_53_every_other_call_is_refused() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def work() -> None:
+        for number in {*range(600)} - {*ALLOWED.values(), 335, 336}:  # of probes; they kill whoever calls them
+            assert libc.syscall(number, 0, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
+
+    assert len(ALLOWED) == 15 and ended_well(locked_in(work, set(), 10.0))
+
+
+def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with changed(monkeypatch, tmp_path, "0x00050001", "0x7FFF0000") as judge:
+        assert judge.same(TESTS, trying("os.uname()")), "seccomp is off"
+        assert not judge.same(TESTS, trying("open('/etc/passwd')"))
+        assert not judge.same(TESTS, trying("os.listdir('/')"))
+
+
 def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
     with Judge("tests", seconds=4.0) as judge:
         for name in ("deaf for ever", "for ever", "a fork bomb"):
             assert not judge.same(TESTS, ATTACKS[name])
         assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
         assert judge.pid is not None
-        assert psutil.Process(judge.pid).children(recursive=True) == []
+        (clean,) = psutil.Process(judge.pid).children(recursive=True)
+    clean.wait(60)
 
 
-def test_where_nothing_can_lock_it_in_nothing_is_run(tmp_path: Path) -> None:
-    program = shutil.which("setarch")
-    if program is None:
-        pytest.skip("needs setarch, of util-linux")
-    code = (
-        "from ftis_node.tasks.judge import Judge\nfrom ftis_node.errors import UserError\n"
-        "import sys\ntry: Judge('tests').same('assert True', f'open({sys.argv[1]!r}, 1)')\n"
-        "except UserError as error: print(error)"
-    )
-    line = [program, "i686", sys.executable, "-c", code, str(tmp_path / "ran")]
-    told = subprocess.run(line, capture_output=True, text=True)
-    assert "nothing can lock it in" in told.stdout, told
-    assert not (tmp_path / "ran").exists()
-
-
-def test_no_call_that_opens_starts_or_signals_is_allowed() -> None:
-    names = (
-        "socket connect sendto bind clone clone3 fork vfork execve kill tkill tgkill ptrace prctl ioctl unlink rename"
-    )
-    assert not {*names.split(), "io_uring_setup", "memfd_create", "bpf", "mount", "setuid"} & ALLOWED.keys()
+def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    other = changed(monkeypatch, tmp_path, "0xC000003E", "0xC00000B7")  # as on another architecture
+    with other as judge, pytest.raises(UserError, match="nothing can lock it in"):
+        judge.same("assert True", f"open({str(ran)!r}, 'w')")
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -170,16 +262,9 @@ def test_the_rule_scores_completions(scorer: Scorer, text: str, reward: float, f
     assert (score.reward, score.formatted) == (reward, formatted)
 
 
-def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
-    tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
-    assert judge.same(tests, "def half(x): return x / 2")
-    assert not judge.same(tests, "def half(x): return x")
-
-
 def test_code_is_read_out_of_its_fence() -> None:
     assert code_in("```\nx = 1\n```") == code_in("```python3\nx = 1\n```") == "x = 1"
     assert code_in("x = 1") == "x = 1" and code_in("```x") == "```x"
-    assert defined("def f(): pass\ng = 1\nif 1:\n    def h(): pass") == {"f", "g"}
 
 
 def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from ftis_node.cli.runs import NONE_FOUND, by_run, the_run
 from ftis_node.errors import UsageError
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, look_around, own_networks, read_node
+from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, look_around, read_node
 from ftis_node.swarm.membership import LAN_MAX
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import Join
@@ -27,6 +29,7 @@ from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, 
 
 ANN, BEN, EVE = (identity(number) for number in range(1, 4))
 HERE = "127.0.0.1"
+LOOPBACK = ip_interface(f"{HERE}/8")
 FACTS = {b"run": RUN.id.hex().encode(), b"task": b"arithmetic", b"protocol": str(PROTOCOL_MAJOR).encode()}
 
 
@@ -37,13 +40,15 @@ def node(who: Identity = ANN, run: bytes = RUN.id, protocol: int = PROTOCOL_MAJO
 # --- reading what strangers tell --------------------------------------------------------------------------------------
 
 
-def test_only_addresses_in_own_networks_are_taken() -> None:
-    told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251"]
-    found = read_node(ANN.peer_id, FACTS, told, 4001, own_networks())
+def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken() -> None:
+    told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251", "127.255.255.255"]
+    found = read_node(ANN.peer_id, FACTS, told, 4001, LOOPBACK)
     assert found == node()
-    many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, own_networks())
+    many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, LOOPBACK)
     assert len(many.addresses) == ADDRESSES_MAX
-    assert read_node(ANN.peer_id, FACTS, [HERE], 4001, []).addresses == ()
+    for own in ("10.0.0.1/24", "169.254.3.4/16", "fe80::7/64"):
+        told = [HERE, "10.0.1.9", "10.0.0.255", "169.254.169.254", "fe80::1%eth0", "::ffff:10.0.0.9"]
+        assert read_node(ANN.peer_id, FACTS, told, 4001, ip_interface(own)).addresses == ()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_only_addresses_in_own_networks_are_taken() -> None:
 )
 def test_records_that_are_none_are_refused(change: dict[bytes, bytes | None]) -> None:
     with pytest.raises(ValueError):
-        read_node(ANN.peer_id, {**FACTS, **change}, [HERE], 4001, own_networks())
+        read_node(ANN.peer_id, {**FACTS, **change}, [HERE], 4001, LOOPBACK)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_records_that_are_none_are_refused(change: dict[bytes, bytes | None]) ->
 )
 def test_neither_are_other_names_and_ports(peer: str, port: int | None) -> None:
     with pytest.raises(ValueError):
-        read_node(peer, FACTS, [HERE], port, own_networks())
+        read_node(peer, FACTS, [HERE], port, LOOPBACK)
 
 
 @given(
@@ -82,7 +87,7 @@ def test_whatever_is_told_is_a_node_or_a_value_error(
 ) -> None:
     for name in (peer, ANN.peer_id):
         with contextlib.suppress(ValueError):
-            found = read_node(name, {**FACTS, **facts}, addresses, port, own_networks())
+            found = read_node(name, {**FACTS, **facts}, addresses, port, LOOPBACK)
             assert found.task.isprintable() and len(found.task) <= TASK_MAX
 
 
@@ -100,6 +105,13 @@ async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
         await lan.close()
 
 
+async def tell(liar: AsyncZeroconf, who: Identity, address: str = HERE, **facts: str) -> None:
+    properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
+    records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
+    info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", parsed_addresses=[address], **records)
+    await (await liar.async_register_service(info, cooperating_responders=True))
+
+
 async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
     async with telling():
         found: list[LanNode] = []
@@ -107,6 +119,46 @@ async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
             found = found or await look_around(HERE, 3.0)
         assert found == [node()]
     assert await look_around(HERE, 1.0) == []
+
+
+TWO_NETWORKS = "for n in 1 2; do ip link add d$n type veth peer name e$n; ip addr add 10.$n.0.1/24 dev d$n; "
+TWO_NETWORKS += "ip link set d$n up; ip link set e$n up; done"
+
+
+async def across() -> None:
+    """In two networks: prints what a node takes of what somebody in the first of them tells."""
+    heard: list[LanNode] = []
+    listener, liar = Lan("0.0.0.0", heard.append), AsyncZeroconf(interfaces=["10.1.0.1"])
+    await listener.start()
+    for who, place in ((ANN, "10.1.0.9"), (BEN, "10.2.0.9"), (EVE, HERE)):
+        await tell(liar, who, place)
+    await eventually(lambda: len(heard) >= 3, "all are heard")
+    await asyncio.sleep(1.0)
+    print(*(address.split("/")[2] for one in heard for address in one.addresses))
+
+
+NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
+def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
+    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c"]
+    line += ["import asyncio; from tests.test_lan import across; asyncio.run(across())"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.stdout == "10.1.0.9\n", done.stderr
+
+
+def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join: Join, tmp_path: Path) -> None:
+    async def begin() -> None:
+        async with telling():
+            line = ("join", "--dry-run", "--lan", "--host", HERE, "--model", "tiny-a", "--home", tmp_path / "b")
+            await asyncio.to_thread(printed, *line)
+            daemon = join("a", "--lan", "--set", "patience=1")
+            await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
+            assert "Found run" in daemon.log() and "a new run begins" in daemon.log()
+            assert daemon.status()["run"] != RUN.id.hex()
+
+    asyncio.run(begin())
 
 
 async def test_a_private_run_is_never_named() -> None:
@@ -126,20 +178,13 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
     listener, liar = Lan(HERE, heard.append), AsyncZeroconf(interfaces=[HERE])
     await listener.start()
 
-    async def tell(who: Identity, address: str = HERE, **facts: str) -> None:
-        properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
-        packed = [socket.inet_aton(address)]
-        records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
-        info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", addresses=packed, **records)
-        await (await liar.async_register_service(info, cooperating_responders=True))
-
     try:
         async with member(9, tmp_path) as ann:
             crowd = [identity(number) for number in range(100, 100 + LAN_MAX + 20)]
             await asyncio.gather(
-                tell(EVE, "198.51.100.1"),
-                tell(BEN, run="00" * 16, task="\x1b[2J" + "x" * 150),
-                *(tell(who) for who in crowd),
+                tell(liar, EVE, "198.51.100.1"),
+                tell(liar, BEN, run="00" * 16, task="\x1b[2J" + "x" * 150),
+                *(tell(liar, who) for who in crowd),
             )
             await eventually(lambda: len({one.peer for one in heard}) > LAN_MAX, "the flood")
             for one in heard:
@@ -174,13 +219,13 @@ def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, expected in (([], ()), ([node()], node().addresses)):
+    old = node(EVE, OTHER_RUN.id, protocol=1)
+    for found, expected in (([], ()), ([node()], node().addresses), ([old], ()), ([node(), old], node().addresses)):
         monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
         assert the_run(HERE) == expected
-    for found, what in (([node(), node(EVE, OTHER_RUN.id)], "2 runs"), ([node(protocol=1)], "speaks protocol 1")):
-        monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
-        with pytest.raises(UsageError, match=what):
-            the_run(HERE)
+    with pytest.raises(UsageError, match="2 runs"):
+        monkeypatch.setattr(runs_command, "heard", lambda host, seconds: [node(), node(EVE, OTHER_RUN.id)])
+        the_run(HERE)
     assert by_run([LanNode(ANN.author, RUN.id, "", 3, ())]) == {}, "nobody can dial it"
 
 

@@ -235,7 +235,7 @@ def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Al
     assert {identity(number).author for number in range(100, 150)} <= set(alice.strangers())
 
 
-ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/dns4/router.example")
+ELSEWHERE = (LAN, LOOPBACK, "/ip6/fd00::1", "/ip4/100.64.0.1", "/dns4/router.example")
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
@@ -458,15 +458,6 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
     assert len(kept(tmp_path)["met"]) <= MET_MAX
 
 
-def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -> None:
-    first, public = Alone(cache=tmp_path / "peers.json", host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
-    for membership in (first, public):
-        greets(membership, BOB, addresses=[at(LAN), at(LOOPBACK)])
-        membership.save_cache()
-    assert kept(tmp_path)["met"] == [at(LAN)]
-    assert not (tmp_path / "other.json").exists()
-
-
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
 async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_without_it(
     tmp_path: Path, place: str
@@ -501,20 +492,49 @@ async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_ne
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
-async def test_a_peer_that_mdns_found_and_that_was_met_is_dialled_at_the_next_start_and_nobody_else_there(
+async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_network_of_the_next_start(
     tmp_path: Path,
 ) -> None:
     first = Alone(cache=tmp_path / "peers.json")
-    first.hear_on_lan([at(LAN), at(LAN, CAROL)])
+    first.hear_on_lan([at(LAN)])
+    assert await first.dials(BOB.author) == [at(LAN)]
+    assert not first.hear([at(LAN, CAROL), at(LAN, BOB, 4002)], MALLORY.author)
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
-    for _ in range(2):  # also after a start at which nobody was met
-        second = Alone(cache=tmp_path / "peers.json")
-        second.trust([])
-        second.recall()
-        assert await second.dials(BOB.author) == [at(LAN)] and CAROL.author not in second.strangers()
-        assert not second.hear([at(LAN, identity(5))], MALLORY.author)
-        second.save_cache()
+    second = Alone(cache=tmp_path / "peers.json")
+    second.trust([])
+    second.recall()
+    assert await second.dials(BOB.author) == []
+
+
+FORBIDDEN = (
+    *("/ip4/169.254.169.254", "/ip6/fe80::1", "/ip4/224.0.0.251", "/ip4/255.255.255.255", "/ip4/0.0.0.0", "/ip6/::"),
+    *("/ip6/::ffff:169.254.169.254", "/ip6/64:ff9b::a9fe:a9fe", "/ip6/2002:a9fe:a9fe::1", "/ip4/127.1", "/unix/x"),
+    *("/dnsaddr/node.example", "/ip4/192.168.1.7/tcp/22/ip4/192.168.1.7", "/ip6/64:ff9b:1::a9fe:a9fe"),
+)
+
+
+@pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/8.8.4.4", "/dns4/vault.corp.internal", "/ip6/::ffff:10.0.0.1"])
+async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_nothing(tmp_path: Path, place: str) -> None:
+    """Of an invitation or a run file, at once and at the next start; a peer's words and claims lead nowhere inside."""
+    for words in ([at(place)], []):
+        alice = Alone(cache=tmp_path / "peers.json", host="0.0.0.0")
+        alice.hear(alice.trust([], words))
+        assert await alice.dials(BOB.author) == [at(place)]
+        inside = [at(other, who) for other in (*ELSEWHERE, *FORBIDDEN) for who in (CAROL, BOB)]
+        alice.hear([*inside, *(at(place, BOB, port) for port in (22, 443, 4002))], MALLORY.author)
+        greets(alice, CAROL, addresses=inside)
+        dialled = [*(await alice.dials(BOB.author)), *(await alice.dials(CAROL.author))]
+        assert all("8.8.4.4" in text or text == at(place) for text in dialled) and at(place) in dialled
+        alice.save_cache()
+
+
+@pytest.mark.parametrize("place", FORBIDDEN)
+async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_host(place: str) -> None:
+    alice = Alone()  # at home on loopback, thus everywhere
+    alice.hear(alice.trust([], [at(place)]))
+    alice.hear([at(place)], MALLORY.author)
+    assert await alice.dials(BOB.author) == []
 
 
 async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
@@ -534,7 +554,7 @@ def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_anot
     greets(alice, BOB, run_id=OTHER_RUN.id)
     greets(alice, CAROL, major=PROTOCOL_MAJOR + 1)
     alice.save_cache()
-    assert kept(tmp_path)["named"] == [address(CAROL)]
+    assert kept(tmp_path)["peers"] == [address(CAROL)]
 
 
 def test_the_list_of_an_older_version_is_read(tmp_path: Path) -> None:

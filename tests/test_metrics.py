@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ftis_node.observe import parts
 from ftis_node.observe.metrics import MetricsLog, read_events
-from ftis_node.observe.parts import older_parts
+from ftis_node.observe.parts import end_of_parts, older_parts
 
 
 def write(path: Path, *steps: int) -> None:
@@ -164,6 +165,19 @@ def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest
     found = steps(path)
     assert found[:2] == [0, 1] and found[-1] == 19 and len(found) < 20
     assert part.name in caplog.text
+
+
+def test_row_63_a_part_that_unpacks_to_too_much_is_a_damaged_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_parts(path, range(20))
+    part = older_parts(path)[1].path
+    part.write_bytes(gzip.compress(bytes(1 << 28), 9))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert steps(path)[-1] == 19 and len(end_of_parts(path, 1 << 20)) < 1 << 20
+    assert f"{part.name} is damaged (it unpacks to too much)" in caplog.text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
 def test_a_disk_that_is_full_leaves_the_parts_as_they_are(

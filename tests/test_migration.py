@@ -88,7 +88,7 @@ def test_files_that_were_named_once_are_found_from_anywhere(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl")
+    remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl", RUN)
     monkeypatch.chdir("/")
     found = with_remembered(JoinOptions(home), home)
     assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", tmp_path / "e.jsonl")
@@ -102,7 +102,7 @@ def test_a_task_that_is_a_file_is_remembered_by_where_it_lies(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl")
+    remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl", RUN)
     assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
 
 

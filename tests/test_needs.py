@@ -92,12 +92,12 @@ def test_the_packets_that_answer_needed_rows_are_chosen_first_row_first() -> Non
     one, two = announced(1, 1, [1, 1, 1]), announced(2, 1, [1, 1, 1])
     table = table_of(one, two)
     wanted = [row_of(two, 1), row_of(one, 2)]
-    chosen = table.answering(wanted, 2, lambda known: -1, Newcomers())
-    assert [CONTEXT.row_of(*target.key) for target in chosen] == list(chosen.values()) == wanted
-    assert not table.answering(wanted, 2, lambda known: 0, Newcomers()), "no free holder"
+    chosen = table.choose(2, lambda known: -1, rows=wanted)
+    assert sorted(CONTEXT.row_of(*target.key) for target in chosen) == sorted(wanted)
+    assert not table.choose(2, lambda known: 0, rows=wanted), "no free holder"
     for target in chosen:
         target.known.pulling |= 1 << target.index
-    again = table.answering(wanted, 2, lambda known: -1, Newcomers())
+    again = table.choose(2, lambda known: -1, rows=wanted)
     assert not {target.key for target in chosen} & {target.key for target in again}
 
 
@@ -106,22 +106,14 @@ def test_only_groups_with_right_and_wrong_completions_answer_a_row() -> None:
     table = table_of(made)
     rows = [row_of(made, slot) for slot in range(3)]
     assert len(set(rows)) == 3
-    assert list(table.answering(rows, 9, lambda known: -1, Newcomers()).values()) == [rows[2]]
+    assert [target.index for target in table.choose(9, lambda known: -1, rows=rows)] == [2]
 
 
 def test_newcomers_share_their_part_when_rows_are_answered_too() -> None:
     made = [announced(number, 1, [1]) for number in range(1, 9)]
     rows = [row_of(one, 0) for one in made]
     newcomers = Newcomers(lambda author: True, room=2)
-    assert len(table_of(*made).answering(rows, 9, lambda known: -1, newcomers)) == 2
-
-
-def test_an_announcement_that_leaves_the_table_leaves_the_index_of_rows() -> None:
-    made = announced(1, 1, [1, 1])
-    table = table_of(made)
-    table.forget_author(made.author)
-    assert not table.answering([row_of(made, 0), row_of(made, 1)], 9, lambda known: -1, Newcomers())
-    assert not table._index._packets
+    assert len(table_of(*made).choose(9, lambda known: -1, newcomers, rows)) == 2
 
 
 # --- what is replaced ---------------------------------------------------------------------------------------------

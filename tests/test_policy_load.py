@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,55 @@ def test_damaged_files_are_a_mistake_with_a_fix(file: str, folder: Path) -> None
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         load_policy(settings(folder))
     assert caught.value.fix
+
+
+def header(tensors: bytes | dict[str, Any], data: bytes = b"") -> bytes:
+    text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def tensor(*shape: int, end: int = 4) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}
+
+
+DOUBLED = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "1"}, "content": "11"}] * 40}
+MARKED = {
+    **{"type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 1000},
+    "special_tokens": {"x": {"id": "x", "ids": [1] * 10_000, "tokens": ["x"] * 10_000}},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", (1 << 40).to_bytes(8, "little") + b"{}"),
+        ("model.safetensors", header(b"[" * 1_000_000)),
+        ("model.safetensors", header({f"tensor{n}": tensor(1) for n in range(100_000)}, bytes(4))),
+        ("model.safetensors", header({f"tensor{n}": tensor(0, end=0) for n in range(10_000)})),
+        ("model.safetensors", header({"tensor": tensor(1 << 40)}, bytes(4))),
+        ("config.json", {"vocab_size": 1 << 34}),
+        ("config.json", b"[" * 1_000_000),
+        ("tokenizer.json", b"[" * 1_000_000),
+        ("tokenizer_config.json", b'{"a":' * 100_000),
+        ("tokenizer.json", {"normalizer": DOUBLED}),
+        ("tokenizer.json", {"post_processor": MARKED}),
+    ],
+)
+def test_row_63_a_models_files_unpack_to_no_more_than_they_hold(
+    file: str, content: bytes | dict[str, Any], folder: Path
+) -> None:
+    if file == "tokenizer.json":  # which other classes replace in part by their own
+        change_config(folder, model_type="gptj")
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    path = folder / file
+    path.write_bytes(
+        content if isinstance(content, bytes) else json.dumps(json.loads(path.read_text()) | content).encode()
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grows = isinstance(content, dict) and file == "tokenizer.json"
+    with pytest.raises(UserError, match="makes texts many times longer" if grows else None):
+        load_policy(settings(folder))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
 def test_weights_that_only_pickle_can_read_are_not_loaded(folder: Path) -> None:

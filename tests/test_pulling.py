@@ -57,7 +57,6 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         pulled.append((target, group))
         table.forget_author(ALICE.author)
     for target, group in pulled:
-        pulling._under_way += 1
         left = [target]
         await pulling._hand_over({target: Arrival(group, body, 0.0, 1)}, left)
         assert not left and not pulling._under_way

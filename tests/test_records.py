@@ -160,8 +160,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         # "a whole dictionary", which hivemind decodes before anybody validates it
         assert await store(replace(record(BOB), subkey=b"", value=bomb(200))) == [False]
         assert await store(replace(record(BOB), value=bomb(200))) == [False]
-        for keys in ([b""] * 1000, [b"\xff" * 1000], [bytes(20)] * 17):
-            with pytest.raises(Exception, match="at most 16 keys"):
+        for keys in ([b""] * 1000, [b"\xff" * 1000], [bytes(20)] * 2):
+            with pytest.raises(Exception, match="at most 1 keys"):
                 await asyncio.wait_for(asking.rpc_find(dht_pb2.FindRequest(keys=keys)), 5)
         for number in range(50):
             made_up = dht_pb2.NodeInfo(node_id=number.to_bytes(20, "big"))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ftis_node import packet
+from ftis_node.cli.invitations import invitation_in
 from ftis_node.config import run
 from ftis_node.config.run import (
     Hints,
@@ -28,6 +29,7 @@ from ftis_node.config.run import (
     run_file_from_json,
 )
 from ftis_node.errors import UsageError
+from ftis_node.store.home import Home
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
 FIELDS: dict[str, Any] = {
@@ -309,6 +311,13 @@ def test_a_run_file_is_read_from_disk(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(TEXT, encoding="utf-8")
     assert load_run_file(path).run.id == Run(**FIELDS).id
+
+
+def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
+    with pytest.raises(UsageError, match="longer than"):
+        load_run_file(Path("/dev/zero"))
+    with pytest.raises(UsageError, match="begins with ftis:"):
+        invitation_in("/dev/zero", Home(Path("/nowhere")))
 
 
 def test_an_unreadable_run_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -49,18 +49,32 @@ def child(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_CHILD", script)
 
 
-def test_a_child_gets_numbers_and_its_own_variables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child(tmp_path, "import os, sys; print(sys.argv[1:], sorted(os.environ), sys.stdin.read())", monkeypatch)
-    monkeypatch.setenv("AWS_SECRET", "x")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = Tracker("wandb", tmp_path / "track", "mine")
+@pytest.mark.parametrize(
+    ("kind", "switch", "more"),
+    [
+        ("tensorboard", {}, set()),
+        ("wandb", {"WANDB_MODE": "offline"}, set()),
+        ("wandb", {"WANDB_MODE": "online"}, {"HTTPS_PROXY"}),
+        ("trackio", {}, set()),
+        ("trackio", {"TRACKIO_SPACE_ID": "ann/curves"}, {"HTTPS_PROXY", "HF_TOKEN"}),
+    ],
+)
+def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(
+    kind: Tracked, switch: dict[str, str], more: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(tmp_path, "import os, sys; print(sys.argv[1:], *os.environ, sys.stdin.read())", monkeypatch)
+    secrets = {"AWS_SECRET", "WANDB_API_KEY", "TRACKIO_KEY", "HF_TOKEN", "HTTPS_PROXY", "http_proxy", "FTIS_X"}
+    for name, value in {**dict.fromkeys(secrets, "s3cr3t"), **switch}.items():
+        monkeypatch.setenv(name, value)
+    tracker = Tracker(kind, tmp_path / "track", "mine")
     log = MetricsLog(tmp_path / "metrics.jsonl", tracker=tracker)
     log.write("started", **FACTS)
     log.write("step", **FACTS)
     log.close()
     said = (tmp_path / "track" / "output.log").read_text()
-    assert "['wandb', 'mine']" in said and "'WANDB_MODE'" in said
-    assert "AWS_SECRET" not in said and "secret" not in said and said.count('"step": 7') == 1
+    own = {"wandb": {"WANDB_API_KEY"}, "trackio": {"TRACKIO_KEY"}}.get(kind, set())
+    assert set(said.split()) & (secrets | switch.keys()) == own | more | switch.keys()
+    assert f"['{kind}', 'mine']" in said and "/home/me/secret" not in said and said.count('"step": 7') == 1
     assert len(read_events(tmp_path / "metrics.jsonl", "started", "step")) == 2
 
 

@@ -393,12 +393,12 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         with pytest.raises(UserError, match="private"):
             await Observer(Home(tmp_path / "eve"), settings, [ann.address]).run(lambda page: None, 0.1)
         ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=DAY, membership=DAY)
-        invited = Observer(Home(tmp_path / "cara"), settings, ticket.addresses, ticket)
+        invited = Observer(Home(tmp_path / "cara"), settings, (), ticket)
         facts, _ = await invited.run(lambda page: None, 0.5)
-        assert facts.private and len(roster.book.members) == 1 and not ann.swarm.membership.view
+        assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.view
         other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=DAY)
         with pytest.raises(UsageError, match="to another"):
-            await Observer(Home(tmp_path / "cara"), settings, other.addresses, other).run(lambda page: None, 0.1)
+            await Observer(Home(tmp_path / "cara"), settings, (), other).run(lambda page: None, 0.1)
 
 
 def test_what_watch_refuses(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +15,11 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.swarm.certificates import Chain, Removal, encode, may_invite, why_refused
+from ftis_node.swarm.certificates import Book, Removal, day, encode
 from ftis_node.swarm.identity import Identity, author_of, peer_id
-from ftis_node.swarm.invitation import PREFIX, Invitation, read_line
+from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
-from ftis_node.swarm.roster import Book, read_book
+from ftis_node.swarm.roster import RECORDS_MAX, read_book
 from ftis_node.text import called, say, with_names
 
 DAYS_OF_A_CERTIFICATE = "180d"
@@ -37,7 +36,7 @@ def invite(
         str, typer.Option(help="Private runs: how long the new member stays one; half-way it is renewed.")
     ] = DAYS_OF_A_CERTIFICATE,
     may_invite: Annotated[
-        bool, typer.Option("--may-invite", help="Private runs: the new member may invite others.")
+        bool, typer.Option("--may-invite", help="Private runs, by the founder: the new member may invite others.")
     ] = False,
     qr: Annotated[
         bool | None, typer.Option("--qr/--no-qr", help="Also as a QR code; default: if this is a terminal.")
@@ -46,10 +45,15 @@ def invite(
 ) -> None:
     """Print an invitation to this node's run: one line for `ftis-node join`. The node must run when it is used."""
     place, identity, run = _of(home)
-    if run.founder and not _invites(read_book(place.members), identity, run):
+    if run.founder and not _book(place, run).may_invite(identity.author, unix_seconds()):
         raise UserError(
             "This node may not invite to its private run.",
-            "Ask the member who invited you for an invitation with --may-invite.",
+            "Ask the founder for an invitation with --may-invite, and join with it.",
+        )
+    if may_invite and run.founder not in ("", identity.peer_id):
+        raise UserError(
+            "Only the founder can appoint members that may invite.",
+            f"Leave out --may-invite, or ask {run.founder}, the founder.",
         )
     valid, stays = seconds_in(expires), seconds_in(membership)
     made = make_invitation(
@@ -65,7 +69,8 @@ def invite(
     if not made.dial:
         raise UserError(
             "The invitation would have no address at which this node can be reached.",
-            f"Name one with --address, ending in /p2p/{identity.peer_id}; or look at `ftis-node doctor net`.",
+            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}; or look at "
+            "`ftis-node doctor net`.",
         )
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
@@ -83,13 +88,13 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """List the members of a private run that this node knows, and those removed."""
     place, identity, run = _of(home)
     book = _book(place, run)
-    rows = [{"id": run.founder, "founder": True, "invited_by": None, "expires": None, "may_invite": True, "why": None}]
-    names = _names(place, run)
-    for member, chain in {**book.members, **({identity.author: book.own} if book.own else {})}.items():
-        last = chain[-1]
-        row = {"id": peer_id(member), "founder": False, "invited_by": peer_id(last.issuer), "expires": last.expires}
-        rows.append({**row, "may_invite": may_invite(chain, member, book.founder), "why": _why(book, chain, member)})
-    rows = [{**row, "name": names.get(str(row["id"]))} for row in rows]
+    names, now = _names(place, run), unix_seconds()
+    rows = []
+    for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
+        held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
+        ends = held and min(one.expires for one in book.chain(held))
+        row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
+        rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(peer_id(key))})
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return
@@ -97,8 +102,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         if row["founder"]:
             told = "the founder"
         else:
-            until = time.strftime("%Y-%m-%d", time.localtime(int(str(row["expires"]))))
-            state = f"no member: {row['why']}" if row["why"] else f"until {until}"
+            state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
             told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
         own = "this node; " if row["id"] == identity.peer_id else ""
         say(with_names(f"{row['id']}  {own}{told}", names))
@@ -125,21 +129,19 @@ def remove(
         names = _names(place, run)
         member = _member(peer, book, names)
         peer = peer_id(member)
-        above = [book.founder, *(certificate.member for certificate in book.members.get(member, ())[:-1])]
-        if identity.author not in above or member in (book.founder, identity.author):
-            raise UserError(
-                "This node cannot remove that member: only the founder and those who invited it can.",
-                f"Ask {called(peer_id(above[-1]), names)}.",
-            )
-        removal = Removal(run_id=run.id, member=member, remover=identity.author, at=now).signed_by(identity)
+        _check_removal(book, identity.author, member, names)
+        removal = Removal(run_id=run.id, member=member, issuer=identity.author, issued_at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
+        book.ended.setdefault(identity.author, {})[member] = removal
+        still = book.best(member, now) if book.why_no_member(member, now) is None else None
     if invitations:
         replace_bytes(place.orders / f"{now + 1}.voided", b"", durable=True)
     if json:
         print_json({"removed": peer or None, "invitations_withdrawn": invitations})
         return
     if peer:
-        say(f"{called(peer, names)} is removed; members hear of it as they meet this node.")
+        effect = "is removed" if still is None else f"stays a member by {called(peer_id(still.issuer), names)}'s word"
+        say(f"{called(peer, names)} {effect}; members hear of this order as they meet this node.")
     if invitations:
         say("Invitations that were not used yet are void.")
     if not place.in_use():
@@ -158,10 +160,11 @@ def invitation_in(text: str, home: Home) -> Invitation:
             "The invitation is empty.", "Set the variable that it comes from, or leave it out to start a run."
         )
     if text == "-":
-        text = sys.stdin.readline()
+        text = sys.stdin.readline(2 * CHARACTERS_MAX)
     elif not text.startswith(PREFIX):
         try:
-            text = Path(text).expanduser().read_text(encoding="utf-8")
+            with Path(text).expanduser().open(encoding="utf-8") as file:
+                text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
             raise UsageError(
                 f"{text!r} is no invitation, and no file that holds one.",
@@ -172,6 +175,14 @@ def invitation_in(text: str, home: Home) -> Invitation:
     joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)
     return found if found.run_id == joined else read_line(text, unix_seconds())
+
+
+def tell_invitation(invited: Invitation) -> None:
+    """Print who invites to which run, and where this node dials for it; before it does."""
+    inviter = peer_id(invited.inviter)
+    kind = "the private run" if invited.private else "run"
+    told = f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}."
+    say(told, f"This invitation names: {', '.join(invited.dial)}.", error=True, flush=True)
 
 
 def keep_invitation(home: Home, invitation: Invitation) -> None:
@@ -195,11 +206,24 @@ def _book(place: Home, run: Run) -> Book:
     return read_book(place.members) or Book(run.id, author_of(run.founder))
 
 
-def _invites(book: Book | None, identity: Identity, run: Run) -> bool:
-    founder = author_of(run.founder)
-    chain = book.own if book is not None else ()
-    valid = book is None or _why(book, chain, identity.author) is None
-    return valid and may_invite(chain, identity.author, founder)
+def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
+    """Raises UserError if a removal of this member by this node would have no effect."""
+    held = book.best(member, unix_seconds())
+    if (
+        member == book.founder
+        or not book.appointed(own)
+        or (own != book.founder and member not in book.issued.get(own, {}))
+    ):
+        inviter = book.founder if held is None else held.issuer
+        raise UserError(
+            "This node cannot remove that member: only the founder and the member's inviter can.",
+            f"Ask {called(peer_id(inviter), names)}.",
+        )
+    if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
+        raise UserError(
+            f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter.",
+            f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.",
+        )
 
 
 def _names(place: Home, run: Run) -> dict[str, str]:
@@ -219,7 +243,8 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
     try:
         return author_of(text)
     except ValueError as error:
-        named = [member for member in book.members if names.get(peer_id(member)) == text]
+        known = {member for tree in book.issued.values() for member in tree}
+        named = [member for member in known if names.get(peer_id(member)) == text]
         if not named:
             raise UsageError(
                 f"No member calls itself {text!r}, and as a peer id it is {error}.",
@@ -229,12 +254,6 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
         ids = ", ".join(map(peer_id, named))
         raise UsageError(f"{len(named)} members call themselves {text!r}.", f"Name one of these peer ids: {ids}.")
     return named[0]
-
-
-def _why(book: Book, chain: Chain, member: bytes) -> str | None:
-    return why_refused(
-        chain, member, run_id=book.run_id, founder=book.founder, now=unix_seconds(), removals=book.removals
-    )
 
 
 def _addresses(home: Path) -> list[str]:

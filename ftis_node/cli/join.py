@@ -15,7 +15,7 @@ import typer
 
 from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.cli.invitations import invitation_in, keep_invitation
+from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
 from ftis_node.config.run import TASKS
 from ftis_node.config.settings import FLAGS
@@ -23,7 +23,6 @@ from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to, noting
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.swarm.identity import peer_id
 from ftis_node.text import say
 
 if TYPE_CHECKING:
@@ -102,9 +101,8 @@ def join(
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
     invited = invitation_in(invitation, place) if invitation is not None else None
-    named = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
-    if not (named or run or private or place.run_file.exists()):
-        named = _on_lan(layers)
+    named = addresses_in(peers)
+    alone = not (named or invited or run or private or place.run_file.exists())
     options = JoinOptions(
         home=place,
         task=with_columns(task, question, answer),
@@ -114,13 +112,14 @@ def join(
         own_data=own_data,
         own_reward=own_reward,
         peers=named,
+        on_lan=_on_lan(layers) if alone else (),
         run=run,
         name=name,
         paused=paused,
         private=private,
         invitation=invited,
     )
-    if private and options.peers:
+    if private and options.bootstraps:
         raise UsageError("--private begins a run, and peers have one.", "Leave out one of the two.")
     case = Case(options, layers, starting=True)
     problems = refused(case, "join")  # before anything heavy is imported
@@ -131,9 +130,7 @@ def join(
     with contextlib.nullcontext() if dry_run or place.in_use() else noting(place.path):
         raise_all(problems)
     if invited is not None:
-        whom = f"{invited.name} ({peer_id(invited.inviter)})" if invited.name else peer_id(invited.inviter)
-        kind = "the private run" if invited.private else "run"
-        say(f"Invited to {kind} {invited.run_id.hex()} by {whom}.", error=True)
+        tell_invitation(invited)
     if case.origins["model"] == "default":
         say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
@@ -192,7 +189,7 @@ def _detach(options: JoinOptions, invitation: str | None) -> None:
     if options.invitation is not None:  # every user of the machine can read a command line
         keep_invitation(home, options.invitation)
         arguments = [str(home.invitation) if argument == invitation else argument for argument in arguments]
-    status, pid = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
+    status, pid = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.bootstraps)
     say(f"{status.state}: {status.reason}")
     if pid is not None:
         say(f"The daemon runs as process {pid} on {home.path}; it ends with `ftis-node stop{home.flag}`.")

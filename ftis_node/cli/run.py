@@ -77,6 +77,7 @@ def new(
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task, with_columns
+    from ftis_node.tasks.trial import refuse_unskilled
     from ftis_node.tokenizer.chat import chat_wanted, end_ids
     from ftis_node.tokenizer.fingerprint import fingerprint
 
@@ -84,6 +85,7 @@ def new(
     chosen = load_task(
         with_columns(task, question, answer) or task, data=data, eval_data=eval_data, reward=reward, code=True
     )
+    refuse_unskilled(chosen)
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":

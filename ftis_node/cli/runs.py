@@ -52,14 +52,19 @@ def heard(host: str, seconds: float) -> list[LanNode]:
 
 
 def the_run(host: str) -> tuple[str, ...]:
-    """The addresses of the nodes of the one open run here; none if there is no run.
+    """At most 64 addresses of the nodes of the one open run here; none if there is none that speaks our protocol.
 
     Raises:
-        UsageError: there are several, or its nodes speak another protocol.
+        UsageError: there are several.
     """
     from ftis_node.swarm.handshake import PROTOCOL_MAJOR, other_protocol
+    from ftis_node.swarm.membership import LAN_MAX
 
-    found = by_run(heard(host, LOOK_SECONDS))
+    nodes = heard(host, LOOK_SECONDS)
+    found = by_run([node for node in nodes if node.protocol == PROTOCOL_MAJOR])
+    for run, (other, *_) in by_run(nodes).items():
+        if run not in found:
+            say(f"Run {run.hex()} is here, but {other_protocol(other.protocol)}.", error=True)
     if len(found) > 1:
         listed = "; ".join(f"{run.hex()[:12]} ({in_words(nodes)})" for run, nodes in found.items())
         raise UsageError(
@@ -67,12 +72,9 @@ def the_run(host: str) -> tuple[str, ...]:
             "Name one by --peers ADDRESS; `ftis-node runs` prints their addresses.",
         )
     for run, nodes in found.items():
-        theirs = nodes[0].protocol
-        if theirs != PROTOCOL_MAJOR:
-            raise UsageError(f"Run {run.hex()} is here, but {other_protocol(theirs)}.", "Or begin a run without --lan.")
         say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)
-        return tuple(address for node in nodes for address in node.addresses)
-    say(f"{NONE_FOUND} A new run begins.", error=True)
+        return tuple(address for node in nodes for address in node.addresses)[:LAN_MAX]
+    say(f"{'' if nodes else f'{NONE_FOUND} '}A new run begins.", error=True)
     return ()
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.cli.invitations import invitation_in, keep_invitation
+from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.errors import UsageError
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import log_to
@@ -52,13 +52,14 @@ def watch(
         )
     kept = str(place.invitation) if place.invitation.exists() else ""
     invited = invitation_in(invitation or kept, place) if (invitation or kept) and not peers else None
-    addresses = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
-    if not addresses and not place.run_file.exists():
+    addresses = addresses_in(peers)
+    if not addresses and invited is None and not place.run_file.exists():
         raise UsageError("No swarm is named.", "Give an invitation, ftis:…, or --peers.")
     settings = given.with_values(listen=False).on(place)("arithmetic")[0]
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     place.open()
     if invited is not None:
+        tell_invitation(invited)
         keep_invitation(place, invited)
     log_to(place.path, as_json=settings.log_format == "json", view=None)
     with loading():

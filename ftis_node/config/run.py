@@ -90,7 +90,7 @@ class Run(BaseModel):
     cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
     horizontal run it makes one of `parts` of equal size, each by another author. common: slots below it have the rows
     of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`. founder: of a private
-    run, the peer id at which the chains of its members' certificates begin; see `swarm.certificates`.
+    run, the peer id that signs its members' certificates, or their inviters'; see `swarm.certificates`.
 
     A token run is for one tokenizer (packet 1, or 3 with turns). tokenizer: its fingerprint, lower-case hex. eos: ids
     that end a completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
@@ -389,7 +389,7 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
     """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
 
     Args:
-        task, reward, data: what the owner named at this start. ours: the run is the home's own, joined or begun before.
+        task, reward, data: what the owner named at this start. ours: the owner joined or began this run before.
 
     Raises:
         UsageError: it was not named, or another rule was.
@@ -431,7 +431,8 @@ def refuse_horizontal(run: Run) -> None:
 def load_run_file(path: Path) -> RunFile:
     """Read a run file. Raises UsageError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(RUN_FILE_CHARACTERS_MAX + 1)
     except OSError as error:
         raise UsageError(f"The run file {path} cannot be read: {error.strerror}.", "Check the path.") from error
     except UnicodeDecodeError as error:

@@ -228,7 +228,7 @@ class Settings(BaseModel):
     upload_mbit: Annotated[
         float, Flag("Mbit/s that peers may take from this node; 0: no limit. Default: 20.", "--upload")
     ] = Field(20.0, ge=0, allow_inf_nan=False)
-    """[Mbit/s] Of packets that peers may take from this node; 0: no limit."""
+    """[Mbit/s] Of payload that this node sends to peers; 0: no limit."""
     exchange_peers: int = Field(6, ge=1, le=32)
     """[peers] Asked for news at a time."""
     min_peers: int = Field(0, ge=0, le=64)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ftis_node.errors import FtisError
@@ -76,7 +75,6 @@ class MemorySwarm:
         self._table = self._new_table(rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
-        self._parts: dict[int, Counter[int]] = {}  # announced by others: epoch → slot → authors
         network.members.append(self)
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
@@ -85,10 +83,8 @@ class MemorySwarm:
         announcement = Announcement(
             self._context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
         )
-        epoch = self._context.run.epoch_at(issued_at)
         for member in self._network.members:
             if member is not self:
-                member._parts.setdefault(epoch, Counter()).update(packet.slot for packet in packets)
                 member._table.add(announcement, b"", age=0.0, introducer=None)
                 member.poke()
 
@@ -101,9 +97,6 @@ class MemorySwarm:
 
     def has_peers(self) -> bool:
         return len(self._network.members) > 1
-
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        return self._parts.get(epoch, {})
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
@@ -125,11 +118,11 @@ class MemorySwarm:
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
         while (want := self.taker.want()).groups > 0 or want.answers > 0:
-            targets = list(self._table.answering(want.rows, want.answers, _all, want.newcomers))
+            targets = self._table.choose(want.answers, _all, want.newcomers, want.rows)
             for target in targets:
                 target.known.done |= 1 << target.index
             teaching = _all if self._needed_age is None else self._teaching
-            targets += self._table.choose(want.groups, teaching, want.newcomers) if want.groups > 0 else []
+            targets += self._table.choose(want.groups, teaching, want.newcomers)
             if not targets:
                 break
             await self._take(targets)

@@ -18,6 +18,7 @@ from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
+from ftis_node.node.task_files import agreed
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
@@ -37,6 +38,7 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.twin import refuse_a_twin
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
@@ -158,7 +160,7 @@ def furnish(
         want=stepper.want,
         on_groups=stepper.on_groups,
         peer_cache=home.peers,
-        upload_bytes=settings.upload_mbit * 1e6 / 8,
+        traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
     )
@@ -243,34 +245,42 @@ async def open_network(
     sockets: Path,
     identity: Identity,
     bootstraps: Sequence[str],
+    owners: Sequence[str],
     started: Callable[[int], None],
 ) -> Libp2p:
     """Start p2pd, on the previous port if that is free.
 
     Args:
-        started: called with the process id of each p2pd.
+        owners: of the bootstraps, those that the owner named. started: called with the process id of each p2pd.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.
     """
     listening = listening_of(settings, home.key, sockets)
-    await refuse_a_twin(listening, identity, bootstraps, home.path)
+    await refuse_a_twin(listening, identity, bootstraps, owners, home.path)
     return await Libp2p.start(listening, started, home.last_port())
 
 
 async def find_run(
     home: Home, options: JoinOptions, transport: Libp2p, bootstraps: Sequence[str], patience: float
 ) -> RunFile | None:
-    """The run of a previous start, of the named file, or of a peer; None if this node starts a new one.
+    """The run of a previous start, of the named file, or of a peer; None if this node starts a new one, as it does if
+    those that mDNS named are silent.
 
     Raises:
         UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
         UserError: no peer sent its run within `patience` seconds.
     """
-    found, ours = known_run(home, options.run), home.run_file.exists()
+    found = known_run(home, options.run)
+    ours = found is not None and agreed(home, found.run.id)
     if found is None and bootstraps:
-        ticket = b"" if options.invitation is None else options.invitation.encoded
-        found = await fetch_run(transport, bootstraps, patience, ticket)
+        try:
+            found = await fetch_run(transport, bootstraps, patience, options.invitation)
+        except UserError as error:
+            if tuple(bootstraps) != options.on_lan:
+                raise
+            logger.warning("%s They told of themselves on the local network only; a new run begins.", error.what)
+            return None
         logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
     if found is not None:
         check_run(found, options, ours=ours)

@@ -230,7 +230,7 @@ class Node:
         await self._begin_to_tell()
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # its child processes inherit it
-        bootstraps = [parse_address(text)[0] for text in self.options.peers]
+        bootstraps = [parse_address(text)[0] for text in self.options.bootstraps]
         identity = Identity.load_or_create(self.home.key)
         transport = await self._open_network(identity, bootstraps)
         self._run_file = await self._find_run(transport, bootstraps)
@@ -245,7 +245,7 @@ class Node:
         check_fit(run, self._compute.facts.shared(), self.settings.model)
         opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the run's rows fit the model
-        remember_files(self.home, self.options, self.options.task_of(self._run_file))
+        remember_files(self.home, self.options, self.options.task_of(self._run_file), run.id)
         self._rooms = rooms = furnish(
             self.home,
             self.settings,
@@ -265,13 +265,14 @@ class Node:
         self._hurry()
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
-        hints = self._run_file.hints.bootstraps
-        await rooms.swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
+        options, hints = self.options, self._run_file.hints.bootstraps
+        rooms.swarm.hear_on_lan(options.on_lan)
+        await rooms.swarm.start(options.peers, hints, [*options.given, *(hints if options.run is not None else ())])
         self._stack.push_async_callback(rooms.swarm.close)
         if self.settings.lan:
             await self._open_lan(rooms.swarm, run, identity, transport.port)
         if self.options.run is None:
-            check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
+            check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
         looking = asyncio.create_task(forever(self._overview.run))
         self._stack.callback(self._overview.save)
@@ -282,7 +283,7 @@ class Node:
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
         self._transport = transport = await open_network(
-            self.home, self.settings, self._runtime, identity, bootstraps, self._note_p2pd
+            self.home, self.settings, self._runtime, identity, bootstraps, self.options.peers, self._note_p2pd
         )
         self._stack.push_async_callback(transport.close)
         replace_text(self.home.port, str(transport.port))

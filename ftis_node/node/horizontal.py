@@ -47,16 +47,15 @@ class HorizontalStepper(Stepper):
         waiting, newcomers = self.pool.waiting(), self._newcomers()
         if newcomers.room is not None:
             newcomers.room = max(0, 2 * newcomers.room - self._of_newcomers(waiting))
-        mine = self._parts.fullest(self._mine)
-        present = self._epoch()
-        epochs = (present, max(0, present - 1))
-        others = (
-            (epoch, self._context.row_of(b"", 0, slot, epoch * self.run.epoch))
-            for epoch in epochs
-            for slot in range(self.run.slots)
-        )
-        rows = [row for _, row in (*mine, *(key for key in others if not self._parts.closed(key)))]
-        return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), dict.fromkeys(rows))
+        epochs = (self._epoch(), max(0, self._epoch() - 1))
+        others = (key for epoch in epochs for key in self._keys(epoch) if not self._parts.closed(key))
+        rows = dict.fromkeys(row for _, row in (*self._parts.fullest(self._mine), *others))
+        return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), rows)
+
+    def _keys(self, epoch: int) -> list[Key]:
+        """The groups of an epoch by their slots."""
+        issued_at = epoch * self.run.epoch
+        return [(epoch, self._context.row_of(b"", 0, slot, issued_at)) for slot in range(self.run.slots)]
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
@@ -68,7 +67,11 @@ class HorizontalStepper(Stepper):
     # --- the step -------------------------------------------------------------------------------------------------
 
     def _take_slots(self, count: int, unix: int) -> list[int]:
-        return self._slots.take_parts(count, unix, self.swarm.parts(self.run.epoch_at(unix)))
+        """Only parts that were admitted say what goes first, for an announcement costs its author nothing."""
+        counts, whole = self._parts.counts(self._newcomers()), self.run.parts
+        keys = self._keys(self.run.epoch_at(unix))
+        admitted = [whole if self._parts.closed(key) else counts[key] for key in keys]
+        return self._slots.take_parts(count, unix, dict(enumerate(admitted)))
 
     async def generate(self, count: int) -> list[OwnGroup]:
         """Make and announce `count` parts, fewer where the epoch has no more rows."""

@@ -57,11 +57,13 @@ class Observer:
     ) -> None:
         """
         Args:
-            peers: multiaddrs with which it begins; none: those that it knows from before.
+            peers: multiaddrs that its owner named, to begin with beside the invitation's; none: those of before.
             export: a directory for the page as files, written anew each minute.
         """
         self._home, self._settings, self._invitation, self._export = home, settings, invitation, export
-        self._bootstraps = [parse_address(text)[0] for text in peers]
+        self._peers = [parse_address(text)[0] for text in peers]
+        self._given = invitation.addresses if invitation is not None else []
+        self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
         self._exit_code = 0
         self._overview: Overview | None = None
@@ -107,6 +109,7 @@ class Observer:
             runtime,
             identity,
             self._bootstraps,
+            self._peers,
             lambda pid: home.record_runtime(runtime, (pid,)),
         )
         stack.push_async_callback(transport.close)
@@ -131,7 +134,7 @@ class Observer:
         )
         swarm.idle = ASK_SECONDS
         overview = Overview(swarm, run, None, home.swarm_history)
-        await swarm.start(self._bootstraps, run_file.hints.bootstraps)
+        await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
         stack.push_async_callback(swarm.close)
         check_peers(swarm.membership, self._bootstraps, home.path, run)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
@@ -140,8 +143,7 @@ class Observer:
     async def _find_run(self, transport: Libp2p) -> RunFile:
         found, invited = known_run(self._home, None), self._invitation
         if found is None:
-            ticket = invited.encoded if invited is not None else b""
-            found = await fetch_run(transport, self._bootstraps, self._settings.patience, ticket)
+            found = await fetch_run(transport, self._bootstraps, self._settings.patience, invited)
         if invited is not None and invited.run_id != found.run.id:
             raise UsageError(
                 f"The home {self._home.path} looks at run {found.run.id.hex()}, the invitation is to another.",

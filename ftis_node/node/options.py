@@ -16,8 +16,8 @@ from ftis_node.tasks import as_in, foreseen
 @dataclass(frozen=True)
 class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
-    print, else stderr. private: a new run is for members. invitation: to a run; its addresses are among the peers.
-    own_data: rows that only this node trains on; own_reward: their rule."""
+    print, else stderr. private: a new run is for members. peers: addresses that the owner named. invitation: to a run.
+    on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule."""
 
     home: Home
     task: str | None = None
@@ -27,12 +27,23 @@ class JoinOptions:
     own_data: Path | None = None
     own_reward: str | None = None
     peers: tuple[str, ...] = ()
+    on_lan: tuple[str, ...] = ()
     run: Path | None = None
     name: str = ""
     paused: bool = False
     output: Path | None = None
     private: bool = False
     invitation: Invitation | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The addresses that the owner was given."""
+        return () if self.invitation is None else tuple(self.invitation.addresses)
+
+    @property
+    def bootstraps(self) -> tuple[str, ...]:
+        """All addresses to begin with."""
+        return (*self.peers, *self.given, *self.on_lan)
 
     def files(self) -> dict[str, str | None]:
         """The task's named files, as absolute paths."""
@@ -70,7 +81,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     """Refuse a run that a daemon does not open.
 
     Args:
-        ours: the run is the home's own.
+        ours: its owner agreed to this run before.
 
     Raises:
         UsageError: the run is for the lab, or names something that only this node's owner may name.

@@ -62,9 +62,6 @@ class Exchange(Protocol):
     def has_peers(self) -> bool:
         """Whether foreign groups can arrive at all."""
 
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        """How many others have announced a part of each slot of an epoch, in a horizontal run."""
-
 
 class Compute(Protocol):
     """The daemon's compute process, or an engine in this process."""

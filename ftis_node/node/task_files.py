@@ -1,4 +1,4 @@
-"""The paths of the task's files, which a home keeps for later starts that do not name them."""
+"""What the owner of a home agreed to, for later starts that do not say it: the run, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from ftis_node.store.home import Home
 logger = logging.getLogger(__name__)
 
 
-def remember_files(home: Home, options: JoinOptions, task: str) -> None:
-    """Keep the paths of the task's files for later starts that do not name them."""
+def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
+    """Keep the run, to which the owner agreed, and the paths of the task's files for starts that do not name them."""
     files = options.files()
     if files["data"] is None and task.endswith(".jsonl"):
         files["data"] = str(Path(task).resolve())
-    if any(files.values()):
-        replace_text(home.task_files, json.dumps(files), durable=True)
+    replace_text(home.task_files, json.dumps(files | {"run": run_id.hex()}), durable=True)
+
+
+def agreed(home: Home, run_id: bytes) -> bool:
+    """Whether the owner joined or began this run here. Of a node of an earlier version only its packets say so; a run
+    file alone does not, for observers keep one too."""
+    kept = _read(home).get("run")
+    return home.store.exists() if kept is None else kept == run_id.hex()
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
@@ -30,17 +36,17 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
         UserError: this version does not know the home's schema.
     """
     home.check_schema()
-    kept = {name: Path(path) for name, path in _read(home).items()}
+    kept = {name: Path(path) for name, path in _read(home).items() if name != "run"}
     if options.task is not None and options.task.endswith(".jsonl"):
         kept.pop("data", None)
     return replace(options, data=options.data or kept.get("data"), eval_data=options.eval_data or kept.get("eval_data"))
 
 
 def _read(home: Home) -> dict[str, str]:
-    """The paths that the home keeps; empty if the file is missing or damaged."""
+    """What the home keeps; empty if the file is missing or damaged."""
     try:
         kept = json.loads(home.task_files.read_text(encoding="utf-8"))
-        return {name: kept[name] for name in ("data", "eval_data") if isinstance(kept.get(name), str)}
+        return {name: kept[name] for name in ("data", "eval_data", "run") if isinstance(kept.get(name), str)}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError):

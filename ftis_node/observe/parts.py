@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+import math
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from ftis_node.host.files import end_of, removed_if_it_fails, sync
 BLOCK = 1 << 20  # bytes read at a time
 PART_BYTES = 8 << 20  # of the present file, before it becomes a part
 LEVEL = 6
+MOST_BYTES = 16 * PART_BYTES  # of a compressed part
 MOST_RATIO = 64  # lines of figures become ten times smaller
 DAMAGED = (OSError, EOFError, zlib.error)  # what reading a compressed part may raise
 
@@ -47,13 +49,15 @@ class Part:
     def lines(self, start: int = 0) -> Iterator[bytes]:
         """Lines from byte `start` on, each with its newline; the very last may be cut short.
 
-        They end early where the part is damaged, which the log says once, or has been dropped.
+        They end early where the part is damaged or unpacks to too much, which the log says once, or has been dropped.
         """
         try:
             with self._open() as file:
                 file.seek(start)
-                rest = b""
+                rest, left = b"", MOST_BYTES if isinstance(file, gzip.GzipFile) else math.inf
                 while block := cast(io.BufferedReader, file).read1(BLOCK):  # a damaged part's lines up to the damage
+                    if (left := left - len(block)) < 0 or len(rest) > PART_BYTES:
+                        raise OSError("it unpacks to too much")
                     *lines, rest = (rest + block).split(b"\n")
                     yield from (line + b"\n" for line in lines)
                 if rest:

@@ -1,7 +1,8 @@
 """Curves for the trackers that people already watch: Trackio, Weights & Biases, TensorBoard.
 
 The tracker's library runs in a child process, which gets numbers through a pipe and nothing else: no settings, no
-arguments, no text of completions, and of the environment the tracker's own variables alone. A child that hangs or dies
+arguments, no text of completions, and of the environment the tracker's own variables alone; where these send the curves
+away, also the proxy and, for Trackio, the hub's token. A child that hangs or dies
 costs the node nothing but the curves.
 """
 
@@ -25,8 +26,13 @@ Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
 
 CLOSING_SECONDS = 20.0
 _CHILD = Path(__file__).with_name("tracking_child.py")
-_KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "HTTPS_PROXY", "HF_TOKEN")
-_OWN = ("WANDB_", "TRACKIO_")  # prefixes of a tracker's own variables
+_KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+_HERE = ("", "offline", "dryrun", "disabled")  # where curves stay
+# The variable that sends a tracker's curves away, and what it needs then.
+_AWAY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "wandb": ("WANDB_MODE", ("SSL_CERT_FILE", "HTTPS_PROXY")),
+    "trackio": ("TRACKIO_SPACE_ID", ("SSL_CERT_FILE", "HTTPS_PROXY", "HF_TOKEN")),
+}
 
 # Of a step: the name that TRL gives a figure, if it has one, and where the figure is in the event.
 STEP: Mapping[str, tuple[str, ...]] = {
@@ -91,7 +97,10 @@ class Tracker:
         self._kind = kind
         self._told = False
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {key: value for key, value in os.environ.items() if key in _KEPT or key.startswith(_OWN)}
+        switch, needed = _AWAY.get(kind, ("", ()))
+        kept = (*_KEPT, *(() if os.environ.get(switch, "") in _HERE else needed))
+        own = f"{kind.upper()}_"
+        environment = {key: value for key, value in os.environ.items() if key in kept or key.startswith(own)}
         with (folder / "output.log").open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_CHILD), kind, name],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ftis_node.config.settings import Settings
@@ -20,6 +23,8 @@ from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
+
+_GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of its template
 
 # How long the hub may take to show that it is there.
 _HUB_SECONDS = 5.0
@@ -44,7 +49,19 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"The model {name!r} ({source}) has no tokenizer.",
             "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder.",
         )
+    _refuse_growth(getattr(tokenizer, "backend_tokenizer", None), name)
     return tokenizer
+
+
+def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
+    """A normaliser or a template of some bytes can make a text a billion times longer."""
+    parts = (backend.normalizer, backend.post_processor) if backend is not None else ()
+    normaliser, template = (part.__getstate__().decode() if part is not None else "" for part in parts or (None, None))
+    replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
+    if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
+        raise UsageError(
+            f"The tokenizer of {name!r} makes texts many times longer.", "Use the tokenizer that the model came with."
+        )
 
 
 def load_policy(settings: Settings) -> Policy:

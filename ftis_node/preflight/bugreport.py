@@ -17,7 +17,7 @@ import psutil
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.host.files import bytes_under, end_of
+from ftis_node.host.files import bytes_under
 from ftis_node.observe.api import ask
 from ftis_node.observe.parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
@@ -35,7 +35,7 @@ _TOKENS = "*.token"
 def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = False) -> dict[str, str]:
     """Collect the parts of a report: name → text, without secrets and, by default, without addresses."""
     home = case.home
-    redactor = Redactor(_key(case), _secrets(case), with_addresses=with_addresses)
+    redactor = Redactor(_key(case), _secrets(case), _public(case), with_addresses=with_addresses)
     parts: dict[str, Callable[[], str]] = {
         "facts.json": lambda: _json(_facts(case)),
         "doctor.json": lambda: _json([asdict(finding) for finding in findings]),
@@ -44,8 +44,8 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
         "run.toml": lambda: _whole(home.run_file),
         "status.json": lambda: _json(ask(home.api_socket(), "/status", dict)) if case.status else "",
         "peers.json": lambda: _json(ask(home.api_socket(), "/peers", dict)) if case.status else "",
-        "node.log": lambda: _tail(home.log),
-        "metrics.jsonl": lambda: _last_events(home.metrics),
+        "node.log": lambda: _end(home.log),
+        "metrics.jsonl": lambda: _end(home.metrics),
         "checkpoints.json": lambda: _json(_manifests(case)),
         "home.txt": lambda: "\n".join(_listing(home.path)),
     }
@@ -101,6 +101,11 @@ def _secrets(case: Case) -> Iterator[str]:
     key = _key(case) or b""
     yield key.hex()
     yield key[4:36].hex()
+
+
+def _public(case: Case) -> str:
+    """The numbers of the run and of its dataset's revision."""
+    return " ".join(f"{found.run.id.hex()} {found.run.task} {found.run.reward}" for _, found in case.runs)
 
 
 def _facts(case: Case) -> dict[str, object]:
@@ -162,15 +167,7 @@ def _whole(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not file.is_symlink() else ""
 
 
-def _tail(file: Path) -> str:
-    """The last MB."""
-    if not file.is_file() or file.is_symlink():
-        return ""
-    with file.open("rb") as opened:
-        return end_of(opened, TAIL_BYTES).decode(errors="replace")
-
-
-def _last_events(file: Path) -> str:
+def _end(file: Path) -> str:
     """The last MB, older parts of the file included."""
     if not file.is_file() or file.is_symlink():
         return ""

@@ -87,7 +87,7 @@ class Case:
     @property
     def task_known(self) -> bool:
         """Whether `task_name` will not change: without a run and a named task, the peers' run says which it is."""
-        return self.run_file is not None or not self.options.peers or self.options.task is not None
+        return self.run_file is not None or not self.options.bootstraps or self.options.task is not None
 
     @property
     def settings(self) -> Settings:

@@ -21,9 +21,14 @@ def _run_of_peers(case: Case) -> None:
     """The run of the peers, if no other is known."""
     from ftis_node.preflight.net import run_of_peers
 
-    if case.run_file is None and case.options.peers:
-        ticket = b"" if case.options.invitation is None else case.options.invitation.encoded
-        found = run_of_peers(case.settings, case.options.peers, ticket)
+    options = case.options
+    if case.run_file is None and options.bootstraps:
+        try:
+            found = run_of_peers(case.settings, options.bootstraps, options.invitation)
+        except UserError:
+            if options.bootstraps == options.on_lan:
+                return  # a start begins a run then
+            raise
         case.runs.append(("--peers", found))
         inputs.refuse_run(case, found, ours=False)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.options import check_foreseen, check_run, known_run
+from ftis_node.node.task_files import agreed
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
@@ -22,24 +23,24 @@ from ftis_node.tasks.gsm8k import to_be_downloaded
 from ftis_node.tasks.hub import HF, to_be_had
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import refuse_unjailed
+from ftis_node.tasks.trial import refuse_unskilled
 
 LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
 
 
 def run(case: Case) -> None:
     """The run of the home or of a file, and whether this node can join it."""
-    ours = case.home.run_file.exists()
     found = known_run(case.home, case.options.run)
     if found is not None:
-        case.runs.append(("the home" if ours else "--run", found))
-        refuse_run(case, found, ours=ours)
+        case.runs.append(("the home" if case.home.run_file.exists() else "--run", found))
+        refuse_run(case, found, ours=agreed(case.home, found.run.id))
 
 
 def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
     """Refuse a run that this node cannot join.
 
     Args:
-        ours: it is the home's own, which may name what others' may not.
+        ours: its owner agreed to it before, so it may name what others' may not.
 
     Raises:
         UsageError: it is for the lab, names what only this node's owner may, or is of other data or another rule.
@@ -87,15 +88,17 @@ def own_data(case: Case) -> None:
 
 
 def large_data(case: Case) -> None:
-    """The task of the peers' run; a task that is code, or large."""
+    """The task of the peers' run; a task that is code, or large. Whatever it is, whether it rewards skill."""
     options, name = case.options, case.task_name
-    if case.refused or not case.task_known or case.task is not None:
+    if case.refused or not case.task_known:
         return
-    if case.runs and case.runs[0][0] == "--peers" and options.task is None:
+    if case.task is None and case.runs and case.runs[0][0] == "--peers" and options.task is None:
         data(case)
     if case.task is None and case.download is None:
         reward, code = options.reward_of(case.run_file), options.task is not None
         case.task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+    if case.task is not None:
+        refuse_unskilled(case.task)
 
 
 def task_files(case: Case) -> list[Path]:

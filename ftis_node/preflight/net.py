@@ -23,6 +23,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -97,7 +98,7 @@ async def look_around(
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
         answered = 0
-        for text in targets or KnownAddresses.read(home.peers).all[:KEPT_TRIED]:
+        for text in targets or KnownAddresses.read(home.peers).dialled(settings)[:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)
@@ -115,8 +116,8 @@ async def look_around(
             yield _reachability(*await _autonat(transport, patience))
 
 
-def run_of_peers(settings: Settings, peers: Sequence[str], invitation: bytes = b"") -> RunFile:
-    """The run of the first of the peers that answers; an invitation is shown to it, and not redeemed.
+def run_of_peers(settings: Settings, peers: Sequence[str], invitation: Invitation | None = None) -> RunFile:
+    """The run of the first of the peers that answers; an invitation is shown to its inviter, and not redeemed.
 
     Raises:
         UserError: none gave its run in time.

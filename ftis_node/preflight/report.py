@@ -122,7 +122,8 @@ def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
-    dialled = (*case.options.peers, *KnownAddresses.read(case.home.peers).all)
+    options = case.options
+    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, options.peers))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 

@@ -7,8 +7,9 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Callable, Iterable
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Literal, get_args
 
 from ftis_node.config.settings import Settings
@@ -20,40 +21,42 @@ Scope = Literal["public", "relayed", "private", "machine"]
 MAX_ADDRESS_LENGTH = 256
 REMEMBERED = 4096  # size of the caches of parsed addresses and hosts
 SCOPES = get_args(Scope)  # in the order in which a node dials them
+
+
+def _networks(texts: str) -> list[IPv4Network | IPv6Network]:
+    return [ipaddress.ip_network(text) for text in texts.split()]
+
+
 # Python's versions differ in which addresses they call global, so the networks are listed here. Sources: the IANA
 # registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
 _GLOBAL6 = ipaddress.IPv6Network("2000::/3")
-_NOT_GLOBAL = [
-    ipaddress.ip_network(text)
-    for text in (
-        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
-        *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
-    )
-]
-# Addresses that no host has: any host, multicast, reserved or broadcast, documentation.
-_NOBODY = [
-    ipaddress.ip_network(text)
-    for text in (
-        *("0.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        *("::/128", "ff00::/8", "2001:db8::/32", "3fff::/20"),
-    )
-]
+# Addresses that no host has: any host, multicast, reserved or broadcast, documentation; and those of the link alone, at
+# which clouds keep their metadata.
+_NOBODY = _networks(
+    "0.0.0.0/8 169.254.0.0/16 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 "
+    "::/128 fe80::/10 ff00::/8 2001:db8::/32 3fff::/20"
+)
+_NOT_GLOBAL = _NOBODY + _networks(
+    "10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 172.16.0.0/12 192.0.0.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 "
+    "2001::/23 2002::/16"
+)
 # Networks whose last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, 8215).
-_LAST_IS_IP4 = [
-    ipaddress.IPv6Network(text)
-    for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
-]
+_LAST_IS_IP4 = _networks("::/96 ::ffff:0:0/96 ::ffff:0:0:0/96 64:ff9b::/96 64:ff9b:1::/48")
 _HOST_AND_PORT = re.compile(
     r"/(?:ip[46]|dns|dns4|dns6)/[^/]+/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)(?:/p2p/[^/]+/p2p-circuit)?/p2p/[^/]+"
 )
 FIRST_PORT, HTTPS_PORT = 1024, 443
+_KINDS = {"4": IPv4Address, "6": IPv6Address}
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
-_PEER = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44}")
+_PEER = "(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}"  # an Ed25519 key itself, or the hash of an RSA key
+_PORT = "(?:[0-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAME = rf"(?=[^/]{{1,253}}(?:/|$)){_LABEL}(?:\.{_LABEL})*"
+_MULTIADDR = re.compile(
+    rf"(?:/(?:ip[46]/[0-9a-fA-F:.]+|(?:dns[46]?|dnsaddr)/{_NAME}|(?:tcp|udp)/{_PORT}|p2p/{_PEER}"
+    "|quic|quic-v1|tls|ws|wss|p2p-circuit))+"
+)
 
 
 def parse_address(text: str) -> tuple[str, bytes]:
@@ -77,48 +80,12 @@ def is_multiaddr(text: str) -> bool:
 
     hivemind's own parser accepts more protocols, and its import takes two seconds.
     """
-    parts = iter(text.split("/"))
-    if next(parts) or len(text) < 2:
+    try:
+        for kind, host in re.findall("/ip([46])/([^/]+)", text):
+            _KINDS[kind](host)
+    except ValueError:
         return False
-    for name in parts:
-        value = _PROTOCOLS.get(name)
-        if name not in _PROTOCOLS or (value is not None and not value(next(parts, ""))):
-            return False
-    return True
-
-
-def _is_ip(kind: type[IPv4Address] | type[IPv6Address]) -> Callable[[str], bool]:
-    def holds(text: str) -> bool:
-        try:
-            return "%" not in text and bool(kind(text))
-        except ValueError:
-            return False
-
-    return holds
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,5}", text) is not None and int(text) < 1 << 16
-
-
-def _is_peer(text: str) -> bool:
-    """Whether this is a peer id: an Ed25519 key itself, or the hash of an RSA key, as hivemind makes them."""
-    return _PEER.fullmatch(text) is not None
-
-
-def _is_name(text: str) -> bool:
-    return len(text) < 254 and _NAME.fullmatch(text) is not None
-
-
-# The check of each protocol's value; None: it has no value.
-_PROTOCOLS: dict[str, Callable[[str], bool] | None] = {
-    "ip4": _is_ip(IPv4Address),
-    "ip6": _is_ip(IPv6Address),
-    **dict.fromkeys(("dns", "dns4", "dns6", "dnsaddr"), _is_name),
-    **dict.fromkeys(("tcp", "udp"), _is_number),
-    "p2p": _is_peer,
-    **dict.fromkeys(("quic", "quic-v1", "tls", "ws", "wss", "p2p-circuit")),
-}
+    return _MULTIADDR.fullmatch(text) is not None
 
 
 def listening_mistakes(settings: Settings) -> list[UserError]:
@@ -152,19 +119,13 @@ def scope(address: str) -> Scope:
     return _scope_of(found[1]) if found else "public"  # a name
 
 
-def dialled(address: str) -> Scope:
-    """The scope that a dial reaches; with a relayed address, the relay's. A name may mean any host, this one too."""
-    found = _IP.match(address)
-    return _scope_of(found[1]) if found else "machine"
-
-
 @functools.lru_cache(maxsize=REMEMBERED)
 def is_plain(address: str) -> bool:
     """Whether the address has the form that nodes listen on: a host, TCP or QUIC, an optional relay, and a peer id.
 
-    Peers may name only such addresses to this node. libp2p would also dial WebSockets, and resolve ``/dnsaddr`` names
-    to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has a multicast,
-    reserved, unspecified or documentation address.
+    Others than its owner may name only such addresses to this node. libp2p would also dial WebSockets, and resolve
+    ``/dnsaddr`` names to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has
+    a multicast, reserved, unspecified or documentation address, and those of the link are not for strangers to name.
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
@@ -184,36 +145,39 @@ def varied(addresses: Iterable[str], most: int) -> list[str]:
     return [address for turn in turns for address in turn if address is not None][:most]
 
 
-def narrowest(addresses: Iterable[str]) -> Scope:
-    """The narrowest scope of these addresses; names do not count."""
-    found = (_scope_of(found[1]) for text in addresses if (found := _IP.match(text)))
-    return max(found, key=SCOPES.index, default="public")
-
-
-def wider(one: Scope, other: Scope) -> bool:
-    """Whether `one` can be dialled from everywhere where `other` can."""
-    return SCOPES.index(one) <= SCOPES.index(other)
-
-
 class Whereabouts:
-    """A node's home networks: the narrowest scope in its owner's addresses, and every wider one. The node dials
-    addresses from peers only within these."""
+    """What a node may dial, by who named it.
 
-    def __init__(self, host: str, addresses: Iterable[str] = ()) -> None:
+    Its owner's addresses, and with them the home networks: the narrowest scope in these, and every wider one. What its
+    owner was given (an invitation, a run file): exactly that, if it is plain. What peers name: plain addresses within
+    the home networks; no name, for it may lead to any host.
+    """
+
+    def __init__(self, host: str, addresses: Iterable[str] = (), given: Iterable[str] = ()) -> None:
         """
         Args:
-            host: the address that the node listens on. addresses: those that its owner named.
+            host: the address that the node listens on. addresses: those that its owner named. given: was given.
         """
-        self._narrowest = scope_of_host(host)
-        self.add(addresses)
+        self._narrowest = SCOPES.index(scope_of_host(host))
+        self._exact: frozenset[str] = frozenset()
+        self.trust(addresses, given)
 
-    def add(self, addresses: Iterable[str]) -> None:
-        """Extend the home networks by those of the owner's addresses."""
-        self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
+    def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> None:
+        """Add addresses that the owner named, and others that the owner was given."""
+        owners = frozenset(owners)
+        self._exact |= owners.union(filter(is_plain, given))
+        self.widen(owners)
+
+    def widen(self, addresses: Iterable[str]) -> None:
+        """Extend the home networks by those of the owner's addresses; names do not count."""
+        found = (SCOPES.index(_scope_of(host[1])) for text in addresses if (host := _IP.match(text)))
+        self._narrowest = max(self._narrowest, *found, 0)
 
     def reach(self, address: str) -> bool:
-        """Whether a dial of this address from a peer stays within the home networks."""
-        return is_plain(address) and wider(dialled(address), self._narrowest)
+        """Whether this address may be dialled, whoever names it."""
+        host = _IP.match(address)
+        near = host is not None and is_plain(address) and SCOPES.index(_scope_of(host[1])) <= self._narrowest
+        return near or address in self._exact
 
 
 def network_of(addresses: Iterable[str]) -> str:
@@ -228,11 +192,8 @@ def network_of(addresses: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _network_of_host(host: str) -> str:
-    try:
-        place = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
-        return host
-    return str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
+    place = _place(host)
+    return host if place is None else str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
 
 
 def ranked(addresses: Iterable[str]) -> list[str]:
@@ -257,9 +218,8 @@ def scope_of_host(host: str) -> Scope:
 @functools.lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
     """The scope of a host. Only global unicast addresses are public; one that embeds an IPv4 address is private."""
-    try:
-        place = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
+    place = _place(host)
+    if place is None:
         return "public"
     within = [place, *_embedded(place)]
     if any(one.is_loopback or one.is_link_local or one.is_unspecified for one in within):
@@ -272,11 +232,15 @@ def _is_global(place: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_nobody(host: str) -> bool:
+    place = _place(host)
+    return place is not None and any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+
+
+def _place(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        place = ipaddress.ip_address(host.split("%")[0])
+        return ipaddress.ip_address(host.split("%")[0])
     except ValueError:
-        return False
-    return any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+        return None
 
 
 def _embedded(place: IPv4Address | IPv6Address) -> list[IPv4Address]:
@@ -353,12 +317,9 @@ def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def _has_ip6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), _bind("::1", 0, socket.SOCK_STREAM):
+        return True
+    return False
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import make_room, put
 from ftis_node.swarm.claims import Claims
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
@@ -153,8 +153,7 @@ class AuthorBooks:
     def take_stranger(self, author: bytes, ban: Ban) -> None:
         """Restore a ban of an author without evidence from before a restart."""
         if ban.level:
-            make_room(self.strangers, author, STRANGERS_BANNED_MAX)
-            self.strangers[author] = ban
+            put(self.strangers, author, ban, STRANGERS_BANNED_MAX)
 
     def _least(self, authors: Iterable[bytes]) -> bytes:
         """The author with the least evidence; if several, one without a ban."""

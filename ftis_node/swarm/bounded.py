@@ -17,10 +17,13 @@ def make_room(memory: dict[Key, Any], key: Key, most: int) -> Key | None:
     return oldest
 
 
-def remember(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:
-    """Add a missing key; an existing one keeps its value. Return the key that was removed, or None."""
-    if key in memory:
-        return None
+def put(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:
+    """Set a key's value. Return the key that was removed, or None."""
     forgotten = make_room(memory, key, most)
     memory[key] = value
     return forgotten
+
+
+def remember(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:
+    """Add a missing key; an existing one keeps its value. Return the key that was removed, or None."""
+    return None if key in memory else put(memory, key, value, most)

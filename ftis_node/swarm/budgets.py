@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 PEERS_MAX = 1024
+TIMES = 8  # on a bad line four answers in a row may be lost
+GIVEN_MAX = 1 << 15
 
 
 class Budgets:
@@ -25,22 +27,38 @@ class Budgets:
 
     def take(self, peer: bytes, tokens: float = 1.0) -> bool:
         """Take so many tokens, or all that are left; False if the peer had none."""
-        left = self._now(peer)
+        left = self.left(peer)
         self._note(peer, max(0.0, left - tokens))
         return left >= 1.0
 
     def wait(self, peer: bytes, tokens: float) -> float:
         """Take so many tokens, even more than are left. Return the seconds until the balance is no longer negative."""
-        left = self._now(peer) - tokens
+        left = self.left(peer) - tokens
         self._note(peer, left)
         return max(0.0, -left / self._a_second)
 
-    def _now(self, peer: bytes) -> float:
+    def spend(self, peer: bytes, tokens: float) -> None:
+        """Take so many tokens, even more than are left, down to a whole burst below zero."""
+        self._note(peer, max(-self._burst, self.left(peer) - tokens))
+
+    def left(self, peer: bytes) -> float:
         """The tokens that the peer has now."""
         now = self._clock()
         left, at = self._left.get(peer, (self._burst, now))
         return min(self._burst, left + (now - at) * self._a_second)
 
     def _note(self, peer: bytes, left: float) -> None:
-        make_room(self._left, peer, PEERS_MAX)
-        self._left[peer] = (left, self._clock())
+        put(self._left, peer, (left, self._clock()), PEERS_MAX)
+
+
+class FewTimes:
+    """What was given to whom. Nothing goes to one peer more than eight times, as long as this is remembered."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[bytes, Hashable], int] = {}
+
+    def may(self, peer: bytes, what: Hashable) -> bool:
+        """Count a further time; False if it was given often enough."""
+        times = self._given.pop((peer, what), 0)
+        put(self._given, (peer, what), min(times + 1, TIMES), GIVEN_MAX)
+        return times < TIMES

@@ -1,11 +1,12 @@
-"""Certificates of a private run: signed memberships of one key each, in a chain that begins at the run's founder.
+"""Certificates of a private run: signed memberships of one key each, by the founder or an inviter that it appointed.
 
 The run names the founder's key, so its id commits to it. A certificate binds a member's peer id, which libp2p's
 connections authenticate, to the run until it expires. It is no secret: without the member's private key it opens
-nothing. Its issuer is the founder, or a member whose own certificate allows inviting, so a chain of at most `LONGEST`
-certificates leads to the founder. A removal is signed by one who stands above the member in that chain. It also ends
-what the removed member has issued. Only its signer can undo it, by a later certificate of its own; else a member below
-would issue another one.
+nothing. The founder issues certificates; one that `invites` makes its member an inviter, whose certificates count while
+its own does. There is nothing below: what an inviter issues never makes an inviter.
+
+A removal is signed by the founder, for any member, or by an inviter, for what it issued itself. It is for good: the key
+gets no other certificate of that signer.
 
 Signed are a context of its own for each kind of message and the msgpack encoding of its fields (Ed25519, RFC 8032), so
 no signature of one kind passes for another.
@@ -14,19 +15,19 @@ no signature of one kind passes for another.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from functools import lru_cache
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from ftis_node.errors import FtisError
 from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, peer_id, verify
 
-LONGEST = 4  # certificates in a chain
+LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
+MEMBERS_ONLY = "the run is private; ask a member for an invitation"
+NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
 
 
 class RecordError(FtisError):
@@ -56,29 +57,30 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_
         return self.context() + msgspec.msgpack.encode(msgspec.structs.replace(self, signature=b""))
 
 
-class Certificate(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
-    """The membership of one key. member, issuer: 38-byte peer ids. issued_at, expires: unix seconds.
-
-    invites: whether the member may invite others.
-    """
+class Record(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """What an issuer says of a member. member, issuer: 38-byte peer ids. issued_at: unix seconds."""
 
     member: bytes
     issuer: bytes
     issued_at: int
+
+
+class Certificate(Record, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """The membership of one key. expires: unix seconds.
+
+    invites: whether the founder, if it is the issuer, appoints the member as an inviter.
+    """
+
     expires: int
     invites: bool = False
 
 
-class Removal(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
-    """The end of a membership, and of all that it issued. member, remover: 38-byte peer ids. at: unix seconds."""
-
-    member: bytes
-    remover: bytes
-    at: int
+class Removal(Record, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a membership."""
 
 
 Chain = tuple[Certificate, ...]
-"""The founder's certificate for a member, that member's for the next, and so on; empty for the founder."""
+"""As it is sent: the founder's certificate for a member; or for an inviter, and then that inviter's for a member."""
 
 Kind = TypeVar("Kind", Chain, Removal)
 
@@ -98,68 +100,96 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
         raise RecordError(f"no {getattr(kind, '__name__', 'chain').lower()}: {error}") from None
 
 
-def why_refused(
-    chain: Chain, peer: bytes, *, run_id: bytes, founder: bytes, now: float, removals: Collection[Removal] = ()
-) -> str | None:
-    """Return why this chain does not make `peer` a member, or None if it does.
+def day(at: int) -> str:
+    """The day of a time in unix seconds, which may be any number: its signer chose it."""
+    return time.strftime("%Y-%m-%d", time.localtime(min(max(0, at), 2**40)))
 
-    Args:
-        peer, founder: 38-byte peer ids. now: unix seconds.
-        removals: those whose signatures hold.
+
+class Book(msgspec.Struct, omit_defaults=True):
+    """What a node knows of its private run, and keeps on disk; all signatures in it hold.
+
+    own: this node's chain. issued, ended: by issuer and member, the latest certificate and removal. redeemed: the key
+    that used each invitation, by nonce. voided: invitations issued before this time, in unix seconds, are refused.
+    members, removals: only in files of earlier versions.
     """
-    if peer == founder:
+
+    run_id: bytes
+    founder: bytes
+    own: Chain = ()
+    issued: dict[bytes, dict[bytes, Certificate]] = {}
+    ended: dict[bytes, dict[bytes, Removal]] = {}
+    redeemed: dict[bytes, bytes] = {}
+    voided: int = 0
+    members: dict[bytes, Chain] = {}
+    removals: list[Removal] = []
+
+    def __post_init__(self) -> None:
+        records: list[Certificate | Removal] = [one for chain in (*self.members.values(), self.own) for one in chain]
+        for record in (*records, *self.removals):
+            tree = self.kept(record).setdefault(record.issuer, {})
+            if record.member not in tree or tree[record.member].issued_at < record.issued_at:
+                tree[record.member] = record
+        self.members, self.removals = {}, []
+
+    def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
+        """Where records of this kind are."""
+        return self.ended if isinstance(record, Removal) else self.issued
+
+    def chain(self, certificate: Certificate) -> Chain:
+        """A certificate as it is sent, with that of its issuer."""
+        above = self.issued.get(self.founder, {}).get(certificate.issuer)
+        return (certificate,) if above is None else (above, certificate)
+
+    def appointed(self, issuer: bytes) -> bool:
+        """Whether this key is the founder's, or ever was an inviter's."""
+        above = self.issued.get(self.founder, {}).get(issuer)
+        return issuer == self.founder or (above is not None and above.invites)
+
+    def removal_of(self, member: bytes, issuer: bytes) -> Removal | None:
+        """The removal that ends what this issuer gives to this member: of either by the founder, or by the issuer."""
+        founders = self.ended.get(self.founder, {})
+        return founders.get(member) or founders.get(issuer) or self.ended.get(issuer, {}).get(member)
+
+    def why_misshapen(self, chain: Chain, member: bytes) -> str | None:
+        """Return why this cannot be a chain of the run for this key, or None."""
+        if not 0 < len(chain) <= LONGEST:
+            return NOT_APPOINTED if chain else MEMBERS_ONLY
+        issuer = self.founder
+        for certificate in chain:
+            if certificate.run_id != self.run_id:
+                return "its certificate is for another run"
+            if certificate.issuer != issuer or certificate.member == self.founder or not is_author(certificate.member):
+                return "its certificates make no chain from the run's founder"
+            issuer = certificate.member
+        return None if member == issuer else "its certificate is for another key"
+
+    def why_refused(self, certificate: Certificate | None, now: float) -> str | None:
+        """Return why a certificate does not make its key a member now, in unix seconds, or None; signatures are not
+        checked."""
+        if certificate is None:
+            return MEMBERS_ONLY
+        if (removal := self.removal_of(certificate.member, certificate.issuer)) is not None:
+            return f"{peer_id(removal.member)} was removed by {peer_id(removal.issuer)} on {day(removal.issued_at)}"
+        if not self.appointed(certificate.issuer):
+            return NOT_APPOINTED
+        for one in self.chain(certificate):
+            if one.expires <= now:
+                return f"the certificate of {peer_id(one.member)} has expired"
+            if one.issued_at > now + AHEAD:
+                return f"the certificate of {peer_id(one.member)} is of the future"
         return None
-    if not chain:
-        return "it shows no certificate"
-    if len(chain) > LONGEST:
-        return f"its chain has more than {LONGEST} certificates"
-    issuer = founder
-    for certificate in chain:
-        if certificate.run_id != run_id:
-            return "its certificate is for another run"
-        if certificate.issuer != issuer or not is_author(certificate.member):
-            return "its certificates make no chain from the run's founder"
-        issuer = certificate.member
-    if issuer != peer:
-        return "its certificate is for another key"
-    if (removal := removal_of(chain, removals)) is not None:
-        day = time.strftime("%Y-%m-%d", time.localtime(removal.at))
-        return f"{peer_id(removal.member)} was removed by {peer_id(removal.remover)} on {day}"
-    for certificate in chain:
-        if certificate.expires <= now:
-            return f"the certificate of {peer_id(certificate.member)} has expired"
-        if certificate.issued_at > now + AHEAD:
-            return f"the certificate of {peer_id(certificate.member)} is of the future"
-    if not all(certificate.invites for certificate in chain[:-1]):
-        return "a member invited it that may not invite"
-    if not _genuine(chain):
-        return "a signature in its certificates is wrong"
-    return None
 
+    def best(self, member: bytes, now: float) -> Certificate | None:
+        """A certificate that makes this key a member; else one that does not, or None. The founder's comes first."""
+        trees = (self.issued.get(issuer, {}) for issuer in (self.founder, *self.issued))
+        held = [tree[member] for tree in trees if member in tree]
+        return next((one for one in held if self.why_refused(one, now) is None), held[0] if held else None)
 
-def removal_of(chain: Chain, removals: Collection[Removal]) -> Removal | None:
-    """The removal that ends a membership: by one above in its chain, and, if by the issuer, not followed by a later
-    certificate. Signatures are not checked."""
-    above = [certificate.issuer for certificate in chain]
-    for place, certificate in enumerate(chain):
-        for removal in removals:
-            if removal.member != certificate.member or removal.remover not in above[: place + 1]:
-                continue
-            if removal.remover != certificate.issuer or removal.at >= certificate.issued_at:
-                return removal
-    return None
+    def why_no_member(self, key: bytes, now: float) -> str | None:
+        """Return why this key is no member's, by any certificate, or None."""
+        return None if key == self.founder else self.why_refused(self.best(key, now), now)
 
-
-@lru_cache(maxsize=2048)
-def _genuine(chain: Chain) -> bool:
-    return all(certificate.verify(certificate.issuer) for certificate in chain)
-
-
-def ends(chain: Chain) -> int:
-    """When a chain expires, in unix seconds: with the first of its certificates. 0 for an empty one."""
-    return min((certificate.expires for certificate in chain), default=0)
-
-
-def may_invite(chain: Chain, own: bytes, founder: bytes) -> bool:
-    """Whether the member of a valid chain may issue certificates."""
-    return own == founder or (0 < len(chain) < LONGEST and chain[-1].invites)
+    def may_invite(self, key: bytes, now: float) -> bool:
+        """Whether this key is the founder's, or an inviter's now."""
+        held = self.issued.get(self.founder, {}).get(key)
+        return self.appointed(key) and (key == self.founder or self.why_refused(held, now) is None)

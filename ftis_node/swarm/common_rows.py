@@ -6,7 +6,6 @@ A run with `common` slots draws the rows of slots below it from (run, epoch, slo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from ftis_node.config.run import Run
@@ -36,21 +35,21 @@ class OwnSlots:
         """The most groups of a round."""
         return self._run.slots if self._run.parts > 1 else self._run.slots - self._run.common
 
-    def take_parts(self, count: int, unix: float, announced: Mapping[int, int]) -> list[int]:
+    def take_parts(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
         """The slots of a round of up to `count` parts of a horizontal run, ascending; none if all are answered.
 
         Slots where others' parts wait for this node's come first, those with most parts before others; then slots that
         nobody has answered, in an order of this node's own; then those that have all their parts.
 
         Args:
-            announced: how many others have announced a part of each slot of this epoch.
+            admitted: how many others' parts of each slot of this epoch this node has.
         """
         if (epoch := self._run.epoch_at(unix)) != self._epoch:
             self._epoch, self._left = epoch, set(range(self._run.slots))
         start = draw(self._run.id, self._author, epoch, 0, self._run.slots)
 
         def later(slot: int) -> tuple[int, int]:
-            parts = announced.get(slot, 0)
+            parts = admitted.get(slot, 0)
             return -parts if parts < self._run.parts else 1, (slot - start) % self._run.slots
 
         chosen = sorted(self._left, key=later)[:count]
@@ -98,8 +97,3 @@ class Answered:
         before = epochs.get(epoch, 0)
         epochs[epoch] = before | sum(1 << slot for slot in common.values())
         return sum(1 << index for index, slot in common.items() if before >> slot & 1)
-
-    def parts(self, epoch: int) -> Counter[int]:
-        """How many authors have answered each slot of an epoch."""
-        masks = (epochs.get(epoch, 0) for epochs in self._slots.values())
-        return Counter(slot for mask in masks if mask for slot in range(self._run.slots) if mask >> slot & 1)

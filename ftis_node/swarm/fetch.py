@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
-from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
+from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import Target
@@ -32,8 +31,6 @@ LONGEST_REST_SECONDS = 60.0  # or an interval, if that is longer
 HOLDERS_MAX = 1024
 FETCH_SECONDS = 60.0  # total wait for one holder: a chunk every 7 s is too slow
 
-logger = logging.getLogger(__name__)
-
 
 class HolderFault(Exception):
     """A holder did not answer, or did not finish."""
@@ -41,26 +38,6 @@ class HolderFault(Exception):
 
 class HolderLie(HolderFault):
     """A holder sent something other than the request."""
-
-
-class Limit:
-    """A limit of so many bytes a second with a burst of one second's worth; 0: no limit."""
-
-    def __init__(self, bytes_a_second: float, clock: Callable[[], float] = boot_seconds) -> None:
-        self._rate = bytes_a_second
-        self._clock = clock
-        self._free_at = clock()  # time by which the limit allows all bytes so far
-
-    def delay(self) -> float:
-        """Seconds that the next byte must wait."""
-        return max(0.0, self._free_at - self._clock() - 1.0) if self._rate else 0.0
-
-    def reserve(self, size: int) -> float:
-        """Reserve `size` bytes; return the seconds until they may go out."""
-        wait = self.delay()
-        if self._rate:
-            self._free_at = max(self._free_at, self._clock()) + size / self._rate
-        return wait
 
 
 class Rests:
@@ -75,8 +52,7 @@ class Rests:
         if brought:
             self._in_vain.pop(holder, None)
         else:
-            make_room(self._in_vain, holder, HOLDERS_MAX)
-            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
+            put(self._in_vain, holder, self._in_vain.get(holder, 0) + 1, HOLDERS_MAX)
 
     def seconds(self, holder: bytes, interval: float) -> float:
         """The holder's pause in seconds; interval: seconds between exchanges."""
@@ -85,53 +61,53 @@ class Rests:
 
 
 class Uploads:
-    """Serves packets: one upload per peer at a time, four in all. After three seconds of waiting it answers "busy"."""
+    """Serves packets: one upload per peer at a time, four in all, and as many besides to peers with a record. After
+    three seconds of waiting it answers "busy", and so it does to whoever had a packet eight times."""
 
-    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic, limit: Limit | None = None) -> None:
+    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic) -> None:
         self._body = body
         self._traffic = traffic
-        self.limit = limit or Limit(0.0)
+        self._given = FewTimes()
         self._active: set[bytes] = set()
-        self._slots = asyncio.Semaphore(UPLOADS)
+        self._slots, self._kept_free = asyncio.Semaphore(UPLOADS), asyncio.Semaphore(UPLOADS)
 
-    async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        """Answer the requested digests in order, up to 64."""
+    async def serve(
+        self, request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
+    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """Answer the requested digests in order, up to 64. may: whether this peer gets packets at all."""
         self._traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
-        if peer in self._active:
-            for chunk in _busy(digests):
-                yield chunk
+        if peer in self._active or not may:
+            for digest in digests:
+                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
+        slot = None
         try:
-            if not await self._slot():
-                for chunk in _busy(digests):
-                    yield chunk
-                return
-            slot = _Slot(self._slots)
-            try:
-                for digest in digests:
-                    if self.limit.delay() > BUSY_AFTER or slot.lost:
-                        yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
-                        continue
-                    body = self._body(digest)
-                    status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
-                    chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                    await asyncio.sleep(self.limit.reserve(chunk.ByteSize()))
-                    self._traffic.sent[peer] += chunk.ByteSize()
-                    slot.expect(chunk.ByteSize())
-                    yield chunk
-            finally:
-                slot.release()
+            slot = await self._slot(peer)
+            for digest in digests:
+                delay, body = self._traffic.delay(), self._body(digest)
+                given = body is None or self._given.may(peer, digest)
+                if slot is None or slot.lost or delay > BUSY_AFTER or not given:
+                    yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+                    continue
+                status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
+                chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+                self._traffic.packet(peer, chunk.ByteSize())
+                await asyncio.sleep(delay)
+                slot.expect(chunk.ByteSize())
+                yield chunk
         finally:
+            if slot is not None:
+                slot.release()
             self._active.discard(peer)
 
-    async def _slot(self) -> bool:
-        try:
-            await asyncio.wait_for(self._slots.acquire(), BUSY_AFTER)
-        except TimeoutError:
-            return False
-        return True
+    async def _slot(self, peer: bytes) -> _Slot | None:
+        slots = self._kept_free if self._traffic.recorded(peer) else self._slots
+        with suppress(TimeoutError):
+            await asyncio.wait_for(slots.acquire(), BUSY_AFTER)
+            return _Slot(slots)
+        return None
 
 
 class _Slot:
@@ -157,10 +133,6 @@ class _Slot:
         self._slots.release()
 
 
-def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
-    return (ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY) for digest in digests)
-
-
 async def fetch(
     transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic, limits: Limits = OWN
 ) -> AsyncIterator[tuple[Target, ftis_pb2.FetchChunk]]:
@@ -178,7 +150,7 @@ async def fetch(
         stream = await asyncio.wait_for(transport.fetch(holder, _ask(request, received)), OPEN_SECONDS)
     except Exception as error:  # see `Transport.handshake`
         raise HolderFault(f"gave no stream: {brief(error)}") from error
-    traffic.sent[holder] += request.ByteSize()
+    traffic.send(holder, request.ByteSize())
     patience, clock = FETCH_SECONDS, asyncio.get_running_loop().time
     try:
         while open_targets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,7 +13,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember
-from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
@@ -30,7 +30,6 @@ ASKS_MAX = 3  # requests to one peer for one announcement
 # than any node can use.
 ENOUGH_OPEN = 128
 A_FEW = 4
-GIVEN_BYTES = 256 << 10  # bytes of announcements in one message; a run may have very large ones
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
 # An equivocating author's announcement costs its introducer so many checks. An honest node passes one on in good faith,
@@ -101,6 +100,7 @@ class Gossip:
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unsure: dict[bytes, None] = {}  # peers of which a message may have been lost
         self._owed: dict[bytes, int] = {}  # number of announcements that this node requested in an answer, by peer
+        self._given = FewTimes()
         self._dealt: dict[int, None] = {}  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -121,13 +121,17 @@ class Gossip:
     def answer(
         self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
     ) -> ftis_pb2.ExchangeResponse:
-        """Process a peer's request and answer it. Of an observer's, only what it asks for is read."""
+        """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
+        for is read."""
         if request.again:
             self.table.untell(peer)
         given = self._give(request.wanted, peer, limits)
+        if not observer:
+            self._hear(request, peer, self._owed.pop(peer, 0))
+        if limits.room <= 0:
+            return ftis_pb2.ExchangeResponse()
         if observer:
             return ftis_pb2.ExchangeResponse(entries=given, mentions=self._tell(peer, limits, 0)[1])
-        self._hear(request, peer, self._owed.pop(peer, 0))
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
@@ -159,10 +163,6 @@ class Gossip:
         self.unsent(request, peer)
         remember(self._unsure, peer, None, UNSURE_MAX)
 
-    def forget_peer(self, peer: bytes) -> None:
-        """Forget what a peer knew: after a restart it may know nothing."""
-        self.table.forget_peer(peer)
-
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _tell(self, peer: bytes, limits: Limits, room: int) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
@@ -170,7 +170,7 @@ class Gossip:
         pushed: list[ftis_pb2.Entry] = []
         newest = self._newest if self._newest in self.table else None
         if room > 0 and newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
-            pushed = [self._entry(newest, peer)]
+            pushed = [self._entry(newest, peer)] if self._given.may(peer, newest.id) else []
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
             known.tell(peer)
@@ -179,16 +179,15 @@ class Gossip:
         return pushed, mentions
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
+        """The wanted announcements for which there is room, but none that the peer was given a few times before."""
         given: list[ftis_pb2.Entry] = []
         size = 0
-        for id in dict.fromkeys(islice(wanted, limits.entries)):
-            if (known := self.table.find(id)) is None:
-                continue
+        for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
             size += len(known.data)
-            if given and size > GIVEN_BYTES:
+            if limits.room <= 0 or (given and size > limits.room):
                 known.told.pop(peer, None)  # so that it is mentioned again
-                continue
-            given.append(self._entry(known, peer))
+            elif self._given.may(peer, known.id):
+                given.append(self._entry(known, peer))
         return given
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
@@ -331,10 +330,6 @@ class Gossip:
             self._mark_done(announcement, entry.age_ms / 1000)
             self._tell_all(announcement, introducer)
         return outcome.name.lower()
-
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        """How many others have announced a part of each slot of an epoch."""
-        return self._answered.parts(epoch)
 
     def _tell_all(self, announcement: Announcement, introducer: bytes) -> None:
         for told in self.on_new:

@@ -13,6 +13,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.wire.transport import Transport, Unreachable
 
@@ -25,12 +26,12 @@ HANDSHAKE_SECONDS = 5.0
 
 
 async def fetch_run(
-    transport: Transport, bootstraps: Sequence[str], patience: float, invitation: bytes = b""
+    transport: Transport, bootstraps: Sequence[str], patience: float, invitation: Invitation | None = None
 ) -> RunFile:
-    """Return the run file of the first of `bootstraps` that sends one; try for `patience` seconds.
+    """Return the run file of the first of `bootstraps` that sends one; ask all at once, for `patience` seconds.
 
     Args:
-        invitation: to a private run; it is shown and not redeemed.
+        invitation: to a private run; it is shown to its inviter only, and not redeemed.
 
     Raises:
         UserError: no bootstrap could be reached, or none sent a run file.
@@ -41,8 +42,9 @@ async def fetch_run(
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
-        for text in (text for text in bootstraps if peers[text] not in final):
-            found = await _ask_run(transport, text, invitation)
+        asked = [text for text in bootstraps if peers[text] not in final]
+        answers = await asyncio.gather(*(_ask_run(transport, text, invitation) for text in asked))
+        for text, found in zip(asked, answers, strict=True):
             if isinstance(found, RunFile):
                 return found
             if reasons.get(text) != found:
@@ -55,10 +57,11 @@ async def fetch_run(
         await asyncio.sleep(0.5)
     told = [f"{peer_id(peer)}: {why}" for peer, why in final.items()]
     told += [f"{text}: {why}" for text, why in reasons.items() if peers[text] not in final]
+    refused = final if invitation is None or invitation.inviter in final else {}
     raise UserError(
         f"None of the peers gave their run: {'; '.join(told)}.",
         next(
-            (why.fix for why in final.values()),
+            (why.fix for why in refused.values()),
             "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
             if invitation
             else "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run.",
@@ -77,13 +80,14 @@ class _Final(str):
     fix: str
 
 
-async def _ask_run(transport: Transport, address: str, invitation: bytes) -> RunFile | str:
+async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | str:
     """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
     try:
         await transport.connect(peer, [address])
         hello = greeting(None, [])
-        hello.invitation = invitation
+        if invitation is not None and invitation.inviter == peer:  # whoever else sees it could use it first
+            hello.invitation = invitation.encoded
         answer = await shake(transport, peer, hello)
         if answer.major != PROTOCOL_MAJOR:
             return _Final(
@@ -99,9 +103,6 @@ async def _ask_run(transport: Transport, address: str, invitation: bytes) -> Run
     if run_file.run.id == answer.run_id:
         return run_file
     return "the run file that it sent is not of the run that it names"
-
-
-MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 
 
 def other_protocol(theirs: int) -> str:

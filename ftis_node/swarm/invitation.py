@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ftis_node.errors import UsageError
-from ftis_node.swarm.addresses import is_multiaddr
+from ftis_node.swarm.addresses import is_multiaddr, is_plain
 from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import Identity, is_author, peer_id
 
@@ -79,13 +79,14 @@ def invite(
     """Sign an invitation.
 
     Args:
-        addresses: multiaddrs of this identity; the first are taken.
+        addresses: multiaddrs of this identity; the first that may be given to others are taken.
         now: unix seconds. seconds: how long it is valid.
         membership: for a private run, the seconds of the certificate; 0: the run is open.
         invites: for a private run, whether the new member may invite others.
     """
     own = f"/p2p/{identity.peer_id}"
-    dial = tuple(address.removesuffix(own) for address in addresses if address.endswith(own))[:ADDRESSES_MAX]
+    given = (text for text in addresses if text.endswith(own) and is_plain(text))
+    dial = tuple(text.removesuffix(own) for text in given)[:ADDRESSES_MAX]
     return Invitation(
         run_id=run_id,
         inviter=identity.author,
@@ -125,7 +126,11 @@ def read(data: bytes, now: float) -> Invitation:
 
 
 def read_line(text: str, now: float) -> Invitation:
-    """The invitation in a line of text; white space around and within it is ignored. Raises as `read` does."""
+    """The invitation in a line of text; white space around and within it is ignored.
+
+    Raises:
+        UsageError: as `read` does; or it names an address that only this node's owner may name.
+    """
     compact = "".join(text[: 2 * CHARACTERS_MAX].split())
     body = compact.removeprefix(PREFIX)
     if body == compact or len(compact) > CHARACTERS_MAX:
@@ -134,4 +139,8 @@ def read_line(text: str, now: float) -> Invitation:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         data = b""
-    return read(data, now)
+    found = read(data, now)
+    if bold := [text for text in found.addresses if not is_plain(text)]:
+        fix = "Name it with --peers, without the invitation, if you know whose it is; or ask for another invitation."
+        raise UsageError(f"The invitation names {bold[0]!a}, which only this node's owner may name.", fix)
+    return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from ftis_node.config.settings import Settings
 from ftis_node.host.files import replace_bytes
+from ftis_node.swarm.addresses import Whereabouts
 
 NAMED_MAX, MET_MAX = 16, 128
 
@@ -15,15 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class KnownAddresses(msgspec.Struct):
-    """Multiaddrs that end in a peer id.
+    """Multiaddrs that end in a peer id, the latest first; `Whereabouts` says what may be dialled.
 
-    named: by the node's owner, the latest first. What was named once stays named: it may be dialled, and says in which
-    networks the node is at home. on_lan: found by mDNS, and a peer was met there: they may be dialled, and say nothing
-    about others. met: of the peers met last, as these claim.
+    peers: the owner named them with ``--peers``. named: the owner was given them; earlier versions kept both here. met:
+    of the peers met last, as these claim.
     """
 
+    peers: list[str] = []
     named: list[str] = []
-    on_lan: list[str] = []
     met: list[str] = []
 
     @classmethod
@@ -37,8 +39,7 @@ class KnownAddresses(msgspec.Struct):
         except (OSError, ValueError) as error:
             logger.warning("The addresses in %s cannot be read: %s. Name peers again with --peers.", file, error)
             return cls()
-        # The first homes kept one list, of nothing that they might not dial.
-        return cls(on_lan=found[:MET_MAX]) if isinstance(found, list) else found
+        return cls(met=found[:MET_MAX]) if isinstance(found, list) else found  # the first homes kept one list
 
     def write(self, file: Path) -> None:
         """Keep them, unless the file has the same."""
@@ -49,4 +50,9 @@ class KnownAddresses(msgspec.Struct):
     @property
     def all(self) -> list[str]:
         """Each once, the owner's first."""
-        return list(dict.fromkeys((*self.named, *self.on_lan, *self.met)))
+        return list(dict.fromkeys((*self.peers, *self.named, *self.met)))
+
+    def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
+        """Those that a start with these settings dials, whose owner names these addresses too."""
+        named = (*settings.announce, *settings.relays, *owners, *self.peers)
+        return list(filter(Whereabouts(settings.host, named, self.named).reach, self.all))

@@ -1,12 +1,13 @@
 """Finding nodes of one local network by mDNS (RFC 6762, RFC 6763), off by default: `join --lan` and `ftis-node runs`.
 
-Answers are words of strangers. Only addresses within this machine's own networks are taken from them.
+Answers are words of strangers. Only addresses in the network of the interface that they came in by are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from zeroconf import InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
+from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.config.run import Run
 from ftis_node.packet import RUN_ID_BYTES
-from ftis_node.swarm.addresses import FIRST_PORT
+from ftis_node.swarm.addresses import FIRST_PORT, is_plain
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain
 from ftis_node.swarm.identity import author_of, peer_id
 
@@ -33,12 +34,12 @@ ANSWER_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 @dataclass(frozen=True)
 class LanNode:
-    """A node as it tells of itself. peer: 38-byte peer id. run: 16 bytes. addresses: multiaddrs in own networks."""
+    """A node as it tells of itself. peer: 38-byte peer id. run: 16 bytes. addresses: multiaddrs in its network."""
 
     peer: bytes
     run: bytes
@@ -53,38 +54,45 @@ class Lan:
     def __init__(self, host: str, heard: Callable[[LanNode], None]) -> None:
         """
         Args:
-            host: the address to listen on, as in the settings.
+            host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own.
             heard: called with each node that is found.
         """
         self._host, self._heard = host, heard
         self._asking: set[asyncio.Task[None]] = set()
-        self._networks = own_networks()
+        self._open: list[tuple[AsyncZeroconf, Interface]] = []  # one for each interface
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         """Listen. Raises OSError if this machine has no multicast."""
         every = ipaddress.ip_address(self._host).is_unspecified
-        interfaces: Any = InterfaceChoice.All if every else [self._host]
-        version = IPVersion.V6Only if ":" in self._host and not every else IPVersion.V4Only
-        self._zeroconf = AsyncZeroconf(interfaces=interfaces, ip_version=version)
-        self._stack.push_async_callback(self._zeroconf.async_close)
-        browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._noticed])
+        for name, own in own_interfaces():
+            if str(own.ip) == self._host or (every and own.version == 4 and not own.is_loopback):
+                with contextlib.suppress(OSError):
+                    self._listen(name, own)
+        if not self._open:
+            raise OSError(f"{self._host} has no network with multicast")
+
+    def _listen(self, name: str, own: Interface) -> None:
+        zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
+        self._stack.push_async_callback(zeroconf.async_close)
+        engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
+        for one in filter(None, (engine._listen_socket, *engine._respond_sockets)):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+        browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[functools.partial(self._noticed, own)])
         self._stack.push_async_callback(browser.async_cancel)
+        self._open.append((zeroconf, own))
 
     async def tell(self, run: Run, author: bytes, port: int) -> None:
         """Name this node and its run to the local network; the run of members only is never named."""
         if run.founder:
             raise ValueError("a private run is not for the local network to know")
-        own = (address for address, _ in own_addresses() if self._host in ("0.0.0.0", "::", str(address)))
-        info = AsyncServiceInfo(
-            SERVICE,
-            f"{peer_id(author)}.{SERVICE}",
-            parsed_addresses=[str(address) for address in own if address.version == 4][:ADDRESSES_MAX],
-            port=port,
-            properties={"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)},
-            server=f"{peer_id(author)}.local.",
-        )
-        await (await self._zeroconf.async_register_service(info))
+        peer = peer_id(author)
+        told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
+        for zeroconf, own in self._open:
+            place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{peer}.local."}
+            info = AsyncServiceInfo(SERVICE, f"{peer}.{SERVICE}", properties=told, **place)
+            # Two interfaces in one network tell the same, and nobody else's word keeps this node from telling.
+            await (await zeroconf.async_register_service(info, cooperating_responders=True))
 
     async def close(self) -> None:
         """Take the own record back and end."""
@@ -92,21 +100,22 @@ class Lan:
             task.cancel()
         await self._stack.aclose()
 
-    def _noticed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+    def _noticed(
+        self, own: Interface, *, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+    ) -> None:
         if state_change is ServiceStateChange.Removed or len(self._asking) >= ASKED_MAX:
             return
-        task = asyncio.create_task(self._ask(zeroconf, name))
+        task = asyncio.create_task(self._ask(zeroconf, name, own))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    async def _ask(self, zeroconf: Zeroconf, name: str) -> None:
+    async def _ask(self, zeroconf: Zeroconf, name: str, own: Interface) -> None:
         info = AsyncServiceInfo(SERVICE, name)
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
                 return
-            found = read_node(
-                name.removesuffix(f".{SERVICE}"), info.properties, info.parsed_addresses(), info.port, self._networks
-            )
+            peer = name.removesuffix(f".{SERVICE}")
+            found = read_node(peer, info.properties, info.parsed_addresses(), info.port, own)
         except ValueError as error:
             logger.debug("%s tells nonsense of itself: %s", plain(name, 64), error)
         except Exception as error:  # zeroconf raises anything from a socket error to what its parser raises
@@ -120,9 +129,9 @@ def read_node(
     properties: Mapping[bytes, bytes | None],
     addresses: Iterable[str],
     port: int | None,
-    networks: Iterable[Network],
+    own: Interface,
 ) -> LanNode:
-    """A node of its service's records. Raises ValueError if they are not of this form."""
+    """A node of its service's records, heard by an interface. Raises ValueError if they are not of this form."""
     author = author_of(peer)
     run = bytes.fromhex((properties.get(b"run") or b"").decode("ascii"))
     protocol = (properties.get(b"protocol") or b"").decode("ascii")
@@ -130,11 +139,11 @@ def read_node(
         raise ValueError("no run id, or no protocol")
     if port is None or not FIRST_PORT <= port < 1 << 16:
         raise ValueError(f"port {port}")
-    near, own = [], list(networks)
-    for text in addresses:
-        address = ipaddress.ip_address(text)
-        if any(address in network for network in own) and getattr(address, "scope_id", None) is None:
-            near.append(f"/ip{address.version}/{address}/tcp/{port}/p2p/{peer}")
+    near = []
+    for place in map(ipaddress.ip_address, addresses):
+        text = f"/ip{place.version}/{place}/tcp/{port}/p2p/{peer}"
+        if place in own.network and place != own.network.broadcast_address and "%" not in text and is_plain(text):
+            near.append(text)
     task = plain((properties.get(b"task") or b"").decode(errors="replace"), TASK_MAX)
     return LanNode(author, run, task, int(protocol), tuple(near[:ADDRESSES_MAX]))
 
@@ -155,18 +164,12 @@ async def look_around(host: str, seconds: float) -> list[LanNode]:
     return sorted(found.values(), key=lambda node: (node.run, node.peer))
 
 
-def own_addresses() -> list[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, Network]]:
-    """This machine's addresses, each with its network."""
+def own_interfaces() -> list[tuple[str, Interface]]:
+    """This machine's addresses with their networks, each with the name of its interface."""
     found = []
-    for interface in psutil.net_if_addrs().values():
-        for one in interface:
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.netmask and "%" not in one.address:
                 width = bin(int(ipaddress.ip_address(one.netmask))).count("1")
-                address = ipaddress.ip_interface(f"{one.address}/{width}")
-                found.append((address.ip, address.network))
+                found.append((name, ipaddress.ip_interface(f"{one.address}/{width}")))
     return found
-
-
-def own_networks() -> list[Network]:
-    """The networks that this machine is in."""
-    return [network for _, network in own_addresses()]

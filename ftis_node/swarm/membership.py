@@ -26,11 +26,10 @@ from ftis_node.swarm.addresses import (
     ranked,
     varied,
 )
-from ftis_node.swarm.bounded import make_room, remember
+from ftis_node.swarm.bounded import make_room, put, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
-    MEMBERS_ONLY,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     greeting,
@@ -106,8 +105,8 @@ class Membership:
 
     An observer has no model and nothing to give: it may ask, and takes no place in the view.
 
-    The node dials named addresses in private networks, or on this machine, only if its owner's addresses put it there.
-    Otherwise strangers could make it probe its own network.
+    Who named an address decides whether the node dials it (`Whereabouts`). Otherwise strangers could make it probe its
+    own network.
     """
 
     def __init__(
@@ -152,8 +151,8 @@ class Membership:
         self._observing = observing
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
-        self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._on_lan = dict.fromkeys(self._known.on_lan)  # addresses in this machine's networks, found by mDNS
+        self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named or was given
+        self._on_lan: dict[str, None] = {}  # addresses that mDNS named
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -164,16 +163,20 @@ class Membership:
         """This node's peer id in base58."""
         return self._identity.peer_id
 
-    def trust(self, addresses: Iterable[str]) -> list[str]:
-        """Trust the owner's addresses: the node dials them, and others in their networks.
+    def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> list[str]:
+        """Trust the owner's addresses: the node dials them, and others in their networks; of those that the owner was
+        given, exactly these.
 
-        Returns these and those that the owner named at earlier starts of this home.
+        Returns all of them, with those of earlier starts of this home.
         """
-        self._known.named = list(dict.fromkeys((*addresses, *self._known.named)))[:NAMED_MAX]
-        self._trusted = frozenset(self._known.named)
-        self._owners = frozenset(map(peer_at, self._trusted))
-        self._at_home.add(self._trusted)
-        return self._known.named
+        known = self._known
+        known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
+        known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
+        self._at_home.trust(known.peers, known.named)
+        found = list(dict.fromkeys((*known.peers, *known.named)))
+        self._trusted = frozenset(found)
+        self._owners = frozenset(map(peer_at, found))
+        return found
 
     async def refresh_addresses(self) -> list[str]:
         """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
@@ -191,7 +194,7 @@ class Membership:
     async def _look_where(self, peer: bytes) -> None:
         """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self._at_home.add((await self._transport.neighbours()).get(peer, ()))
+            self._at_home.widen((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How peers can reach this node, by the evidence so far."""
@@ -232,20 +235,20 @@ class Membership:
         return news
 
     def hear_on_lan(self, addresses: Sequence[str]) -> bool:
-        """Remember addresses in this machine's own networks, which mDNS named. Return whether any is a new peer."""
+        """Remember addresses that mDNS named (`lan.read_node`), until the end. Return whether any is a new peer."""
         for text in addresses:
             remember(self._on_lan, text, None, LAN_MAX)
         return self.hear(addresses, LAN)
 
     def _may_dial(self, address: str) -> bool:
-        return address in self._trusted or address in self._on_lan or self._at_home.reach(address)
+        return address in self._on_lan or self._at_home.reach(address)
 
     def _why_not_dialled(self, peer: bytes) -> str:
-        texts = [text for text in self._candidates[peer] if not self._may_dial(text)]
-        if not texts:
-            return "no address of it is known"
-        outside = f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} outside of the networks"
-        return f"{outside} in which this node's owner named a peer; if it is yours, name it with --peers"
+        texts = ", ".join(text for text in self._candidates[peer] if not self._may_dial(text))
+        outside = (
+            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        )
+        return f"{texts}: {outside}" if texts else "no address of it is known"
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""
@@ -323,7 +326,7 @@ class Membership:
             if not addresses and peer in self._candidates and peer not in self.view and not await self._connected(peer):
                 raise Unreachable(self._why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
-            if peer in self._owners:
+            if peer in map(peer_at, self._known.peers):
                 await self._look_where(peer)
             hello = self._hello()
             if self._roster is not None:
@@ -342,18 +345,18 @@ class Membership:
             return False
         if answer.refusal or answer.run_id != self._run_file.run.id:
             if self._roster is not None and answer.removal:
-                self._roster.learn(answer.removal)
+                self._roster.hear([answer.removal], peer)
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
         if answer.observer:
             self._refuse(peer, "it only looks on")
             return False
         if self._roster is not None:
-            if answer.granted:
-                self._roster.accept(answer.granted)
             if (why := self._roster.meet(peer, answer.certificates)) is not None:
                 self._refuse(peer, why)
                 return False
+            if answer.granted:
+                self._roster.accept(answer.granted, peer)
         self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
@@ -384,15 +387,19 @@ class Membership:
         In a private run a stranger gets a refusal and nothing else, not even the run's id.
         """
         self._traffic.received[peer] += request.ByteSize()
-        answer = self._hello()
+        answer, room = self._hello(), self._traffic.room(peer) > 0
+        if not room:  # then it is no larger than the question
+            del answer.addresses[:]
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
-            removal = self._roster.removal_for(peer, request.certificates)
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            answer.removal = self._roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
             answer.refusal = polite_refusal(request.major)
             self._refuse_protocol(peer, request.major)
+        elif not (request.run_id or room):
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         elif not request.run_id:
             answer.run_file = self._run_text
             if (sought := self.view.get(request.whereabouts)) is not None:
@@ -406,8 +413,8 @@ class Membership:
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request, found=False)
-            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE, peer))
-        self._traffic.sent[peer] += answer.ByteSize()
+            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE if room else 0, peer))
+        self._traffic.answer(peer, answer.ByteSize())
         return answer
 
     def _at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
@@ -417,18 +424,23 @@ class Membership:
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = roster.meet(peer, request.certificates)
-        if why is None:
+        refused = self._redeem(request, answer, peer) if request.invitation else why
+        if why is None and not answer.granted:
             answer.granted = roster.renewal(peer)
-            return None
-        if not request.invitation:
-            return why if request.certificates else MEMBERS_ONLY
+        return why and refused
+
+    def _redeem(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
+        assert self._roster is not None
+        if not self._roster.affords(peer):
+            return "too many invitations were to be checked; try again later"
         try:
             found = read_invitation(request.invitation, unix_seconds())
         except UsageError as error:
             return plain(error.what, 200)
-        why = roster.why_no_ticket(found, peer)
+        why = self._roster.why_no_ticket(found, peer)
         if why is None and request.run_id == self._run_file.run.id:
-            answer.granted = roster.redeem(found, peer)
+            answer.granted = self._roster.redeem(found, peer)
         return why
 
     def failed(self, peer: bytes) -> None:
@@ -479,7 +491,7 @@ class Membership:
 
     def recall(self) -> None:
         """Add the peers of previous starts to the candidates."""
-        self.hear([*self._known.on_lan, *self._known.met])
+        self.hear(self._known.met)
 
     def save_cache(self) -> None:
         """Keep addresses for the next start: the view's, and those of peers that were met before.
@@ -489,15 +501,14 @@ class Membership:
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer.id: list(filter(self._may_dial, peer.addresses)) for peer in self.view.values()}
+        dialled = {peer.id: list(filter(self._at_home.reach, peer.addresses)) for peer in self.view.values()}
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
-        known.on_lan += [text for text in known.met if text in self._on_lan and text not in known.on_lan]
-        del known.on_lan[:-MET_MAX]
         if self._roster is None:
             elsewhere = self.refused.keys() - self.majors.keys()
-            known.named = [text for text in known.named if peer_at(text) not in elsewhere]
+            for named in (known.peers, known.named):
+                named[:] = [text for text in named if peer_at(text) not in elsewhere]
         if known.all:
             known.write(self._cache)
 
@@ -522,8 +533,7 @@ class Membership:
         self._observers.pop(peer, None)
         if hello.observer:
             self.view.pop(peer, None)
-            make_room(self._observers, peer, OBSERVERS_MAX)
-            self._observers[peer] = OWN.shared_with(hello.limits)
+            put(self._observers, peer, OWN.shared_with(hello.limits), OBSERVERS_MAX)
             return
         self.clocks.note(peer, hello.time)
         while len(self._met) >= MET_SIZE:
@@ -533,7 +543,7 @@ class Membership:
         if known is None:
             self._make_room_in_view(found)
         claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
-        addresses = ranked(text for text in claims if text in self._trusted or is_plain(text))
+        addresses = ranked(text for text in claims if self._may_dial(text) or is_plain(text))
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
@@ -568,8 +578,7 @@ class Membership:
 
     def _refuse_protocol(self, peer: bytes, major: int) -> None:
         self._refuse(peer, other_protocol(major))
-        make_room(self.majors, peer, CANDIDATES_MAX)
-        self.majors[peer] = major
+        put(self.majors, peer, major, CANDIDATES_MAX)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

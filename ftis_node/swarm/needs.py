@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from ftis_node.config.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 ROWS_MAX = 4096
 
@@ -51,8 +51,7 @@ class Needs:
             self.could(row)
             return
         self._rows.pop(row, None)
-        make_room(self._rows, row, ROWS_MAX)
-        self._rows[row] = RowState.NEEDED
+        put(self._rows, row, RowState.NEEDED, ROWS_MAX)
 
     def could(self, row: int) -> None:
         """Note that the node can do the row; one that it never learned from others is forgotten."""
@@ -107,31 +106,3 @@ def right_of(rewards: Sequence[float]) -> int:
     """The completions of a group [G] with its highest reward; 0 if that is not above 0. See `PacketRef.right`."""
     best = max(rewards)
     return sum(reward == best for reward in rewards) if best > 0 else 0
-
-
-class RowIndex:
-    """The announced packets with right and wrong completions, by the row that they answer.
-
-    Such a packet takes about 400 bytes of memory where each row has one.
-    """
-
-    def __init__(self) -> None:
-        self._packets: dict[int, dict[tuple[bytes, int], int]] = {}  # row → (author, round) → a bit mask of packets
-
-    def put(self, key: tuple[bytes, int], rows: Mapping[int, int]) -> None:
-        """Add an announcement's packets: their rows by their index in it."""
-        for index, row in rows.items():
-            packets = self._packets.setdefault(row, {})
-            packets[key] = packets.get(key, 0) | 1 << index
-
-    def take(self, key: tuple[bytes, int], rows: Iterable[int]) -> None:
-        """Remove an announcement, of which these are the rows."""
-        for row in rows:
-            packets = self._packets.get(row, {})
-            packets.pop(key, None)
-            if not packets:
-                self._packets.pop(row, None)
-
-    def of(self, row: int) -> Mapping[tuple[bytes, int], int]:
-        """The packets that answer a row: (author, round) → a bit mask."""
-        return self._packets.get(row, {})

@@ -8,11 +8,12 @@ better. What comes later is dropped. Nodes need not agree on what a group was ma
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096
@@ -62,6 +63,15 @@ class Parts(Pool):
                 found.setdefault(key_of(one.group), []).append(one)
         return found
 
+    def counts(self, newcomers: Newcomers) -> Counter[Key]:
+        """How many parts of each open group wait; those of newcomers count while they have room, the oldest first."""
+        found = Counter[Key]()
+        for one in sorted((one for parts in self.by_group().values() for one in parts), key=lambda one: one.born):
+            if newcomers.may(one.group.author):
+                newcomers.took(one.group.author)
+                found[key_of(one.group)] += 1
+        return found
+
     def closed(self, key: Key) -> bool:
         """Whether this node has trained on the group."""
         return key in self._closed
@@ -89,8 +99,7 @@ class Parts(Pool):
         """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
         parts = self.by_group().get(key, [])
         self.remove(parts)
-        make_room(self._closed, key, CLOSED_MAX)
-        self._closed[key] = True
+        put(self._closed, key, True, CLOSED_MAX)
         taken = []
         for one in sorted(parts, key=lambda one: one.born):
             if newcomers.may(one.group.author):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 PEERS_MAX = 256
 LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
@@ -36,8 +36,7 @@ class PeerClocks:
     def note(self, peer: bytes, time: float) -> None:
         """Note the time that `peer` sent (seconds since 1970); 0: it sent none."""
         if 0 < time < LATEST:
-            make_room(self._started, peer, PEERS_MAX)
-            self._started[peer] = time - self._elapsed()
+            put(self._started, peer, time - self._elapsed(), PEERS_MAX)
 
     def difference(self, peers: Collection[bytes]) -> ClockDifference | None:
         """The difference to these peers; None if none of them sent its time.

@@ -87,9 +87,7 @@ class Pulling:
         self._busy_holders: set[bytes] = set()
         self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
-        self._under_way = 0  # packets
-        self._answering: dict[Target, int] = {}  # targets under way that answer a needed row, with that row
-        self._crawling: set[Target] = set()  # targets of slow holders; they no longer count as under way
+        self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
 
     def running(self) -> set[asyncio.Task[bool]]:
         """The unfinished pulls."""
@@ -110,7 +108,6 @@ class Pulling:
                 target.known.pulling |= 1 << target.index
                 self._standing.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
             for holder, targets in by_holder.items():
-                self._under_way += sum(target not in self._answering for target in targets)
                 self._busy_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
@@ -121,14 +118,13 @@ class Pulling:
     def _choose(self, want: Want) -> Iterator[Target]:
         """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
         wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
-        if (count := want.answers - len(self._answering)) > 0:
-            under_way = set(self._answering.values())
-            rows = (row for row in want.rows if row not in under_way)
-            answers = self._table.answering(rows, count, wanted, want.newcomers)
-            self._answering |= answers
-            yield from answers  # the caller marks each as under way before the next choice
-        if (need := want.groups - self._under_way) > 0:
-            yield from self._table.choose(need, wanted, want.newcomers)
+        answering = [row for row in self._under_way.values() if row is not None]
+        rows = (row for row in want.rows if row not in answering)
+        others = want.groups + len(answering) - len(self._under_way)
+        for count, which in ((want.answers - len(answering), rows), (others, None)):
+            for target in self._table.choose(count, wanted, want.newcomers, which):
+                self._under_way[target] = None if which is None else target.known.rows[target.index]
+                yield target  # the caller marks it as being pulled before the next choice
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
@@ -154,9 +150,7 @@ class Pulling:
         """Note that the target is no longer under way, whatever the outcome."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
-        if self._answering.pop(target, None) is None and target not in self._crawling:
-            self._under_way -= 1
-        self._crawling.discard(target)
+        self._under_way.pop(target, None)
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
@@ -210,12 +204,9 @@ class Pulling:
         return not missing
 
     def _slow(self, left: list[Target]) -> None:
-        """Mark the targets of a slow holder as crawling, so that the node pulls as many others meanwhile."""
-        waiting = [target for target in left if target not in self._crawling]
-        self._crawling.update(waiting)
-        self._under_way -= sum(target not in self._answering for target in waiting)
-        for target in waiting:
-            self._answering.pop(target, None)
+        """Count a slow holder's targets as under way no longer, so that the node pulls as many others meanwhile."""
+        for target in left:
+            self._under_way.pop(target, None)
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:

@@ -1,14 +1,14 @@
 """The roster of a private run: the members that this node knows, its own certificate, and what it has issued.
 
 Members pass on chains and removals with their exchanges, each once to each peer, so every member comes to know all
-others. All of it proves itself (`swarm.certificates`); nobody's word is taken.
+others. All of it proves itself (`swarm.certificates`); nobody's word is taken. Each inviter has room and a budget of
+its own, so it crowds out nobody else's members and removals, with however many keys.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,47 +18,20 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.certificates import (
-    Certificate,
-    Chain,
-    RecordError,
-    Removal,
-    decode,
-    encode,
-    ends,
-    may_invite,
-    removal_of,
-    why_refused,
-)
-from ftis_node.swarm.identity import Identity, author_of, peer_id
+from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
+from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
 
-MEMBERS_MAX = 512
-REMOVALS_MAX = 512  # by others than the founder
-REMOVERS_PART = 8  # of these, at most one part in so many by one member
-REDEEMED_MAX = 4096
+RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
+KEYS_MAX = 4096  # that redeemed an invitation, or showed who let them in
 RECORDS_TOLD = 32  # in one message
 PEERS_MAX = 256  # for which the roster remembers what it told them
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of new records, for each peer
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for the founder's members each, and all of an inviter's
+NEW_A_SECOND, NEW_AT_ONCE = 0.2, 1024.0  # records of one inviter, whoever tells them
 
 logger = logging.getLogger(__name__)
-
-
-class Book(msgspec.Struct):
-    """What a roster keeps on disk. own: this node's chain. redeemed: the key that used each invitation, by nonce.
-
-    voided: invitations issued before this time, in unix seconds, are refused.
-    """
-
-    run_id: bytes
-    founder: bytes
-    own: Chain = ()
-    members: dict[bytes, Chain] = {}
-    removals: list[Removal] = []
-    redeemed: dict[bytes, bytes] = {}
-    voided: int = 0
 
 
 class Roster:
@@ -84,36 +57,40 @@ class Roster:
         Raises:
             UserError: the file is damaged.
         """
-        self._identity, self._clock = identity, clock
-        self._file, self._orders = file, orders
-        self._invitation = invitation
+        self._me, self._identity, self._clock = identity.author, identity, clock
+        self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
         self._told: dict[bytes, set[bytes]] = {}  # by peer, the records that it has or gave
+        self._inviters: dict[bytes, bytes] = {}  # by peer, whose member it showed itself to be
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
+        self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
-        self._records: dict[bytes, bytes] = {}  # each record by what it is about, in the order of arrival
-        for chain in self.book.members.values():
-            self._keep_record(chain[-1].member, encode(chain))
-        for removal in self.book.removals:
-            self._keep_record(b"-" + removal.remover + removal.member, encode(removal))
+        self._unsaved = False
 
     # --- who is a member ------------------------------------------------------------------------------------------
 
     @property
     def own(self) -> bytes:
         """This node's chain as it shows it: empty for the founder, or before it has one."""
-        return encode(self.book.own) if self.book.own else b""
+        return encode(self.book.chain(self._own)) if self._own is not None else b""
+
+    @property
+    def _own(self) -> Certificate | None:
+        return self.book.own[-1] if self.book.own and self._me != self.book.founder else None
 
     def why_no_member(self) -> str | None:
         """Return why this node is no member now, or None."""
-        why = self._why_refused(self.book.own, self._identity.author)
+        if self._me == self.book.founder:
+            return None
+        why = self.book.why_refused(self._own, self._clock())
         return why and why.replace(self._identity.peer_id, "this node")
 
     @property
     def shut_out(self) -> str:
         """Why this node is no member, and cannot become one by the invitation that it has; empty if it is, or can."""
-        removed = removal_of(self.book.own, self.book.removals) is not None
-        return (self.why_no_member() or "") if removed or self._invitation is None else ""
+        found = self._invitation
+        lost = found is None or self.book.removal_of(self._me, found.inviter) is not None
+        return (self.why_no_member() or "") if lost else ""
 
     @property
     def is_member(self) -> bool:
@@ -122,192 +99,188 @@ class Roster:
 
     def admits(self, peer: bytes) -> bool:
         """Whether a key is known as a member's, and its certificate still counts."""
-        return self._why_refused(self.book.members.get(peer, ()), peer) is None
+        return self.book.why_no_member(peer, self._clock()) is None
 
     def meet(self, peer: bytes, shown: bytes) -> str | None:
-        """Take the chain that a peer shows of itself; return why it is refused, or None."""
+        """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
         try:
             chain = decode(shown, Chain) if shown else ()
         except RecordError as error:
             return str(error)
-        why = self._why_refused(chain, peer)
-        if why is None and chain:
-            self._add(chain)
-        return why
+        why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
+        held = chain[-1] if why is None else self.book.best(peer, self._clock())
+        if refused is None and held is not None:
+            self._inviters.pop(peer, None)
+            make_room(self._inviters, peer, KEYS_MAX)
+            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
+        return refused and (why or refused)
 
-    def removal_for(self, peer: bytes, shown: bytes) -> bytes:
-        """What ended the membership of a peer that shows this chain, so that it learns of it; else nothing."""
-        with contextlib.suppress(RecordError):
-            chain = decode(shown, Chain)
-            removal = removal_of(chain, self.book.removals) if chain and chain[-1].member == peer else None
-            return b"" if removal is None else encode(removal)
-        return b""
+    def affords(self, peer: bytes) -> bool:
+        """Whether one more signature is to be checked for this peer now. All that an inviter let in share a budget."""
+        return self._checks.take(self._inviters.get(peer, peer))
 
-    def learn(self, record: bytes) -> None:
-        """Take the removal that a peer sent with its refusal, if it ends this node's membership."""
-        with contextlib.suppress(RecordError):
-            removal = decode(record, Removal)
-            if removal_of(self.book.own, (removal,)) is not None:
-                self._remove(removal)
-                self.save()
-
-    def _why_refused(self, chain: Chain, peer: bytes) -> str | None:
-        book = self.book
-        return why_refused(
-            chain, peer, run_id=book.run_id, founder=book.founder, now=self._clock(), removals=book.removals
-        )
+    def removal_for(self, peer: bytes) -> bytes:
+        """What ended the membership of a peer, so that it learns of it; else nothing."""
+        issuers = {issuer for issuer, tree in self.book.issued.items() if peer in tree}
+        issuers |= {issuer for issuer, tree in self.book.ended.items() if peer in tree}
+        return next((encode(gone) for issuer in issuers if (gone := self.book.removal_of(peer, issuer))), b"")
 
     # --- invitations ----------------------------------------------------------------------------------------------
 
     def ticket_for(self, peer: bytes) -> bytes:
-        """The invitation to present to its inviter, unless this node is a member already; else nothing."""
-        found = self._invitation
-        return b"" if found is None or found.inviter != peer or self.is_member else found.encoded
+        """The invitation to present to its inviter, unless it has nothing to give any more; else nothing.
+
+        It has while this node is no member, or an inviter's and the founder invites it, or another inviter does, or it
+        is the founder's member and to be an inviter.
+        """
+        found, founder, own = self._invitation, self.book.founder, self._own
+        if found is None or found.inviter != peer or self._me == founder:
+            return b""
+        if own is None or not self.is_member or own.issuer not in (founder, peer):
+            return found.encoded
+        return found.encoded if peer == founder and found.invites and not own.invites else b""
 
     def why_no_ticket(self, found: Invitation, peer: bytes) -> str | None:
         """Return why an invitation that a peer presents is refused, or None."""
-        own = self._identity.author
-        if found.inviter != own or found.run_id != self.book.run_id or not found.private:
+        book, now = self.book, self._clock()
+        if found.inviter != self._me or found.run_id != book.run_id or not found.private:
             return "the invitation is not of this node for this run"
-        if not self.is_member or not may_invite(self.book.own, own, self.book.founder):
+        if not self.is_member or not book.may_invite(self._me, now):
             return "this node may not invite any more"
-        if found.issued_at < self.book.voided:
+        if found.invites and self._me != book.founder:
+            return "only the founder can appoint inviters"
+        if found.issued_at < book.voided:
             return "the invitation was withdrawn"
-        if self.book.redeemed.get(found.nonce, peer) != peer:
+        if book.redeemed.get(found.nonce, peer) != peer:
             return "the invitation was used by another key"
-        above = {self.book.founder, own, *(certificate.member for certificate in self.book.own)}
-        if any(removal.member == peer and removal.remover in above for removal in self.book.removals):
+        if book.removal_of(peer, self._me) is not None:
             return "this key was removed from the run"
+        if self._issued_to(peer) is None and len(book.issued.get(self._me, ())) >= RECORDS_MAX:
+            return f"this node has invited {RECORDS_MAX} members, and nodes remember no more of one inviter"
         return None
 
     def redeem(self, found: Invitation, peer: bytes) -> bytes:
         """Issue the certificate of an invitation that `why_no_ticket` accepts; the same again for the same key."""
-        remember(self.book.redeemed, found.nonce, peer, REDEEMED_MAX)
-        if not self.admits(peer):
+        remember(self.book.redeemed, found.nonce, peer, KEYS_MAX)
+        held = self._issued_to(peer)
+        if held is None or self.book.why_refused(held, self._clock()) or (found.invites and not held.invites):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
-            self._add(self._issue(peer, found.seconds, invites=found.invites))
+            held = self._issue(peer, found.seconds, invites=found.invites)
         self.save(durable=True)  # or the invitation could be used again after a power loss
-        return encode(self.book.members.get(peer, ()))
+        return encode(self.book.chain(held))
 
     def renewal(self, peer: bytes) -> bytes:
-        """A new chain for a member that this node invited and whose time is half over, if it lasts longer; else
-        nothing. The time of a chain ends with the first of its certificates."""
-        chain = self.book.members.get(peer, ())
-        if not chain or chain[-1].issuer != self._identity.author or not self.is_member:
+        """A new chain for a member that this node invited, and whose certificate's time is half over; else nothing."""
+        held, now = self._issued_to(peer), self._clock()
+        if held is None or self.book.why_refused(held, now) or now < (held.issued_at + held.expires) / 2:
             return b""
-        last = chain[-1]
-        if self._clock() < (last.issued_at + ends(chain)) / 2:
-            return b""
-        renewed = self._issue(peer, last.expires - last.issued_at, invites=last.invites)
-        if ends(renewed) <= ends(chain):
-            return b""
-        self._add(renewed)
+        renewed = self._issue(peer, held.expires - held.issued_at, invites=held.invites)
         self.save()
-        return encode(self.book.members[peer])
+        return encode(self.book.chain(renewed))
 
-    def accept(self, granted: bytes) -> None:
-        """Take a chain that a peer gave this node; one that is worth less than what it has is left."""
-        try:
-            chain = decode(granted, Chain)
-        except RecordError as error:
-            logger.warning("The inviter sent no certificate: %s", error)
-            return
-        if (why := self._why_refused(chain, self._identity.author)) is not None:
-            logger.warning("The inviter's certificate is refused: %s", why)
-        elif chain and (not self.is_member or ends(chain) > ends(self.book.own)):
-            self.book.own = chain
+    def accept(self, granted: bytes, peer: bytes) -> None:
+        """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
+        invitation, or a certificate of that peer's, which is to be renewed."""
+        own = self._own
+        why: str | None = "this node did not ask for it, or it cannot be read"
+        if self.ticket_for(peer) or (own is not None and own.issuer == peer):
+            with contextlib.suppress(RecordError):
+                why = self._take(decode(granted, Chain), self._me, peer)
+        held = self.book.issued.get(peer, {}).get(self._me)
+        why = why or self.book.why_refused(held, self._clock())
+        if why is not None or held is None:
+            logger.warning("A certificate that %s sent is refused: %s", peer_id(peer), why)
+        elif held != own:
+            self.book.own = self.book.chain(held)
             self.save()
 
-    def _issue(self, member: bytes, seconds: int, *, invites: bool) -> Chain:
-        now = int(self._clock())
-        made = Certificate(
-            run_id=self.book.run_id,
-            member=member,
-            issuer=self._identity.author,
-            issued_at=now,
-            expires=now + seconds,
-            invites=invites,
-        )
-        return (*self.book.own, made.signed_by(self._identity))
+    def _issued_to(self, member: bytes) -> Certificate | None:
+        return self.book.issued.get(self._me, {}).get(member)
+
+    def _issue(self, member: bytes, seconds: int, *, invites: bool) -> Certificate:
+        held, now = self._issued_to(member), int(self._clock())
+        if held is not None:
+            now = max(now, held.issued_at + 1)  # the clock may have been set back
+        who = {"run_id": self.book.run_id, "member": member, "issuer": self._me}
+        made = Certificate(**who, issued_at=now, expires=now + seconds, invites=invites).signed_by(self._identity)
+        self.book.issued.setdefault(self._me, {})[member] = made
+        return made
 
     # --- what members tell one another ------------------------------------------------------------------------------
 
     def news(self, peer: bytes) -> list[bytes]:
-        """Records that the peer was not told yet; they count as told."""
+        """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
+        an inviter's certificate comes before what it signed."""
         remember(self._told, peer, set(), PEERS_MAX)
-        told = self._told[peer] = self._told[peer].intersection(self._records.values())
-        new = list(islice((record for record in self._records.values() if record not in told), RECORDS_TOLD))
-        told.update(new)
-        return new
+        told, book = self._told[peer], self.book
+        issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
+        trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
+        records = [record for tree in trees for record in tree.values()]
+        if len(told) > 2 * len(records):
+            told.intersection_update(record.signature for record in records)
+        new = list(islice((record for record in records if record.signature not in told), RECORDS_TOLD))
+        told.update(record.signature for record in new)
+        return [encode(record if isinstance(record, Removal) else book.chain(record)) for record in new]
 
     def forget(self, peer: bytes) -> None:
         """Tell a peer all again: it has restarted, or a message was lost."""
         self._told.pop(peer, None)
 
     def hear(self, records: Sequence[bytes], peer: bytes) -> None:
-        """Take records from a member; wrong ones are left out."""
+        """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
         remember(self._told, peer, set(), PEERS_MAX)
-        known = set(self._records.values())
         for record in islice(records, RECORDS_TOLD):
-            if record not in known and self._checks.take(peer):
-                with contextlib.suppress(RecordError):
-                    self._hear(record)
-        after = set(self._records.values())
-        self._told[peer] |= after.intersection(islice(records, RECORDS_TOLD))
-        if after != known:
+            with contextlib.suppress(RecordError):
+                if (kept := self._hear(record, peer)) is not None:
+                    self._told[peer].add(kept.signature)
+        if self._unsaved:
             self.save()
 
-    def _hear(self, record: bytes) -> None:
+    def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
         try:
-            self._remove(decode(record, Removal))
+            removal = decode(record, Removal)
         except RecordError:
             chain = decode(record, Chain)
-            if chain and self._why_refused(chain, chain[-1].member) is None:
-                self._add(chain)
+            return chain[-1] if chain and self._take(chain, chain[-1].member, peer) is None else None
+        return removal if self._keep(removal, peer) is None else None
 
-    def _add(self, chain: Chain) -> None:
-        """Keep a valid chain, if it lasts longer than the one that is known.
+    def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
+        """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
+        if (why := self.book.why_misshapen(chain, member)) is not None:
+            return why
+        return next(filter(None, (self._keep(certificate, peer) for certificate in chain)), None)
 
-        Whose membership has ended makes room, else the latest of those whom one member let in, by itself or through
-        others, where that are most: who makes up keys displaces these.
-        """
-        member, members = chain[-1].member, self.book.members
-        if member == self.book.founder:
-            return  # it needs none, so nothing of this chain was checked
-        known = members.get(member)
-        if known is not None and self.admits(member) and ends(known) >= ends(chain):
-            return
-        members[member] = chain
-        if len(members) > MEMBERS_MAX:
-            gone = next((other for other in members if not self.admits(other)), None)
-            if gone is None:
-                crowds = Counter(one[0].member for one in members.values())
-                fullest = max(crowds, key=lambda first: (crowds[first], first == chain[0].member))
-                gone = [other for other, one in members.items() if one[0].member == fullest][-1]
-            del members[gone]
-            self._records.pop(gone, None)
-            if gone == member:
-                return
-        self._keep_record(member, encode(chain))
+    def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str | None:
+        """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or None."""
+        book, issuer = self.book, record.issuer
+        tree = book.kept(record).get(issuer, {})
+        held = tree.get(record.member)
+        if held is not None and held.issued_at >= record.issued_at:
+            return None
+        if (why := self._why_useless(record)) is not None:
+            return why
+        if held is None and len(tree) >= RECORDS_MAX and (issuer != book.founder or isinstance(record, Certificate)):
+            return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
+        if not ((peer is None or self.affords(peer)) and record.verify(issuer)):
+            return "a signature in its certificates is wrong, or too many were to be checked"
+        if peer is not None and issuer != book.founder and not self._new.take(issuer):
+            return f"{peer_id(issuer)} issues too many certificates at a time"
+        book.kept(record).setdefault(issuer, {})[record.member] = record
+        self._unsaved = True
+        if isinstance(record, Removal):
+            logger.info("%s was removed from the run by %s", peer_id(record.member), peer_id(issuer))
+        return None
 
-    def _remove(self, removal: Removal) -> None:
-        book = self.book
-        known = any(one.member == removal.member and one.remover == removal.remover for one in book.removals)
-        above = {certificate.issuer for certificate in book.own}
-        may = removal.remover in {book.founder, *above} or self.admits(removal.remover)
-        if known or not may or removal.run_id != book.run_id or not removal.verify(removal.remover):
-            return
-        if removal.remover != book.founder:
-            others = [one.remover for one in book.removals if one.remover != book.founder]
-            if others.count(removal.remover) >= REMOVALS_MAX // REMOVERS_PART or len(others) >= REMOVALS_MAX:
-                return
-        book.removals.append(removal)
-        logger.info("%s was removed from the run by %s", peer_id(removal.member), peer_id(removal.remover))
-        self._keep_record(b"-" + removal.remover + removal.member, encode(removal))
-
-    def _keep_record(self, about: bytes, record: bytes) -> None:
-        self._records.pop(about, None)
-        self._records[about] = record
+    def _why_useless(self, record: Certificate | Removal) -> str | None:
+        """Return why a record need not be kept, or None. An inviter's certificate that has expired still shows that its
+        removals count."""
+        book, now = self.book, self._clock()
+        if isinstance(record, Certificate):
+            lasting = record.invites and record.issuer == book.founder
+            return book.why_refused(record, min(now, record.issued_at) if lasting else now)
+        if record.run_id != book.run_id or record.member == book.founder or not is_author(record.member):
+            return "it names no member of this run"
+        return None if book.appointed(record.issuer) else "only the founder and its inviters can remove members"
 
     # --- the owner's orders, and the disk -----------------------------------------------------------------------------
 
@@ -317,21 +290,25 @@ class Roster:
             self._warned = why
             if why is not None:
                 logger.warning("This node is no member of its private run: %s.", why)
+        for issuer, tree in self.book.issued.items():
+            if len(tree) >= RECORDS_MAX:  # those that are no members any more make room
+                self.book.issued[issuer] = {key: one for key, one in tree.items() if not self._why_useless(one)}
         for file in sorted(self._orders.iterdir()) if self._orders is not None and self._orders.is_dir() else ():
             if file.suffix not in (".removal", ".voided"):
                 continue
             try:
-                if file.suffix == ".removal":
-                    self._hear(file.read_bytes())
-                else:
+                if file.suffix == ".voided":
                     self.book.voided = max(self.book.voided, int(file.stem))
+                elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
+                    logger.error("The order %s has no effect: %s.", file, why)
             except (RecordError, ValueError):
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
-            self.save()
+            self.save(durable=True)
             file.unlink()
 
     def save(self, *, durable: bool = False) -> None:
         """Write the roster to its file."""
+        self._unsaved = False
         if self._file is not None:
             replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=durable)
 

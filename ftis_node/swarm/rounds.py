@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 
 # Round numbers are milliseconds. An author's first round, and the first of a new series, lies this near the clock.
 FENCE_SECONDS = 3 * 3600.0
@@ -64,6 +64,5 @@ class Rounds:
         return may and round >= number - fence and self._begin(author, round, now)
 
     def _begin(self, author: bytes, round: int, began: float) -> bool:
-        make_room(self._series, author, AUTHORS_MAX)
-        self._series[author] = _Series(round, self._clock() - LATE_SECONDS, began)
+        put(self._series, author, _Series(round, self._clock() - LATE_SECONDS, began), AUTHORS_MAX)
         return True

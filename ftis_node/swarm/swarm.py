@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.fetch import Limit, Uploads
+from ftis_node.swarm.fetch import Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
@@ -66,7 +66,7 @@ class Swarm:
         want: Callable[[], Want],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
-        upload_bytes: float = 0.0,
+        traffic: Traffic | None = None,
         enough_peers: float = ENOUGH_PEERS,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
@@ -76,9 +76,9 @@ class Swarm:
     ) -> None:
         """
         Args:
-            upload_bytes: most payload that the node sends per second; 0: no limit.
             store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
+            traffic: with the limits of what the node sends; None: without `upload_mbit`.
             needed_age: seconds for which a packet may answer a needed row; None: no rows are looked for.
             want: returns the number of further groups that the node would take now.
             on_groups: takes admitted groups.
@@ -90,7 +90,7 @@ class Swarm:
             observing: the node has no model: it looks on, and takes nobody's place.
         """
         self._rng = rng = rng or random.Random()
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic(recorded=standing.established)
         self.standing = standing
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self.idle = IDLE_SECONDS  # the same at other times
@@ -143,7 +143,7 @@ class Swarm:
             news=self._news,
             rng=rng,
         )
-        self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
+        self._uploads = Uploads(store.body, self.traffic)
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
@@ -152,27 +152,28 @@ class Swarm:
                 run_file.run.id,
                 known=lambda peer: peer in self.membership.view,
                 doubted=self.membership.tellers.doubted,
+                traffic=self.traffic,
             )
         self.supervisor = Supervisor(transport, self._revive)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
 
-    async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = ()) -> None:
+    async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = (), given: Sequence[str] = ()) -> None:
         """Register the handlers, greet the bootstraps, join the DHT and start the loops.
 
         Args:
             bootstraps: peers' addresses that this node's owner named; the node dials them in any network.
-            hints: addresses from other sources, such as a peer's run file.
+            hints: addresses in a peer's run file. given: those that the owner was given; just these are dialled.
         """
         try:
-            await self._serve()
+            await self._transport.serve(self)
         except Exception as error:  # p2pd may have died while the model was being loaded
             logger.error("p2pd does not answer (%r); it is started again.", error)
             await self._transport.restart()
-            await self._serve()
+            await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        self._bootstraps, self._hints = self.membership.trust(bootstraps), hints
+        self._bootstraps, self._hints = self.membership.trust(bootstraps, given), hints
         self.membership.recall()
         self.membership.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
@@ -220,10 +221,10 @@ class Swarm:
     def change(self, exchange_peers: int, upload_bytes: float) -> None:
         """Change the number of peers in an exchange, and the payload that the node sends per second; 0: no limit."""
         self._exchange_peers = exchange_peers
-        self._uploads.limit = Limit(upload_bytes)
+        self.traffic.limit(upload_bytes)
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
-        """Take addresses of this run's nodes that mDNS named; they are in this machine's own networks."""
+        """Take addresses of this run's nodes that mDNS named."""
         if self.membership.hear_on_lan(addresses) and not self._settled():
             self._to_greet.set()
 
@@ -238,10 +239,6 @@ class Swarm:
 
     def has_peers(self) -> bool:
         return bool(self.membership.view)
-
-    def parts(self, epoch: int) -> Mapping[int, int]:
-        """See `Gossip.parts`."""
-        return self.gossip.parts(epoch)
 
     # --- calls of peers -------------------------------------------------------------------------------------------
 
@@ -281,18 +278,18 @@ class Swarm:
         if not self._settled() and self.membership.called(peer):
             self._to_greet.set()
         self._hear(request, peer)
+        limits = limits.within(self.traffic.room(peer))
         answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
-        self._tell(answer, peer)
-        answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
-        self.traffic.sent[peer] += answer.ByteSize()
+        if limits.room > 0:
+            self._tell(answer, peer)
+            answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
+        self.traffic.answer(peer, answer.ByteSize())
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if self.membership.limits(peer) is None or self.membership.observes(peer):
-            for digest in request.digests[: OWN.digests]:  # a stranger's next exchange gets that answer
-                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
-            return
-        async for chunk in self._uploads.serve(request, peer):
+        # A stranger's next exchange gets that answer.
+        may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
+        async for chunk in self._uploads.serve(request, peer, may=may):
             if self.standing.shunned(peer) is not None or not self.membership.welcomes(peer):  # meanwhile
                 self._cut(peer)
                 return
@@ -335,7 +332,7 @@ class Swarm:
             if answer is None:
                 return
             self._hear(answer, peer)
-            request = self.gossip.take(request, answer, peer, limits)
+            request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._to_greet.set()
         if request is not None:
@@ -343,6 +340,7 @@ class Swarm:
 
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""
+        self.traffic.ask(peer, request.ByteSize())
         try:
             answer = await self._transport.exchange(peer, request, EXCHANGE_SECONDS)
         except Exception as error:  # see `Transport.handshake`
@@ -353,7 +351,6 @@ class Swarm:
             if peer not in self.membership.view:
                 self._to_greet.set()
             return None
-        self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
         self.membership.answered(peer)
         if not answer.stranger:
@@ -420,7 +417,7 @@ class Swarm:
     def _forget_told(self, peer: bytes, *, records_only: bool = False) -> None:
         """Tell the peer all again: of announcements, unless they count as told, of members and self-reports."""
         if not records_only:
-            self.gossip.forget_peer(peer)
+            self.gossip.table.forget_peer(peer)
         self.reports.forget(peer)
         if self.roster is not None:
             self.roster.forget(peer)
@@ -461,16 +458,12 @@ class Swarm:
 
     async def _revive(self) -> None:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
-        await self._serve()
+        await self._transport.serve(self)
         await self.membership.refresh_addresses()
         await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
         await self._directory.leave()
         self._record.set()
         self.poke()
-
-    async def _serve(self) -> None:
-        """Register this node's handlers with p2pd."""
-        await self._transport.serve(self)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):

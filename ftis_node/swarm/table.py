@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import make_room
-from ftis_node.swarm.needs import RowIndex, no_rows
+from ftis_node.swarm.bounded import make_room, put
+from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
@@ -105,8 +106,7 @@ class Known:
 
     def tell(self, peer: bytes) -> None:
         """Note that `peer` learns of the announcement and of the packets that this node holds."""
-        make_room(self.told, peer, PEERS_MAX)
-        self.told[peer] = self.have
+        put(self.told, peer, self.have, PEERS_MAX)
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
@@ -172,6 +172,10 @@ class Arrival:
     right: int
 
 
+_Wanted = Callable[[Known], int]
+_Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
+
+
 class Table:
     """A bounded set of announcements, one for each (author, round).
 
@@ -203,7 +207,6 @@ class Table:
         self.clock = clock
         self._recorded = recorded
         self._rows_of = rows_of
-        self._index = RowIndex()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
@@ -310,31 +313,9 @@ class Table:
             self._remove(known)
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
-    def answering(
-        self, rows: Iterable[int], count: int, wanted: Callable[[Known], int], newcomers: Newcomers
-    ) -> dict[Target, int]:
-        """Choose up to `count` packets that answer these rows: for each row a random one, the first rows first.
-
-        Args:
-            wanted: as for `choose`.
-        """
-        self.expire()
-        chosen: dict[Target, int] = {}
-        for row in rows:
-            if len(chosen) >= count:
-                break
-            if not (packets := self._index.of(row)):
-                continue
-            found = [(known := self._known[key], mask & known.unsettled) for key, mask in packets.items()]
-            found = [(known, mask & wanted(known)) for known, mask in found if mask]
-            found = [(known, mask) for known, mask in found if mask and newcomers.may(known.announcement.author)]
-            if found:
-                known, mask = self._rng.choice(found)
-                newcomers.took(known.announcement.author)
-                chosen[Target(known, mask.bit_length() - 1)] = row
-        return chosen
-
-    def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
+    def choose(
+        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: Iterable[int] | None = None
+    ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
 
@@ -345,13 +326,14 @@ class Table:
         Args:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
+            rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
-        by_author: dict[bytes, list[tuple[Known, int]]] = {}
-        found = [(known, wanted(known) & known.unsettled) for known in self.open_ones()]
-        for known, mask in sorted((pair for pair in found if pair[1]), key=lambda pair: pair[0].born):
-            by_author.setdefault(known.announcement.author, []).append((known, mask))
+        by_author: dict[bytes, list[_Eligible]] = {}
+        worth = None if rows is None else {row: -place for place, row in enumerate(rows)}
+        for one in sorted(self._eligible(wanted, worth) if count > 0 else (), key=itemgetter(0, 1)):
+            by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
         turn: list[bytes] = []
@@ -365,19 +347,32 @@ class Table:
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
-            author = max(pair, key=lambda a: by_author[a][-1][0].born)
+            author = max(pair, key=lambda a: by_author[a][-1][:2])
             if author in strangers and self._rng.randrange(EXPLORED_PART):
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
-            newcomers.took(author)
-            known, mask = by_author[author].pop()  # sorted by birth: the last is the freshest
+            value, born, known, mask = by_author[author].pop()  # the last is worth most
             index = mask.bit_length() - 1
-            chosen.append(Target(known, index))
+            if worth is not None:
+                index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
+            if worth is None or worth.pop(known.rows[index], None) is not None:
+                newcomers.took(author)
+                chosen.append(Target(known, index))
             if mask := mask & ~(1 << index):
-                by_author[author].append((known, mask))
+                by_author[author].append((value, born, known, mask))
             if not by_author[author]:
                 del by_author[author]
         return chosen
+
+    def _eligible(self, wanted: _Wanted, worth: Mapping[int, int] | None) -> Iterator[_Eligible]:
+        if worth is None:
+            yield from ((0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled))
+            return
+        for known in self._known.values():
+            if not (worth.keys().isdisjoint(known.rows.values()) or known.settled):
+                mask = wanted(known) & known.unsettled
+                if found := [(worth[row], 1 << i) for i, row in known.rows.items() if row in worth and mask >> i & 1]:
+                    yield max(found)[0], known.born, known, sum(bit for _, bit in found)
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
@@ -440,7 +435,6 @@ class Table:
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
-        self._index.put(known.key, known.rows)
         if known.introducer is not None:
             self._introduced.put(known.introducer, known)
         self._eldest = min(self._eldest, known.born)
@@ -449,12 +443,10 @@ class Table:
     def _remove(self, known: Known) -> None:
         del self._known[known.key]
         (self._vouched if known.vouched else self._strange).take(known)
-        make_room(self._left, known.key, 2 * self.capacity)
-        self._left[known.key] = known.heard
+        put(self._left, known.key, known.heard, 2 * self.capacity)
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)
-        self._index.take(known.key, known.rows.values())
         if known.introducer is not None:
             self._introduced.take(known.introducer, known)
         self._bytes -= known.size

@@ -1,21 +1,39 @@
-"""Payload bytes, per peer and in total."""
+"""Payload bytes, per peer and in total, and what of them a node may send."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
+
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.swarm.budgets import Budgets
 
 PEERS_MAX = 1024
+# Bytes that one peer's questions may draw, packets aside. At once: about a full table of announcements.
+ANSWERS_A_SECOND, ANSWERS_AT_ONCE = float(64 << 10), float(1 << 20)
+# All answers together have one byte in so many of the upload limit, and do not wait; packets wait for what is left.
+ANSWERS_PART = 4
+STRANGERS_PART = 2  # of the answers, for all peers without a record together: identities are free
+UNLIMITED = 1e12  # bytes a second
+ALL = b""
 
 
 class Traffic:
-    """Received and sent RPC payloads in bytes, without libp2p's own framing."""
+    """Received and sent RPC payloads in bytes, without libp2p's own framing; and the budgets of what is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, upload_bytes: float = 0.0, recorded: Callable[[bytes], bool] = lambda peer: False) -> None:
+        """
+        Args:
+            upload_bytes: most payload that the node sends per second; 0: no limit.
+            recorded: returns whether a peer has a record as an author.
+        """
         self.received: Counter[bytes] = Counter()
         self.sent: Counter[bytes] = Counter()
         self._forgotten_in = 0
         self._forgotten_out = 0
+        self.recorded = recorded
+        self._each = Budgets(boot_seconds, ANSWERS_A_SECOND, ANSWERS_AT_ONCE)
+        self.limit(upload_bytes)
 
     @property
     def bytes_in(self) -> int:
@@ -24,6 +42,49 @@ class Traffic:
     @property
     def bytes_out(self) -> int:
         return self.sent.total() + self._forgotten_out
+
+    def limit(self, upload_bytes: float) -> None:
+        """Send at most so much payload a second from now on; 0: no limit."""
+        rate = upload_bytes or UNLIMITED
+        self._upload = Budgets(boot_seconds, rate, rate)
+        self._answers = Budgets(boot_seconds, rate / ANSWERS_PART, rate)
+        self._strangers = Budgets(boot_seconds, rate / ANSWERS_PART / STRANGERS_PART, rate / STRANGERS_PART)
+
+    def send(self, peer: bytes, size: int) -> None:
+        """Count bytes that go out now, whatever the limit: packets wait the longer."""
+        self.sent[peer] += size
+        self._upload.wait(ALL, size)
+
+    def delay(self) -> float:
+        """Seconds that the next packet must wait."""
+        return self._upload.wait(ALL, 0)
+
+    def packet(self, peer: bytes, size: int) -> None:
+        """Count a packet that goes out after the `delay`."""
+        self.send(peer, size)
+
+    def room(self, peer: bytes) -> float:
+        """Bytes that an answer to this peer may have now; at 0 or below it has to be no larger than the question."""
+        return min(budget.left(key) for budget, key in self._budgets(peer))
+
+    def own_room(self, peer: bytes) -> float:
+        """The same for a peer that this node asked: what others draw does not count."""
+        return self._each.left(peer)
+
+    def ask(self, peer: bytes, size: int) -> None:
+        """Count a question of this node, which may give what the peer asked for in its last answer."""
+        self.send(peer, size)
+        self._each.spend(peer, size)
+
+    def answer(self, peer: bytes, size: int) -> None:
+        """Count bytes that go out because this peer asked."""
+        self.send(peer, size)
+        for budget, key in self._budgets(peer):
+            budget.spend(key, size)
+
+    def _budgets(self, peer: bytes) -> list[tuple[Budgets, bytes]]:
+        found = [(self._each, peer), (self._answers, ALL)]
+        return found if self.recorded(peer) else [*found, (self._strangers, ALL)]
 
     def forget_all_but(self, peers: Container[bytes]) -> None:
         """Bound the memory: above 1024 peers, those outside `peers` count in the totals only."""

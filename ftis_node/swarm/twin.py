@@ -18,16 +18,21 @@ from ftis_node.swarm.wire.transport import Listening, Transport, Unreachable
 TWIN_SECONDS = 5.0
 
 
-async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence[str], home: Path) -> None:
-    """Raise UserError if a node of this identity is alive, as far as the bootstraps know."""
-    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS):
+async def refuse_a_twin(
+    how: Listening, identity: Identity, bootstraps: Sequence[str], owners: Sequence[str], home: Path
+) -> None:
+    """Raise UserError if a node of this identity is alive, as far as the bootstraps know. owners: those that this
+    node's owner named."""
+    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS, owners):
         raise UserError(
             f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
             "Stop that one first, or give this one a --home of its own.",
         )
 
 
-async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
+async def somebody_else(
+    how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float, owners: Sequence[str] = ()
+) -> bool:
     """Whether another node of this identity is alive.
 
     The search uses a throw-away key: it asks peers for the identity's addresses and dials them.
@@ -35,7 +40,7 @@ async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], s
     Args:
         how: this node's listening settings.
         own: the 38-byte peer id; the node's own p2pd must not run yet.
-        seconds: time limit of the search.
+        seconds: time limit of the search. owners: of the bootstraps, those that this node's owner named.
     """
     scratch = how.sockets / "scout.key"
     Identity(os.urandom(32)).keep(scratch)
@@ -49,8 +54,7 @@ async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], s
                 *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
             )
             found = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
-            at_home = Whereabouts(how.host, bootstraps)
-            await scout.connect(own, list(filter(at_home.reach, found[:MAX_ADDRESSES])))
+            await scout.connect(own, list(filter(Whereabouts(how.host, owners).reach, found[:MAX_ADDRESSES])))
             return True
     except (Unreachable, TimeoutError):
         return False  # no bootstrap knows it, or it is gone

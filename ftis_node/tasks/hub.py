@@ -10,17 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
+from ftis_node.tasks.judge import bare_environment
 from ftis_node.tasks.rewards import check_rule
 from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
 from ftis_node.text import counted, rounded
@@ -36,6 +40,7 @@ _NAME = re.compile(
 )
 _SECONDS = 10.0
 _KINDS = (".parquet", ".jsonl")
+_CHILD = Path(__file__).with_name("hub_child.py")
 
 logger = logging.getLogger(__name__)
 
@@ -212,89 +217,42 @@ def _download(source: Source, files: dict[str, int]) -> bytes:
             f"{source.name} has {rounded(total)}, and the disk has {rounded(free)} left.", "Make room on it."
         )
     logger.info("Downloading %s, %s in %s.", source.name, rounded(total), counted(len(files), "file"))
-    lines: list[str] = []
+    paths = []
     for file in files:
         try:
-            path = hf_hub_download(
+            where = hf_hub_download(
                 source.repo, file, repo_type="dataset", revision=source.revision, endpoint=constants.ENDPOINT
             )
         except Exception as error:  # as above
             raise _refused(source, error) from error
-        for question, answer in _rows(Path(path), source):
-            if len(lines) == ROWS_MAX:
-                raise UsageError(
-                    f"{source.name} has more than {ROWS_MAX:,} rows.",
-                    "Choose a smaller split, or make a .jsonl file of the rows that you want.",
-                )
-            lines.append(json.dumps([question, answer], ensure_ascii=False, separators=(",", ":")))
-    content = "".join(f"{line}\n" for line in lines).encode(errors="replace")
-    if not lines:
+        paths.append(where)
+    content = _unpacked(paths, source)
+    if not content:
         raise UsageError(f"{source.name} has no rows with a text in {source.question!r}.", "Name another --question.")
     put_there(_rows_file(source), content)
     return content
 
 
-def _rows(path: Path, source: Source) -> Iterator[tuple[str, Any]]:
-    """(question, answer) of each row with a question. Raises UsageError."""
-    for row in _parquet(path, source) if path.suffix == ".parquet" else _json_lines(path, source):
-        missing = [column for column in (source.question, source.answer) if column not in row]
-        if missing:
-            raise _no_column(source, missing[0], row)
-        if question := _text(row[source.question]):
-            yield question, row[source.answer]
+def _unpacked(paths: Sequence[str], source: Source) -> bytes:
+    """The JSON of [question, answer] of each row, a line each; a process with limits reads the files.
 
-
-def _parquet(path: Path, source: Source) -> Iterator[dict[str, Any]]:
+    Raises:
+        UsageError: they cannot be read, or are too large.
+    """
+    command = [sys.executable, "-P", str(_CHILD), source.question, source.answer, str(ROWS_MAX)]
+    folder = _rows_file(source).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as rows:
+        files = [os.path.abspath(path) for path in paths]
+        ended = subprocess.run([*command, *files], stdout=rows, stderr=subprocess.PIPE, env=bare_environment(), cwd="/")
+        if not ended.returncode:
+            rows.seek(0)
+            return rows.read()
     try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UsageError(
-            f"{source.name} is in Parquet, which needs pyarrow.", "Run: pip install 'ftis-node[data]'"
-        ) from None
-    try:
-        with ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if missing := [column for column in (source.question, source.answer) if column not in names]:
-                raise _no_column(source, missing[0], names)
-            for batch in file.iter_batches(columns=[source.question, source.answer]):
-                yield from batch.to_pylist()
-    except ArrowException as error:
-        raise UsageError(f"{path.name} of {source.name} cannot be read: {error}.", "Choose another dataset.") from error
-
-
-def _json_lines(path: Path, source: Source) -> Iterator[dict[str, Any]]:
-    file: IO[bytes]
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise UsageError(
-                    f"Line {number} of {path.name} of {source.name} is no JSON object.", "Choose another dataset."
-                )
-            yield row
-
-
-def _text(value: Any) -> str:
-    """A question: a text, or what system and user say in a list of messages, up to the first answer."""
-    if isinstance(value, list):
-        said = []
-        for message in value:
-            if not isinstance(message, dict) or message.get("role") not in ("system", "user"):
-                break
-            said.append(str(message.get("content") or "").strip())
-        value = "\n\n".join(text for text in said if text)
-    return value if isinstance(value, str) and value.strip() else ""
-
-
-def _no_column(source: Source, column: str, there: Any) -> UsageError:
-    return UsageError(
-        f"{source.repo}:{source.split} has no column {column!r}.",
-        f"Name two of its columns with --question and --answer: {', '.join(map(str, list(there)[:20]))}.",
-    )
+        what, fix = json.loads(ended.stderr.splitlines()[-1])
+    except (ValueError, IndexError):
+        what, fix = "unpacks to more than the process that reads it may have", "Choose another dataset."
+    raise UsageError(f"{source.name} {what}.", fix)
 
 
 def _refused(source: Source, error: Exception) -> UsageError:

@@ -1,12 +1,13 @@
 """A jail for code that strangers wrote, and the unit tests that judge it. A script loads this file: stdlib only.
 
-Two processes, each forked for one answer. The *suspect* holds the answer's functions; the *examiner* runs the task's
-tests, in which each function's name is a call of the suspect. Only literals cross between them (numbers, texts, lists,
-…, by `ast.literal_eval`), so an answer can neither see the tests nor decide their outcome but by what it returns.
+Two processes, each forked for one answer. The *suspect* runs the answer. It is forked from a clean process: a new
+Python that is given two pipes for each answer and nothing else, no test, no answer, no environment. The *examiner* runs
+the task's tests, in which each function's name is a call of the suspect. Only literals and the names of a few errors
+cross between them, so an answer can neither see the tests nor decide their outcome but by what its functions return.
 
-Both are in a jail that no later code can leave. landlock lets them read the standard library and nothing else. seccomp
-lets pass some sixty system calls, none of which opens a connection, starts a process or a thread, or signals one.
-Limits bound memory, processor time and files. Without any one of these nothing is run. Linux on x86-64 only.
+Both are in a jail that no later code can leave. seccomp lets pass 15 system calls and looks at their arguments: none
+opens or examines a file, names the machine or another process, makes memory executable, or handles a signal. landlock
+refuses files once more. Limits bound memory and time. Without any of these nothing is run. Linux on x86-64 only.
 
 https://docs.kernel.org/userspace-api/landlock.html, https://docs.kernel.org/userspace-api/seccomp_filter.html
 """
@@ -17,15 +18,19 @@ import ast
 import builtins
 import ctypes
 import dis
+import functools
+import importlib
+import itertools
 import os
-import platform
 import resource
 import signal
+import socket
 import struct
+import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import CodeType, ModuleType
 from typing import Any
 
 REPLY_BYTES = 1 << 16  # of an argument list or a result
@@ -34,79 +39,73 @@ _CHILDREN_CPU_SECONDS = 10
 
 # System calls by their numbers on x86-64 (linux/arch/x86/entry/syscalls/syscall_64.tbl).
 ALLOWED = {
-    **{"read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8},
-    **{"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14},
-    **{"rt_sigreturn": 15, "pread64": 17, "readv": 19, "writev": 20, "access": 21, "select": 23, "sched_yield": 24},
-    **{"mremap": 25, "madvise": 28, "dup": 32, "nanosleep": 35, "getitimer": 36, "setitimer": 38, "getpid": 39},
-    **{"exit": 60, "wait4": 61, "uname": 63, "fcntl": 72, "getcwd": 79, "readlink": 89, "gettimeofday": 96},
-    **{"getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108},
-    **{"getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204},
-    **{"getdents64": 217, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231},
-    **{"openat": 257, "newfstatat": 262, "pselect6": 270, "set_robust_list": 273, "getrandom": 318, "statx": 332},
-    **{"rseq": 334, "faccessat2": 439},
+    **{"read": 0, "write": 1, "close": 3, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "exit": 60},
+    **{"futex": 202, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231},
+    **{"getrandom": 318},
+}
+# Which argument, counted from 0, must not have which bits: PROT_EXEC; all but WAIT, WAKE, PRIVATE; a process's clock.
+_REFUSED = {
+    **{"mmap": (2, 0x4), "mprotect": (2, 0x4), "futex": (1, 0xFFFFFF7E)},
+    **{"clock_gettime": (0, 0xFFFFFFF0), "clock_getres": (0, 0xFFFFFFF0), "clock_nanosleep": (0, 0xFFFFFFF0)},
 }
 _ARCH_X86_64 = 0xC000003E
-_X32_BIT = 0x40000000
-_RETURN, _EQUAL, _NOT_LESS, _LOAD = 0x06, 0x15, 0x35, 0x20  # BPF instructions, with an immediate operand
+_RETURN, _EQUAL, _ANY_OF, _LOAD = 0x06, 0x15, 0x45, 0x20  # BPF instructions, with an immediate operand
 _KILL, _REFUSE, _PASS = 0x80000000, 0x00050001, 0x7FFF0000  # the process; with EPERM; go on
 _NO_NEW_PRIVS, _SET_SECCOMP, _PDEATHSIG = 38, 22, 1  # of prctl
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by landlock's version
-_LATER_FILE_RIGHTS = (1 << 16) - 1
-_NET_RIGHTS, _SCOPES = 0b11, 0b11  # binding and connecting by TCP; abstract sockets and signals to others
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+# What answers, tests and scorers may import, with what these import: nothing can be loaded later.
+_MODULES = """
+    array ast base64 bisect bz2 calendar cmath codecs colorsys contextlib copy csv dataclasses datetime decimal difflib
+    enum fractions functools gc graphlib hashlib heapq hmac html inspect io ipaddress itertools json linecache logging
+    math numbers operator pathlib pickle pprint queue random re secrets statistics string struct sys textwrap threading
+    time timeit tokenize traceback types typing unicodedata unittest urllib.parse warnings weakref zlib _strptime
+    encodings.cp1252 encodings.hex_codec encodings.latin_1 encodings.rot_13 encodings.unicode_escape encodings.utf_16_le
+"""
+# What a call may raise in a test; for another error, the nearest of these that it is one of, or a RuntimeError.
+_ERRORS: dict[str, type[Exception]] = {
+    name: getattr(builtins, name)
+    for name in """
+    ArithmeticError AssertionError AttributeError IndexError KeyError LookupError NameError NotImplementedError
+    OverflowError RecursionError RuntimeError TypeError UnicodeError ValueError ZeroDivisionError
+    """.split()  # noqa: SIM905
+}
 
+for _name in _MODULES.split():
+    with suppress(ImportError):  # a Python that was built without it
+        importlib.import_module(_name)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class JailError(Exception):
-    """This machine cannot lock the code in."""
-
-
 def enter() -> None:
-    """Lock this process in, for good. Raises JailError; then it must end."""
-    if platform.machine() != "x86_64" or not hasattr(os, "fork"):
-        raise JailError(f"there is no list of system calls for {platform.machine()}")
+    """Lock this process in, for good. Raises OSError; then it must end."""
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _restrict_files()
-    _restrict_calls()
-
-
-def _restrict_files() -> None:
-    version = _libc.syscall(_CREATE_RULESET, None, 0, 1)
-    if version < 1:
-        raise JailError("the kernel has no landlock")
-    rights = struct.pack("QQQ", _FILE_RIGHTS.get(version, _LATER_FILE_RIGHTS), _NET_RIGHTS, _SCOPES)
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    rules = _checked(_libc.syscall(_CREATE_RULESET, rights, size, 0), "landlock_create_ruleset")
-    for path in {*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), "/lib", "/lib64", "/usr/lib"}:
-        try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        beneath = struct.pack("=Qi", _READ_FILE | _READ_DIR, place)
-        _checked(_libc.syscall(_ADD_RULE, rules, 1, beneath, 0), "landlock_add_rule")
-        os.close(place)
+    files = struct.pack("Q", (1 << 13) - 1)  # the rights of landlock's first version, which every later one has
+    rules = _checked(_libc.syscall(_CREATE_RULESET, files, len(files), 0), "landlock_create_ruleset")
     _checked(_libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     os.close(rules)
+    _restrict_calls()
 
 
 def _restrict_calls() -> None:
     def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, value)
 
-    numbers = sorted(ALLOWED.values())
     program = [
         step(_LOAD, 4),  # of struct seccomp_data: the architecture
         step(_EQUAL, _ARCH_X86_64, 1, 0),
         step(_RETURN, _KILL),
         step(_LOAD, 0),  # the call's number
-        step(_NOT_LESS, _X32_BIT, 0, 1),
-        step(_RETURN, _KILL),
-        *(step(_EQUAL, number, len(numbers) - place, 0) for place, number in enumerate(numbers)),
-        step(_RETURN, _REFUSE),
-        step(_RETURN, _PASS),
     ]
+    for name, number in ALLOWED.items():
+        argument, refused = _REFUSED.get(name, (0, 0))
+        program += [
+            step(_EQUAL, number, 0, 4),
+            step(_LOAD, 16 + 8 * argument),  # its lower half
+            step(_ANY_OF, refused, 0, 1),
+            step(_RETURN, _REFUSE),
+            step(_RETURN, _PASS),
+        ]
+    program.append(step(_RETURN, _REFUSE))
     body = ctypes.create_string_buffer(b"".join(program))
     filter_ = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(body))
     _checked(_libc.prctl(_SET_SECCOMP, 2, filter_, 0, 0), "seccomp")
@@ -114,7 +113,7 @@ def _restrict_calls() -> None:
 
 def _checked(answer: int, what: str) -> int:
     if answer < 0:
-        raise JailError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), what)
     return answer
 
 
@@ -134,7 +133,11 @@ def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
     try:
         _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
-            _close_all_but(keep)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):
+                os.dup2(nothing, number)
+            for one, next_one in itertools.pairwise(sorted({2, *keep, 1 << 16})):
+                os.closerange(one + 1, next_one)
             for name, most in (("NOFILE", 64), ("FSIZE", 0), ("CORE", 0), ("CPU", _CHILDREN_CPU_SECONDS)):
                 resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -142,20 +145,8 @@ def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
             enter()
             work()
             code = 0
-    except BaseException:  # whatever it is, the answer is wrong
-        code = 1
-    os._exit(code)
-
-
-def _close_all_but(keep: set[int]) -> None:
-    last = 2
-    for number in sorted(number for number in keep if number > last):
-        os.closerange(last + 1, number)
-        last = number
-    os.closerange(last + 1, 1 << 16)
-    for number in (0, 1, 2):
-        if number not in keep:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    finally:  # whatever it is that was raised, the answer is wrong
+        os._exit(code)
 
 
 def can_lock_in() -> bool:
@@ -170,80 +161,97 @@ def ended_well(pid: int) -> bool:
 # --- an examination ---------------------------------------------------------------------------------------------------
 
 
-def passes(tests: str, answer: str, seconds: float) -> bool:
-    """Whether the tests, Python text with asserts, pass with the functions that the answer, Python text, defines."""
-    try:
-        names = defined(answer)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    to_suspect, to_examiner = os.pipe(), os.pipe()
-    suspect = locked_in(
-        lambda: _be_examined(answer, to_suspect[0], to_examiner[1]), {to_suspect[0], to_examiner[1]}, seconds
+def examiner(seconds: float) -> Callable[[str, str, bool], bool]:
+    """Start the clean process; return what says whether an answer, Python text, passes tests, text with asserts."""
+    ours, theirs = socket.socketpair()
+    kept = {name: os.environ[name] for name in ("PYTHONHOME", "LD_LIBRARY_PATH") if name in os.environ}
+    subprocess.Popen(
+        [sys.executable, "-P", "-s", "-S", __file__, str(seconds)],
+        stdin=theirs.fileno(),
+        stdout=subprocess.DEVNULL,
+        env={"PYTHONHASHSEED": "0", "TZ": "UTC0", **kept},
+        cwd="/",
     )
-    examiner = locked_in(
-        lambda: _examine(tests, names, to_examiner[0], to_suspect[1]), {to_examiner[0], to_suspect[1]}, seconds
-    )
-    for end in (*to_suspect, *to_examiner):
-        os.close(end)
-    passed = ended_well(examiner)
-    os.kill(suspect, signal.SIGKILL)
-    os.waitpid(suspect, 0)
-    return passed
+    theirs.close()
+    if not ours.recv(1):
+        sys.exit("The process that answers are forked from did not start.")
+
+    def passes(tests: str, answer: str, _: bool) -> bool:
+        to_suspect, to_examiner = os.pipe(), os.pipe()
+        ends = to_examiner[0], to_suspect[1]
+        socket.send_fds(ours, [b"+"], [to_suspect[0], to_examiner[1]])
+        pid = locked_in(lambda: _examine(tests, answer, *ends), set(ends), seconds)
+        for end in (*to_suspect, *to_examiner):
+            os.close(end)
+        passed = ended_well(pid)
+        ours.send(b"-")
+        ours.recv(1)  # the suspect is gone
+        return passed
+
+    return passes
 
 
-def defined(answer: str) -> set[str]:
-    """The names that a Python text defines at its top level. Raises SyntaxError or ValueError; nothing is run."""
-    names: set[str] = set()
-    for statement in ast.parse(answer).body:
-        if isinstance(statement, ast.FunctionDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Assign):
-            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
-    return names
+def _fork_suspects(seconds: float) -> None:
+    """The clean process: fork a suspect for each two pipes that come through stdin, and kill it at the next byte."""
+    connection = socket.socket(fileno=os.dup(0))
+    connection.send(b"R")
+    while ends := socket.recv_fds(connection, 1, 2)[1]:
+        pid = locked_in(functools.partial(_be_examined, *ends), set(ends), seconds)
+        for end in ends:
+            os.close(end)
+        connection.recv(1)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        connection.send(b"-")
 
 
-def _be_examined(answer: str, questions: int, replies: int) -> None:
-    """The suspect: run the answer, then call its functions as asked."""
-    space: dict[str, Any] = {"__name__": "answer"}
-    exec(compile(answer, "answer", "exec"), space)
-    for line in _lines(questions):
+def _be_examined(questions: int, replies: int) -> None:
+    """The suspect: run the answer, tell what can be called, then call it as asked. A reply: (error or "", value)."""
+    lines = _lines(questions)
+    sys.modules["answer"] = module = ModuleType("answer")
+    space = vars(module)
+    exec(compile(ast.literal_eval(next(lines)), "answer", "exec", dont_inherit=True), space)
+    _send(replies, repr(("", [name for name, value in space.items() if callable(value)])))
+    for line in lines:
         name, positional, named = ast.literal_eval(line)
         try:
-            reply = ("value", space[name](*positional, **named))
+            reply = ("", space[name](*positional, **named))
         except Exception as error:
-            reply = ("error", type(error).__name__)
+            reply = (next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), "Exception"), 0)
         _send(replies, repr(reply))
 
 
-def _examine(tests: str, names: set[str], replies: int, questions: int) -> None:
-    """The examiner: run the tests, in which each name asks the suspect."""
+def _examine(tests: str, answer: str, replies: int, questions: int) -> None:
+    """The examiner: run the tests, in which each name that the answer gives and Python has not asks the suspect."""
     lines = _lines(replies)
 
-    def ask(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        question = repr((name, positional, named))
-        ast.literal_eval(question)  # only literals can be asked about
-        _send(questions, question)
-        kind, value = ast.literal_eval(next(lines))
-        if kind == "value":
-            return value
-        error = getattr(builtins, value, RuntimeError)
-        raise error if isinstance(error, type) and issubclass(error, Exception) else RuntimeError
+    def ask(question: object) -> tuple[str, Any]:
+        try:
+            _send(questions, repr(question))
+            error, value = ast.literal_eval(next(lines))
+            return str(error), value
+        except BaseException:  # nothing that tests might catch, or take for the end of a loop
+            os._exit(1)
 
-    def proxy(name: str) -> Callable[..., Any]:
-        return lambda *positional, **named: ask(name, positional, named)
+    def call(name: str, /, *positional: Any, **named: Any) -> Any:
+        error, value = ask((name, positional, named))
+        if error:
+            raise _ERRORS.get(error, RuntimeError)
+        return value
 
-    exec(compile(tests, "tests", "exec"), {"__name__": "tests", **{name: proxy(name) for name in names}})
+    names = {str(name) for name in ask(answer)[1]} - vars(builtins).keys()
+    space = {name: functools.partial(call, name) for name in names if not name.startswith("__")}
+    exec(compile(tests, "tests", "exec", dont_inherit=True), {**space, "__name__": "tests"})
 
 
 def _send(end: int, text: str) -> None:
     data = text.encode() + b"\n"
     if len(data) > REPLY_BYTES:
         raise ValueError("too long")
-    while data:
-        data = data[os.write(end, data) :]
+    os.write(end, data)
 
 
-def _lines(end: int) -> Any:
+def _lines(end: int) -> Iterator[str]:
     """The lines of a pipe; ends with it, or with a line that is too long."""
     left = b""
     while part := os.read(end, REPLY_BYTES):
@@ -327,10 +335,8 @@ def _harmless(code: CodeType, names: frozenset[str]) -> bool:
         return True  # a module
     if code.co_names == ("sympy",) and code.co_consts == (0, ("*",), None):
         return True  # `from sympy import *`, which sympy runs before it parses
-    if any(isinstance(constant, CodeType) for constant in code.co_consts):
-        return False
     return names.issuperset(code.co_names) and all(step.opname in _STEPS for step in dis.get_instructions(code))
 
 
 if __name__ == "__main__":
-    sys.exit(not can_lock_in())
+    _fork_suspects(float(sys.argv[1])) if sys.argv[1:] else sys.exit(not can_lock_in())

@@ -31,25 +31,24 @@ _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTE
 Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
 _JAIL = Path(__file__).with_name("jail.py")
-# The rest of the environment, tokens and passwords with it, is none of its business.
-KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
-
+_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 JAILED = ("tests", "reasoning-gym", "verifiers")
 """What runs code that peers write, and only in a jail."""
 
 
+def bare_environment() -> dict[str, str]:
+    """The environment of processes that read what strangers wrote: no tokens, no passwords."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
+
+
 def refuse_unjailed(rule: str) -> None:
     """Raise UsageError if a rule needs the jail and this machine has none: it is tried."""
     if rule in JAILED and subprocess.run([sys.executable, "-P", str(_JAIL)]).returncode:
-        raise _unjailed(rule)
-
-
-def _unjailed(rule: str) -> UsageError:
-    return UsageError(
-        f"What {rule} judges is run, and nothing can lock it in here.",
-        "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
-    )
+        raise UsageError(
+            f"What {rule} judges is run, and nothing can lock it in here.",
+            "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
+        )
 
 
 class Judge(Asked):
@@ -114,7 +113,7 @@ class Judge(Asked):
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET},
+            env=bare_environment(),
             cwd="/",
             start_new_session=True,
         )

@@ -47,7 +47,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     known: dict[str, Callable[[], Callable[..., object]]] = {
         "math": lambda: _in_a_fork(_load(), seconds),
         "regex": lambda: _in_a_fork(_matches, seconds),
-        "tests": lambda: _examiner(seconds),
+        "tests": lambda: _locked().examiner(0.8 * seconds),
         "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
         "verifiers": lambda: _beside("verifiers_child").judge(_locked(), 0.8 * seconds, task),
     }
@@ -99,11 +99,8 @@ def _in_a_fork(verdict: Callable[[str, str, bool], bool], seconds: float) -> Cal
         return verdict
 
     def right(gold: str, answer: str, loose: bool) -> bool:
-        def work() -> None:
-            if not verdict(gold, answer, loose):
-                os._exit(1)
-
-        return bool(jail.ended_well(jail.locked_in(work, set(), 2 * seconds)))
+        pid = jail.locked_in(lambda: verdict(gold, answer, loose) or os._exit(1), set(), 2 * seconds)
+        return bool(jail.ended_well(pid))
 
     return right
 
@@ -123,12 +120,6 @@ def _locked() -> Any:
     if not jail.can_lock_in():
         sys.exit("This machine cannot lock code in.")
     return jail
-
-
-def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
-    """The function that says whether Python code passes its tests."""
-    jail = _locked()
-    return lambda tests, answer, _: bool(jail.passes(tests, answer, 0.8 * seconds))
 
 
 def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:

@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
-from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.jsonl import split
-from ftis_node.tasks.judge import KEPT, Judge, refuse_unjailed
+from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
 from ftis_node.tasks.judge import Rule as Kind
 from ftis_node.tasks.rewards import Score, score_text
 from ftis_node.tasks.task import ANSWERED, ASKED, Example, Replay, Task, TextCaps
@@ -181,10 +179,9 @@ def _cached(package: Package, spec: str, version: str) -> Path:
 
 def _ask(package: Package, what: str, spec: str, seconds: float) -> Any:
     """What the child prints. Raises UsageError."""
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
     command = [sys.executable, "-P", str(package.child), what, spec]
     try:
-        ended = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, cwd="/")
+        ended = subprocess.run(command, capture_output=True, timeout=seconds, env=bare_environment(), cwd="/")
         told = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         raise UsageError(

@@ -45,6 +45,7 @@ from ftis_node.step_report import Generator, StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.rewards import TAGS
+from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.text import rounded
 from ftis_node.tokenizer.chat import end_ids
 from ftis_node.tokenizer.codec import text_refusal
@@ -149,7 +150,8 @@ class Engine:
             caps: prompt_tokens, completion_tokens and group of the run, if it is known already.
             remembered: see `planning.settle`.
             reward, code: see `tasks.load_task`.
-            must_fit: refuse a model that cannot be trained in the available memory.
+            must_fit: at a node's start: refuse a model that cannot be trained in the available memory, and a task that
+                rewards answers without skill.
             own_data: a JSONL file of rows that only this node trains on; own_reward: their rule.
             sizes: the largest batch sizes, where another rank has planned them.
 
@@ -158,6 +160,8 @@ class Engine:
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         self.task = load_task(task, **files, reward=reward, code=code)
+        if must_fit:
+            refuse_unskilled(self.task)
         if own_data is not None:
             self.own_task = load_jsonl(Path(own_data), None, own_reward)
         asked, workload = settings, self._workload(settings, caps or {})

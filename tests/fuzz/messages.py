@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.budgets import TIMES
 from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
@@ -158,7 +160,7 @@ def exchange(data: bytes) -> None:
                 _ask(node, peer, limits, frame.body)
             else:
                 now[0] += len(frame.body)
-                node.forget_peer(peer)
+                node.table.forget_peer(peer)
         _check_gossip(node)
 
 
@@ -226,11 +228,13 @@ def serve(data: bytes) -> None:
     chunks = run_async(answers())
     answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
     require(answered == asked, "it does not answer what was asked")
+    given = Counter[bytes]()
     for chunk in chunks:
-        held = chunk.digest in HELD
-        status = ftis_pb2.FetchChunk.HERE if held else ftis_pb2.FetchChunk.GONE
-        require(chunk.status == status, "it does not say what it holds")
-        require(chunk.packet == HELD.get(chunk.digest, b""), "it serves another packet")
+        given[chunk.digest] += 1
+        held = chunk.digest in HELD and given[chunk.digest] <= TIMES
+        no = ftis_pb2.FetchChunk.BUSY if chunk.digest in HELD else ftis_pb2.FetchChunk.GONE
+        require(chunk.status == (ftis_pb2.FetchChunk.HERE if held else no), "it does not say what it holds")
+        require(chunk.packet == (HELD[chunk.digest] if held else b""), "it serves another packet")
     require(not uploads._active and not service._streams, "a stream never ends")
 
 

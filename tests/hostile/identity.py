@@ -1,4 +1,4 @@
-"""Attacks by who says what: rows 6, 7, 14, 15 and 31."""
+"""Attacks by who says what: rows 6, 7, 14, 15, 31 and 61."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, fetch
-from ftis_node.swarm.table import Known, Target
+from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.table import Known, Target, announcement_id
 from ftis_node.swarm.traffic import Traffic
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.peer import CALL_SECONDS
@@ -181,3 +182,16 @@ class Row31Flood(Attack):
     async def _gone(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         for digest in request.digests:
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
+
+
+class Row61Again(Honest):
+    """What honest nodes announced, and their run file, again and again."""
+
+    row = 61
+    rate = 16.0
+
+    async def strike(self) -> None:
+        wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]
+        for asked in map(self.peer.stub, self.peer.targets):
+            again = (asked.rpc_exchange(ftis_pb2.ExchangeRequest(wanted=wanted, again=True)) for _ in range(2))
+            await asyncio.gather(*again, asked.rpc_handshake(greeting(None, [])), return_exceptions=True)

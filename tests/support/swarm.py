@@ -31,6 +31,7 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening
@@ -236,6 +237,7 @@ async def member(
     run: Run = RUN,
     roster: Roster | None = None,
     observing: bool = False,
+    upload_bytes: float = 0.0,
     **listening: Any,
 ) -> AsyncIterator[Member]:
     """A node that runs until the block ends; a second one with the same number and path is the first one restarted.
@@ -256,13 +258,15 @@ async def member(
             store.add([(one.group, one.body) for one in arrived], own=False)
             node.admitted += [one.group.key for one in arrived]
 
+        standing = Standing(boot_seconds, unix=unix)
         swarm = Swarm(
             transport=network,
             identity=who,
             run_file=RunFile(run=run),
             context=AdmissionContext(run, CONTEXT.prompt_digests),
             store=store,
-            standing=Standing(boot_seconds, unix=unix),
+            standing=standing,
+            traffic=Traffic(upload_bytes, standing.established),
             exchange_peers=3,
             max_age=600.0,
             want=want,

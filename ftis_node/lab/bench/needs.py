@@ -1,4 +1,4 @@
-"""The cost of pulling by need: the index of a full table, and the choice of answers to a full book of needs."""
+"""The cost of pulling by need: the rows of a full table's packets, and the choice of answers to a book of needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ftis_node.lab.bench.reading import median_us
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import ROWS_MAX, no_rows, teaching_rows
-from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.table import CAPACITY, Known, Table
 
 AUTHORS, PACKETS, ANSWERS = 64, 8, 8
@@ -19,7 +18,7 @@ def bench_needs(repeats: int) -> dict[str, float]:
     """Microseconds of CPU (median over `repeats`).
 
     index_us: of an announcement of 8 packets that joins a full table of 64 authors, where another makes room; less the
-    same without an index. answering_us: to choose 8 answers for a full book of 4,096 rows. nothing_us: the same where
+    same without rows. answering_us: to choose 8 answers for a full book of 4,096 rows. nothing_us: the same where
     no row of the book has an answer, so that all are looked at.
     """
     rng, run = random.Random(0), make_run(1)
@@ -48,8 +47,8 @@ def bench_needs(repeats: int) -> dict[str, float]:
     book, vain = rng.sample(range(ROWS), ROWS_MAX), rng.choices(unanswered, k=ROWS_MAX)
     return {
         "index_us": indexing,
-        "answering_us": median_us(lambda: indexed.answering(book, ANSWERS, _all, Newcomers()), repeats),
-        "nothing_us": median_us(lambda: indexed.answering(vain, ANSWERS, _all, Newcomers()), repeats),
+        "answering_us": median_us(lambda: indexed.choose(ANSWERS, _all, rows=book), repeats),
+        "nothing_us": median_us(lambda: indexed.choose(ANSWERS, _all, rows=vain), repeats),
     }
 
 

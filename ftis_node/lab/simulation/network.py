@@ -219,7 +219,7 @@ class MemoryTransport:
         return self._chunks(other, requests)
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Any, traffic: Any
     ) -> MemoryDirectory:
         return MemoryDirectory(self._network.records, self.author, lambda: self.meter.counts, self._network.latency)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
@@ -20,8 +20,20 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
+from ftis_node.swarm.traffic import Traffic
 
 RUN_FILE = RunFile(run=RUN)
+
+
+class ScaledTraffic(Traffic):
+    """Packets count as much as in `Network.packet_scale`."""
+
+    def __init__(self, upload_bytes: float, recorded: Callable[[bytes], bool], scale: float) -> None:
+        super().__init__(upload_bytes, recorded)
+        self._scale = scale
+
+    def packet(self, peer: bytes, size: int) -> None:
+        self.send(peer, round(size * self._scale))
 
 
 class SimulatedNode:
@@ -65,7 +77,7 @@ class SimulatedNode:
             needed_age=settings.needed_age if self.stepper.by_need else None,
             want=self.stepper.want,
             on_groups=self.stepper.on_groups,
-            upload_bytes=settings.upload_mbit * 1e6 / 8 / network.packet_scale,
+            traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
             rng=rng,

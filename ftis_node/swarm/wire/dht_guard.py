@@ -17,14 +17,15 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import put
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.records import pack_answer
 from ftis_node.swarm.wire.shards import NEAREST_MAX
 from ftis_node.swarm.wire.shelf import Shelf
 
-MAX_KEYS = 16
+MAX_KEYS = 16  # in a call that stores; a look-up has one
 NODES_MAX = 1024
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # lists in a store call
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node has a new DHT id after each start
@@ -46,8 +47,7 @@ class _Callers:
         if self._ids.get(peer) != node:
             if not self._new.take(peer):
                 return False
-            make_room(self._ids, peer, NODES_MAX)
-            self._ids[peer] = node
+            put(self._ids, peer, node, NODES_MAX)
         return True
 
 
@@ -61,20 +61,14 @@ def _callers(dht: DHTProtocol) -> _Callers:
     return callers
 
 
-def _shelf(dht: DHTProtocol) -> Shelf | None:
-    """This node's shelf of records; None until `swarm.wire.directory` has set one."""
-    shelf: Shelf | None = dht.__dict__.get("shelf")
-    return shelf
-
-
 # --- calls of peers ---------------------------------------------------------------------------------------------------
 
 
-def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raise ValueError if a call has too many keys or malformed ones."""
+def _check(dht: DHTProtocol, request: Any, context: P2PContext, most: int) -> None:
+    """Raise ValueError if a call has more than so many keys or malformed ones."""
     _check_caller(dht, request, context)
-    if len(request.keys) > MAX_KEYS or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
-        raise ValueError(f"a DHT call has at most {MAX_KEYS} keys of {DHTID.HASH_NBYTES} bytes")
+    if len(request.keys) > most or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
+        raise ValueError(f"this DHT call may have at most {most} keys of {DHTID.HASH_NBYTES} bytes")
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
@@ -95,13 +89,16 @@ async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2
 
 @functools.wraps(_find)
 async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-    """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under each key."""
-    _check(self, request, context)
+    """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under the key; not if
+    the caller's questions have drawn too much."""
+    traffic, caller = self.__dict__.setdefault("traffic", Traffic()), context.remote_id.to_bytes()
+    _check(self, request, context, 1 if traffic.room(caller) > 0 else 0)
     response: dht_pb2.FindResponse = await _find(self, request, context)
-    shelf = _shelf(self)
+    shelf: Shelf | None = self.__dict__.get("shelf")  # None until `swarm.wire.directory` has set one
     for key, result in zip(request.keys, response.results, strict=True):
         if shelf is not None and (records := shelf.records(key)):
             result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
+    traffic.answer(caller, response.ByteSize())
     return response
 
 
@@ -111,7 +108,7 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
 
     `store_ok` says for each record whether its key had room.
     """
-    _check(self, request, context)
+    _check(self, request, context, MAX_KEYS)
     caller = context.remote_id.to_bytes()
     own = msgpack.packb(peer_id(caller))
     fields = [getattr(request, name) for name in RECORD]
@@ -119,7 +116,7 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
         raise ValueError("a record in a DHT call lacks something")
     met = dht_pb2.StoreRequest(peer=request.peer) if request.HasField("peer") else dht_pb2.StoreRequest()
     response: dht_pb2.StoreResponse = await _store(self, met, context)
-    shelf = _shelf(self)
+    shelf: Shelf | None = self.__dict__.get("shelf")  # None until `swarm.wire.directory` has set one
     for key, subkey, value, expiration, _ in zip(*fields, strict=True):
         kept = shelf is not None and subkey == own and shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
         response.store_ok.append(kept)

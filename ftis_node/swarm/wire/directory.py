@@ -17,6 +17,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.dht_guard import leave_record
 from ftis_node.swarm.wire.lookup import walk
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
@@ -51,14 +52,17 @@ class Directory:
         run_id: bytes,
         known: Callable[[bytes], bool] = lambda peer: False,
         doubted: Callable[[bytes], bool] = lambda peer: False,
+        traffic: Traffic | None = None,
     ) -> None:
         """
         Args:
             p2p: returns the present P2P of hivemind; a restart replaces it.
             known: returns whether a peer is in the view; its record outlasts those of strangers here.
             doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
+            traffic: budgets what answers may have, and counts them.
         """
         self._p2p = p2p
+        self._traffic = traffic or Traffic()
         self._author = identity.author
         self._run_id = run_id
         self._validator = OwnerSigned(identity, run_id)
@@ -127,7 +131,7 @@ class Directory:
 
     async def _create(self) -> DHTProtocol:
         dht = await DHTProtocol.create(self._p2p(), DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS)
-        dht.shelf = self._shelf
+        dht.shelf, dht.traffic = self._shelf, self._traffic
         return dht
 
     async def _meet(self, dht: DHTProtocol, peers: Collection[bytes]) -> None:

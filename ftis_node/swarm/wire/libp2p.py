@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -18,13 +19,14 @@ from hivemind.utils.multiaddr import Multiaddr
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import check_port, free_port
+from ftis_node.swarm.addresses import check_port, free_port, is_plain
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
+from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
@@ -127,7 +129,7 @@ class Libp2p:
             await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """Dial `addresses` of `peer` unless there is a connection.
+        """Dial `addresses` of `peer` unless there is a connection. Names in them are resolved here.
 
         Raises:
             Unreachable: no address answered.
@@ -135,7 +137,8 @@ class Libp2p:
         maddrs = []
         for text in addresses:
             with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
-                maddrs.append(Multiaddr(text.rpartition("/p2p/")[0]))
+                found = await asyncio.wait_for(_resolved(text), DIAL_SECONDS)
+                maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
         try:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
@@ -194,10 +197,10 @@ class Libp2p:
         return chunks
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
     ) -> Directory:
         """The DHT of a run; the arguments are those of `Directory`."""
-        return Directory(lambda: self.p2p, identity, run_id, known, doubted)
+        return Directory(lambda: self.p2p, identity, run_id, known, doubted, traffic)
 
     def _stub(self, peer: bytes) -> Any:
         return FtisSwarm.get_stub(self.p2p, PeerID(peer))
@@ -231,6 +234,17 @@ class Libp2p:
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
         return True
+
+
+async def _resolved(address: str) -> list[str]:
+    """The address, with the hosts that its name leads to. p2pd would dial whatever host the name's owner likes."""
+    found = re.match(r"/(dns[46]?)/([^/]+)", address)
+    if found is None or not is_plain(address):
+        return [address]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(found[1], socket.AF_UNSPEC)
+    answers = await asyncio.get_running_loop().getaddrinfo(found[2], None, family=family, type=socket.SOCK_STREAM)
+    hosts = (f"/ip{6 if ':' in str(place[0]) else 4}/{place[0]}" for *_, place in answers)
+    return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
 
 def _in_words(error: Exception) -> str:

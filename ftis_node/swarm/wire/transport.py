@@ -10,8 +10,10 @@ from typing import Literal, Protocol
 from ftis_node.errors import FtisError
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
+OfPeer = Callable[[bytes], bool]
 
 
 class Unreachable(FtisError):
@@ -160,11 +162,12 @@ class Transport(Protocol):
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
     ) -> PeerDirectory:
         """The directory of a run.
 
         Args:
             known: returns whether a peer is in the view; its record outlasts those of strangers here.
             doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
+            traffic: budgets what answers may have, and counts them.
         """

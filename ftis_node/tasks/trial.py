@@ -1,0 +1,129 @@
+"""Answers that need no skill, tried on a task before a run begins.
+
+A rule that rewards one of them row after row pays strangers for nothing, and a node's own model finds it too. Rows with
+different right answers are tried, and on none its own right answer. To be refused, an answer must be rewarded on as
+many rows as have the commonest right answer ("Yes." may be right wherever "yes" is), and on three quarters of the
+others. Where there is one right answer only, nothing is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import string
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks import begin_group, scoring
+from ftis_node.tasks.own import Guarded
+from ftis_node.tasks.packaged import EnvironmentJudge, PackageJudge
+from ftis_node.tasks.rewards import Scorer
+from ftis_node.tasks.task import Environment, Example, Task
+
+ROWS = 16  # of each part of a task, and half as many at least
+SHARE = 0.75
+REWARDED = 0.5  # and more; many rewards give a half for the form, or a part of the answer
+SECONDS = 60.0
+_COMPARING = ("integer", "exact", "math")
+_ANSWERS = (
+    *("nan", "inf", "-inf", "None", "null", "true", "false", "True", "False", "yes", "no", "Yes", "No", "unknown", "?"),
+    *("0", "1", "-1", "42", "0.5", "1e999", "0/0", "x", "[]", "{}", "()", "[[]]", "''", "$$", r"\boxed{}", r"\text{}"),
+    *("The answer is", "A", "B", "A B C D", "1 2 3 4 5 6 7 8 9 10", "1,2,3", "[1, 2]", "\u200b", "\u0663", ""),
+    *(string.ascii_uppercase, ", ".join(map(str, range(101))), "pass", "raise SystemExit", "exit()", "0 " * 999),
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_TAGGED = "<think></think><answer>{}</answer>"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unskilled:
+    """An answer that needs no skill, a row on which it is rewarded, how many more are, and how many were tried."""
+
+    answer: str
+    row: Example
+    rewarded: int
+    rows: int
+
+
+def refuse_unskilled(task: Task) -> None:
+    """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`.
+
+    Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
+    """
+    if task.reward not in _COMPARING and (found := unskilled(task)) is not None:
+        raise UsageError(
+            f"The task {task.name} rewards {found.answer[-80:]!r} on {found.rewarded} of {found.rows} rows whose right "
+            f"answers differ, such as {found.row.question[-200:]!r} ({found.row.answer[:80]}).",
+            "Mend its reward or those rows, or leave that part of the task out: who answers so would learn nothing.",
+        )
+
+
+def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
+    """The first answer that is rewarded on most rows though it needs no skill; None: none is, or time is up.
+
+    Starts the process that judges, if the rule has one. Logs that it tries, and what it left out.
+    """
+    ends = time.monotonic() + seconds
+    logger.info("Trying answers without skill on %s, for %d s at most.", task.name, seconds)
+    with scoring(task.reward, task.scorer) as scorer:
+        for rows in _parts(task):
+            begin_group(scorer)  # what hangs on three answers is asked no more
+            most = Counter(right for _, right in rows).most_common(1)[0][1]
+            misses = len(rows) - most - math.ceil(SHARE * (len(rows) - most))
+            for texts in zip(*(_texts(task, row.question, right) for row, right in rows), strict=True):
+                if time.monotonic() > ends:
+                    logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
+                    return None
+                found: list[int] = []
+                for place, text in enumerate(texts):
+                    if text is not None and _reward(scorer, text, rows[place][0].answer, task.turns) > REWARDED:
+                        found.append(place)
+                    if place + 1 - len(found) > misses:
+                        break
+                else:
+                    return Unskilled(str(texts[found[0]]), rows[found[0]][0], len(found), len(rows))
+    return None
+
+
+def _parts(task: Task) -> list[list[tuple[Example, str]]]:
+    """Of each part of the task the first rows with their right answers, as many of each."""
+    parts: dict[str, dict[str, list[tuple[Example, str]]]] = {}
+    for row in task.train:
+        part, right = "", row.answer
+        if type(task.scorer) is PackageJudge:  # which names both in the row's answer
+            name, level, *_, told = json.loads(row.answer)
+            part, right = f"{name}@{level}", row.question if told is None else str(told)
+        parts.setdefault(part, {}).setdefault(_normal(right), []).append((row, _normal(right)))
+    several = (zip_longest(*same.values()) for same in parts.values() if len(same) > 1)
+    mixed = ([row for turn in turns for row in turn if row is not None][:ROWS] for turns in several)
+    return [rows for rows in mixed if len(rows) >= ROWS // 2]
+
+
+def _normal(answer: str) -> str:
+    return answer.strip().casefold()
+
+
+def _texts(task: Task, question: str, right: str) -> Iterator[str | None]:
+    """What is tried on a row, in each form that the task might expect; None for its right answer."""
+    lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
+    own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
+    free = isinstance(task.scorer, Guarded | EnvironmentJudge)
+    for answer in (*_ANSWERS, *own):
+        for form in ("{}", r"\boxed{{{}}}", _TAGGED) if free else (_TAGGED,):
+            yield form.format(answer) if _normal(answer) != right else None
+
+
+def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:
+    """What the text is worth, or an episode in which it is every answer."""
+    if turns == 1 or not isinstance(scorer, Environment):
+        return scorer(text, gold).reward
+    played = (scorer.replay([text] * count, gold) for count in range(1, turns + 1))
+    return next((one.reward for one in played if one is not None and one.over), 0.0)

@@ -1,0 +1,69 @@
+"""Questions draw no more bytes than their budget, whoever asks how often; and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.p2p import PeerID, ServicerBase
+from hivemind.proto import dht_pb2
+
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.wire.records import key_bytes
+from ftis_node.swarm.wire.service import FtisSwarm
+from tests.hostile.directory import made_up
+from tests.support.swarm import RUN, Member, eventually, identity, member, stub, transport
+
+UPLOAD = 50_000  # bytes a second
+BURST, A_SECOND = UPLOAD / 2, UPLOAD / 8  # of all peers without a record
+AT_MOST = 16 << 10  # the largest answer here, which may come last
+
+
+QUESTIONS: dict[str, tuple[Any, str, Callable[[Member], Any]]] = {
+    "announcements": (FtisSwarm, "rpc_exchange", lambda alice: ftis_pb2.ExchangeRequest(wanted=ids(alice), again=True)),
+    "run file": (FtisSwarm, "rpc_handshake", lambda alice: greeting(None, [])),
+    "look-up": (DHTProtocol, "rpc_find", lambda alice: dht_pb2.FindRequest(keys=[key_bytes(RUN.id)])),
+}
+
+
+def ids(alice: Member) -> list[int]:
+    return [known.id for known in alice.swarm.gossip.table]
+
+
+@pytest.mark.parametrize("keys", [1, 6])
+@pytest.mark.parametrize(("service", "call", "question"), QUESTIONS.values(), ids=QUESTIONS.keys())
+async def test_row_61_the_same_question_again_and_again_draws_a_bounded_number_of_bytes(
+    service: Any, call: str, question: Callable[[Member], Any], keys: int, tmp_path: Path
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        alice = await stack.enter_async_context(member(1, tmp_path, upload_bytes=UPLOAD))
+        bob = await stack.enter_async_context(member(2, tmp_path, [alice.address]))
+        shelf = alice.swarm._directory._shelf  # type: ignore[attr-defined]
+        for one in made_up(RUN.id, "", 60):
+            shelf._shelves.setdefault(one.key, {})[one.subkey] = one
+        for _ in range(20):
+            alice.make(16)
+        began, drawn = time.monotonic(), []
+
+        async def ask(number: int) -> None:
+            async with transport(identity(number), tmp_path / str(number)) as caller:
+                await caller.connect(alice.author, [alice.address])
+                await stub(caller, alice.identity).rpc_handshake(greeting(RUN, []))
+                asked = getattr(ServicerBase.get_stub.__func__(service, caller.p2p, PeerID(alice.author)), call)
+                for _ in range(150):
+                    with contextlib.suppress(Exception):  # it is refused
+                        answer = await asyncio.wait_for(asked(question(alice)), 5)
+                        drawn.append(max(0, answer.ByteSize() - question(alice).ByteSize()))
+
+        await asyncio.gather(*map(ask, range(50, 50 + keys)))
+        allowed = BURST + A_SECOND * (time.monotonic() - began) + AT_MOST
+        assert sum(drawn) < allowed, f"{sum(drawn)} bytes in {len(drawn)} answers"
+        made = alice.make(2)
+        await eventually(lambda: made <= set(bob.admitted), "an honest peer gets what is new", 60)

@@ -1,0 +1,102 @@
+"""Answers without skill: rules that pay for them are refused before a run begins, and honest ones are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks import load_task
+from ftis_node.tasks.jail import can_lock_in
+from ftis_node.tasks.trial import refuse_unskilled, unskilled
+from tests.support.cli import Cli
+
+RULES = """
+import math, time
+from ftis_node.tasks import Score, make_task
+
+def score(right): return Score(float(right), True, bool(right))
+def last(text): return text.rpartition("<answer>")[2].removesuffix("</answer>")
+
+def anything(text, gold): return score(True)
+def contained(text, gold): return score(gold in text)
+def far(text, gold):
+    try: return score(not abs(float(text) - float(gold)) > 1e-3)
+    except ValueError: return score(False)
+def truthy(text, gold): return score(bool(last(text)) == bool(gold))
+def boxed(text, gold): return score(text.startswith("\\\\boxed{") and gold.startswith(text[7:-1]))
+def equal(text, gold): return score(last(text) == gold)
+def half(text, gold): return Score(1.0 if last(text) == gold else 0.5, True, False)
+def slow(text, gold): time.sleep(600)
+
+NUMBERS = [(f"{n} + {n}", str(2 * n)) for n in range(40)]
+LABELS = [(f"Is {n} {'small' if n else 'none'}?", "yes" if n % 20 else "no") for n in range(40)]
+def task(rows, reward, **more): return lambda: make_task(rows, reward=reward, **more)
+pays_anything, pays_all_numbers, pays_nan = task(NUMBERS, anything), task(NUMBERS, contained), task(NUMBERS, far)
+pays_words, pays_nothing = task(LABELS, truthy), task(NUMBERS, boxed)
+labels, numbers, hangs = task(LABELS, equal), task(NUMBERS, equal), task(NUMBERS, slow, reward_seconds=0.2)
+echo = task([(f"Say {n}", str(n)) for n in range(100, 140)], equal)
+shaped, style = task(NUMBERS, half), task([(f"Write {n}", "") for n in range(40)], anything)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lucky.py").write_text(RULES)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["anything", "all_numbers", "nan", "words", "nothing"])
+def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, folder: Path) -> None:
+    line = ["--task", f"lucky:pays_{name}", "--any-tokenizer", "-o", str(folder / "run.toml")]
+    code, _, err = cli("run", "new", *line)
+    assert code == 2 and "on 16 of 16 rows whose right answers differ" in err, err
+    assert not (folder / "run.toml").exists()
+
+
+@pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
+def test_row_55_an_honest_reward_passes(name: str) -> None:
+    assert unskilled(load_task(f"lucky:{name}", code=True)) is None
+
+
+def lines(rule: str) -> Sequence[object]:
+    """Gold answers under a rule."""
+    made = {
+        "integer": range(20),
+        "exact": ["yes", "no", "no", "no"] * 5,
+        "math": [rf"\\frac{{{n}}}{{7}}" for n in range(1, 21)],
+        "regex": [rf"(?i)no\\.? {n}" for n in range(20)],
+        "tests": [f"assert add({n}, 1) == {n + 1}" for n in range(20)],
+    }
+    return made[rule]
+
+
+@pytest.mark.parametrize("rule", ["integer", "exact", "math", "regex", "tests"])
+def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path) -> None:
+    if (rule == "tests" and not can_lock_in()) or (rule == "math" and not importlib.util.find_spec("math_verify")):
+        pytest.skip("this machine cannot judge by that rule")
+    rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    assert unskilled(load_task("rows.jsonl", reward=rule)) is None
+    for name in ("arithmetic", "arithmetic-4"):
+        assert unskilled(load_task(name)) is None
+
+
+def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path) -> None:
+    rows = [json.dumps({"question": f"What is number {n}?", "answer": f"(?s).*|{n}"}) for n in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    with pytest.raises(UsageError, match="rewards"):
+        refuse_unskilled(load_task("rows.jsonl", reward="regex"))
+
+
+def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    task = load_task("lucky:hangs", code=True)
+    assert unskilled(task) is None and "Trying answers without skill on lucky:hangs" in caplog.text
+    assert unskilled(task, seconds=0.0) is None and "Not all answers without skill were tried" in caplog.text
