@@ -228,8 +228,7 @@ def _examine(tests: str, answer: str, replies: int, questions: int) -> None:
     def ask(question: object) -> tuple[str, Any]:
         try:
             _send(questions, repr(question))
-            error, value = ast.literal_eval(next(lines))
-            return str(error), value
+            return read_reply(next(lines))
         except BaseException:  # nothing that tests might catch, or take for the end of a loop
             os._exit(1)
 
@@ -242,6 +241,12 @@ def _examine(tests: str, answer: str, replies: int, questions: int) -> None:
     names = {str(name) for name in ask(answer)[1]} - vars(builtins).keys()
     space = {name: functools.partial(call, name) for name in names if not name.startswith("__")}
     exec(compile(tests, "tests", "exec", dont_inherit=True), {**space, "__name__": "tests"})
+
+
+def read_reply(line: str) -> tuple[str, Any]:
+    """What a suspect says: the name of an error or "", and literals. Raises what `ast.literal_eval` does."""
+    error, value = ast.literal_eval(line)
+    return str(error), value
 
 
 def _send(end: int, text: str) -> None:

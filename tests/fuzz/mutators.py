@@ -186,3 +186,4 @@ def _text(tokens: Sequence[str]) -> Mutator:
 
 run_file = _text([*_RUN_JSON.split(), "\n", " ", "\t", '"'])
 address = _text([*_MULTIADDR.split(), "\n", " ", PEERS[2].peer_id])
+reply = _text([*"([{)]}-9*'_j,", "set()", "\\N{DASH}", "1e9", "9" * 5000])

@@ -22,6 +22,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN as LIMITS
 from ftis_node.swarm.table import announcement_id
 from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
+from tests.fuzz import records
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
@@ -207,5 +208,9 @@ def seeds(target: str) -> list[bytes]:
             f"{ADDRESSES[2]}/p2p-circuit/p2p/{AUTHOR.peer_id}".encode(),
             f"/dns4/example.org/tcp/4001/p2p/{AUTHOR.peer_id}".encode(),
         ],
+        "certificate": records.record_seeds(),
+        "invitation": records.invitation_seeds(),
+        "mdns": records.mdns_seeds(),
+        "jail": records.jail_seeds(),
     }
     return made[target]

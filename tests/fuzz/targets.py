@@ -39,7 +39,7 @@ from ftis_node.swarm.identity import author_of, peer_id, verify
 from ftis_node.swarm.wire import dht_guard  # noqa: F401 - the guard puts its checks in place
 from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, keys_of
 from ftis_node.swarm.wire.shelf import Shelf
-from tests.fuzz import messages, mutators, packed
+from tests.fuzz import messages, mutators, packed, records
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
 
 
@@ -254,4 +254,8 @@ TARGETS = {
     "record": Target(store_record, mutators.record, 1 << 14),
     "run_file": Target(read_run_file, mutators.run_file, RUN_FILE_CHARACTERS_MAX + 1024),
     "address": Target(read_address, mutators.address, 512),
+    "certificate": Target(records.read_record, records.change_record, 1 << 12),
+    "invitation": Target(records.read_invitation, records.change_invitation, 1 << 12),
+    "mdns": Target(records.read_mdns, records.change_mdns, 1 << 12),
+    "jail": Target(records.read_from_jail, mutators.reply, 1 << 16),
 }

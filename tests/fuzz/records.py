@@ -1,0 +1,188 @@
+"""Targets that are no packets or messages: records of private runs, invitations, mDNS, replies out of the jail."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import msgspec
+from zeroconf import ServiceInfo
+
+from ftis_node.errors import UsageError
+from ftis_node.packet import MSGPACK_ERRORS
+from ftis_node.swarm.addresses import is_plain
+from ftis_node.swarm.certificates import Certificate, Removal, Signed, encode
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import PREFIX, Invitation, invite, read, read_line
+from ftis_node.swarm.lan import SERVICE, read_node
+from ftis_node.swarm.roster import Roster
+from ftis_node.tasks.jail import read_reply
+from tests.fuzz.changes import raw
+from tests.fuzz.packed import other
+from tests.fuzz.world import IDENTITIES, NOW, PEERS, RUN, require, stopped_clock
+
+FOUNDER, INVITER, OWN, TELLER = PEERS[:4]
+INTERFACE = ipaddress.IPv4Interface("192.168.7.2/24")
+LITERALS = (int, float, complex, str, bytes, bool, type(None), type(...))
+
+
+def read_record(data: bytes) -> None:
+    """A record that a member tells, shows of itself, or gives unasked."""
+    with stopped_clock():
+        roster = Roster(RUN.id, FOUNDER.peer_id, OWN)
+        roster.hear([data], TELLER.author)
+        why = roster.meet(TELLER.author, data)
+        require(why is None or why.isprintable(), "a refusal does not print")
+        roster.accept(data, FOUNDER.author)
+        admitted = {peer.author for peer in PEERS if roster.admits(peer.author)}
+    book = roster.book
+    require(not book.own, "it took a certificate that it did not ask for")
+    for part in (book.issued, book.ended):
+        for issuer, member, record in ((issuer, *pair) for issuer, tree in part.items() for pair in tree.items()):
+            require((record.issuer, record.member, record.run_id) == (issuer, member, RUN.id), "it is of another")
+            require(record.verify(issuer) and member != FOUNDER.author, "nobody who may has signed it")
+    signed = {member for issuer, tree in book.issued.items() if book.appointed(issuer) for member in tree}
+    require(admitted <= signed | {FOUNDER.author}, "somebody is a member without a certificate")
+
+
+def read_invitation(data: bytes) -> None:
+    """A line that somebody pastes."""
+    try:
+        found = read_line(data.decode("utf-8", "ignore"), NOW)
+    except UsageError as error:
+        require(str(error).isprintable(), "an error does not print")
+        return
+    require(read(found.encoded, NOW) == found == read_line(found.text, NOW), "it does not read back")
+    require(found.verify(found.inviter), "its inviter did not sign it")
+    require(all(map(is_plain, found.addresses)), "it names what only an owner may name")
+
+
+def read_mdns(data: bytes) -> None:
+    """What a neighbour tells of itself: its name, its TXT record, its addresses and its port."""
+    try:
+        name, text, addresses, port = msgpack.unpackb(data)
+        info = ServiceInfo(SERVICE, f"{name}.{SERVICE}", properties=text, addresses=addresses, port=port)
+        properties, parsed = info.properties, info.parsed_addresses()
+    except Exception:  # the node's own caller takes whatever zeroconf raises
+        return
+    try:
+        found = read_node(str(name), properties, parsed, port, INTERFACE)
+    except ValueError:
+        return
+    require(found.task.isprintable(), "a task does not print")
+    require(len(found.addresses) <= 4 and all(map(is_plain, found.addresses)), "addresses that no peer may name")
+    hosts = [ipaddress.ip_address(address.split("/")[2]) for address in found.addresses]
+    require(all(host in INTERFACE.network for host in hosts), "an address of another network")
+
+
+def read_from_jail(data: bytes) -> None:
+    """A line that an answer's process writes to the one that has the tests, which ends on any error."""
+    try:
+        _, value = read_reply(data.decode("utf-8", "ignore"))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return
+    parts = [value]
+    for part in parts:  # grows meanwhile
+        if isinstance(part, dict | list | tuple | set):
+            parts += [*part, *part.values()] if isinstance(part, dict) else part
+        else:
+            require(type(part) in LITERALS, f"{type(part)} is no literal")
+
+
+# --- what they begin with ---------------------------------------------------------------------------------------------
+
+
+def record_seeds() -> list[bytes]:
+    def certificate(member: Identity, issuer: Identity, invites: bool = False) -> Certificate:
+        who = {"run_id": RUN.id, "member": member.author, "issuer": issuer.author}
+        return Certificate(**who, issued_at=NOW - 9, expires=NOW + 9999, invites=invites).signed_by(issuer)
+
+    appointed = certificate(INVITER, FOUNDER, invites=True)
+    chains = [(certificate(peer, FOUNDER),) for peer in (TELLER, OWN)]
+    who = {"run_id": RUN.id, "member": TELLER.author, "issued_at": NOW}
+    removals = [Removal(**who, issuer=one.author).signed_by(one) for one in (FOUNDER, INVITER)]
+    below = [(appointed, certificate(peer, INVITER)) for peer in (TELLER, OWN)]
+    return [encode(record) for record in ((appointed,), *chains, *below, *removals)]
+
+
+def invitation_seeds() -> list[bytes]:
+    addresses = [f"/ip4/192.168.7.9/tcp/4001/p2p/{FOUNDER.peer_id}", f"/ip6/2606::1/tcp/443/p2p/{FOUNDER.peer_id}"]
+    kinds: tuple[dict[str, Any], ...] = ({"name": "a friend"}, {"membership": 9999, "invites": True})
+    return [invite(FOUNDER, RUN.id, addresses, now=NOW - 9, seconds=999, **kind).text.encode() for kind in kinds]
+
+
+def mdns_seeds() -> list[bytes]:
+    pairs = (b"run=" + RUN.id.hex().encode(), b"task=gsm8k", b"protocol=4")
+    addresses = [bytes((192, 168, 7, 9)), bytes((127, 0, 0, 1)), bytes((10, 0, 0, 1)), bytes(15) + b"\x01"]
+    text = b"".join(bytes((len(pair),)) + pair for pair in pairs)
+    return [msgpack.packb([peer.peer_id, text, addresses, 4001]) for peer in PEERS[:2]]
+
+
+def jail_seeds() -> list[bytes]:
+    values = (1, -2.5, 1j, "a\n'b", b"\xff", [1, (2, {3})], {"a": [None, True]}, 10**400, ...)
+    return [repr(("", value)).encode() for value in values] + [b"('ValueError', 0)", b"('', 1e999)"]
+
+
+# --- how they change --------------------------------------------------------------------------------------------------
+
+
+def change_record(data: bytes, rng: random.Random) -> bytes:
+    """Some field of a certificate or a removal changed, and mostly signed again by who is its issuer then."""
+
+    def change(fields: Any) -> Any:
+        if isinstance(fields, list) and fields and isinstance(fields[0], list):
+            return [_signed(_changed(one, rng), "issuer", rng, Certificate) for one in fields]
+        return _signed(_changed(fields, rng), "issuer", rng, Removal)
+
+    return _repacked(data, change, rng)
+
+
+def change_invitation(data: bytes, rng: random.Random) -> bytes:
+    body = data.removeprefix(PREFIX.encode())
+    try:
+        packed = base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4))
+    except ValueError:
+        return raw(data, rng)
+    changed = _repacked(packed, lambda fields: _signed(_changed(fields, rng), "inviter", rng, Invitation), rng)
+    return raw(data, rng) if rng.random() < 0.2 else PREFIX.encode() + base64.urlsafe_b64encode(changed).rstrip(b"=")
+
+
+def change_mdns(data: bytes, rng: random.Random) -> bytes:
+    return _repacked(data, lambda fields: _changed(fields, rng), rng)
+
+
+def _changed(fields: Any, rng: random.Random) -> Any:
+    """One field changed: a peer by another of this world, a time by one about now, or anything."""
+    if not isinstance(fields, list) or not fields or rng.random() < 0.2:
+        return fields
+    place, fields = rng.randrange(len(fields)), list(fields)
+    if isinstance(fields[place], bytes) and len(fields[place]) == len(OWN.author) and rng.random() < 0.8:
+        fields[place] = rng.choice(PEERS).author
+    elif isinstance(fields[place], int) and rng.random() < 0.5:
+        fields[place] = NOW + rng.choice((-(10**6), -1, 0, 1, 10801, 10**9))
+    else:
+        fields[place] = other(fields[place], rng)
+    return fields
+
+
+def _signed(fields: Any, signer: str, rng: random.Random, kind: type[Signed]) -> Any:
+    """The fields with the signature of a peer of this world; as they are if they are no such record."""
+    try:
+        made = msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, TypeError):
+        return fields
+    who = IDENTITIES.get(getattr(made, signer))
+    made = made if who is None or rng.random() < 0.1 else made.signed_by(who)
+    return msgspec.to_builtins(made, builtin_types=(bytes,))
+
+
+def _repacked(data: bytes, change: Callable[[Any], Any], rng: random.Random) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(change(msgpack.unpackb(data)))
+    except (*MSGPACK_ERRORS, OverflowError):
+        return raw(data, rng)
+    return raw(data, rng) if rng.random() < 0.1 else packed
