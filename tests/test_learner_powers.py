@@ -43,7 +43,6 @@ from tests.support.learners import (
     gradient_of,
     learner,
     weights_of,
-    with_claims,
 )
 from tests.support.small_models import plain_logprobs, tiny_policy, twin
 
@@ -83,26 +82,6 @@ def test_rewards_that_do_not_match_their_completions_are_refused() -> None:
 
 
 # --- other denominators ---------------------------------------------------------------------------------------------
-
-
-def test_dropped_samples_can_leave_the_denominator() -> None:
-    """The two of OWN[0] with Â < 0 are made strange; the rest is averaged over itself, the idle counted as kept."""
-    strange = with_claims(OWN[0], -1e-4)
-    parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
-    inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
-    first, second = inside.step([strange, OWN[2]]), outside.step([strange, OWN[2]])
-    assert first.diagnostics.overall["filtered"] == second.diagnostics.overall["filtered"] == 2
-    assert second.loss == pytest.approx(first.loss * 8 / 6, rel=1e-5)
-    assert second.gradient_norm == pytest.approx(first.gradient_norm * 8 / 6, rel=1e-5)
-    assert_close(gradient_of(outside), {n: g * 8 / 6 for n, g in gradient_of(inside).items()})
-
-
-def test_a_mean_over_tokens_divides_by_every_token_of_the_batch() -> None:
-    by_token, fixed = (learner(parts=p) for p in ({"aggregation": "token"}, {"aggregation": "fixed", "divisor": 7.0}))
-    first, second = by_token.step(OWN), fixed.step(OWN)
-    tokens = sum(len(c) for group in OWN for c in group.parts[0].completions)
-    assert first.loss * tokens == pytest.approx(second.loss * 7 * 4 * len(OWN), abs=1e-5)
-    assert_close(gradient_of(by_token), {n: g * 7 * 16 / tokens for n, g in gradient_of(fixed).items()})
 
 
 def test_without_the_end_token_the_batch_has_fewer_tokens() -> None:
