@@ -23,6 +23,7 @@ from tests.support.learners import (
     assert_same,
     by_hand,
     changed,
+    coarse,
     decoder_sizes,
     gradient_of,
     in_turns,
@@ -193,7 +194,7 @@ def test_broken_weights_are_reported_and_not_made_worse() -> None:
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("policy", [POLICY, LORA, coarse()], ids=["full", "lora", "bf16"])
 def test_after_restore_training_goes_on_bit_for_bit(policy: Policy) -> None:
     original = learner(policy)
     original.step(OWN)
@@ -208,8 +209,8 @@ def test_after_restore_training_goes_on_bit_for_bit(policy: Policy) -> None:
         report = resumed.step(BATCH)
         assert report.skipped is None and resumed.steps == original.steps == 2
         assert_same(weights_of(resumed), weights_of(original))
-        mine, theirs = resumed.state()[1], original.state()[1]
-        assert_same(mine, theirs)
+        for mine, theirs in zip(resumed.state(), original.state(), strict=True):
+            assert_same(mine, theirs)
 
 
 def test_a_saved_state_is_a_snapshot() -> None:

@@ -142,3 +142,10 @@ def by_hand(policy: Policy, group: TrainingGroup) -> Group:
         claimed = completion.logprobs.astype(float).tolist()
         completions.append(HandCompletion(list(new), new.tolist(), claimed, completion.finished))
     return Group(part.source == "own", [float(reward) for reward in part.rewards], completions, part.weight)
+
+
+def coarse(lora: bool = False) -> Policy:
+    """A policy whose weights have few digits."""
+    policy = tiny_policy(vocab_size=32, lora=lora, initializer_range=1.0)
+    policy.model.to(torch.bfloat16)
+    return policy
