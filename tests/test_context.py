@@ -131,24 +131,16 @@ def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engin
     return engine, engine.load(arithmetic_settings(**flags), task, eval_data=eval_data)
 
 
-def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(held_out: bool, tmp_path: Path) -> None:
     long = "1+2+3+4+5+6+7+8+9="
-    engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", [*SUMS, long]))
-    with pytest.raises(
-        UsageError, match=r"Line 26 of sums.jsonl \(the training data\) is a prompt of 18 tokens, and the run allows 17"
-    ) as told:
+    file = rows_in(tmp_path / "longer.jsonl", [*SUMS, long])
+    engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", SUMS) if held_out else file, file if held_out else None)
+    place = rf"Line 26 of longer.jsonl \(the {'held-out' if held_out else 'training'} data\)"
+    with pytest.raises(UsageError, match=rf"{place} is a prompt of 18 tokens, and the run allows 17") as told:
         engine.open(arithmetic_run(facts, prompt_tokens=17))
     assert long in told.value.what and "prompt_tokens" in told.value.fix
     engine.open(arithmetic_run(facts, prompt_tokens=18))
-
-
-def test_a_held_out_row_longer_than_the_runs_cap_is_refused_too(tmp_path: Path) -> None:
-    held_out = rows_in(tmp_path / "more.jsonl", [*SUMS[:3], "1+2+3+4+5+6+7+8+9="])
-    engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", SUMS), held_out)
-    with pytest.raises(
-        UsageError, match=r"Line 4 of more.jsonl \(the held-out data\) is a prompt of 18 tokens, and the run allows 17"
-    ):
-        engine.open(arithmetic_run(facts, prompt_tokens=17))
 
 
 def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tmp_path: Path) -> None:
@@ -197,20 +189,13 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
     assert " ERROR " in last and "has room for 20" in last
 
 
-LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"
-DRY_RUN = "join --dry-run --model {model} --home {home} --host 127.0.0.1"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("context", "line", "told"),
-    [
-        (16, "fit --model {model} --vram 8 --task arithmetic", LONG_COMPLETIONS),
-        (16, DRY_RUN, LONG_COMPLETIONS),
-    ],
+    "line",
+    ["fit --model {model} --vram 8 --task arithmetic", "join --dry-run --model {model} --home {home} --host 127.0.0.1"],
 )
-def test_it_is_foreseen_before_anything_is_started(context: int, line: str, told: str, tmp_path: Path) -> None:
-    name = model_in(tmp_path / "short", max_position_embeddings=context)
-    words = [word.format(model=name, home=tmp_path / "home") for word in line.split()]
-    ended = run_cli(*words, timeout=PATIENCE)
-    assert ended.returncode != 0 and re.search(told, " ".join((ended.stdout + ended.stderr).split())), ended
+def test_it_is_foreseen_before_anything_is_started(line: str, tmp_path: Path) -> None:
+    name = model_in(tmp_path / "short", max_position_embeddings=16)
+    ended = run_cli(*line.format(model=name, home=tmp_path / "home").split(), timeout=PATIENCE)
+    told = " ".join((ended.stdout + ended.stderr).split())
+    assert ended.returncode != 0 and re.search("up to 16 tokens, but .* room for 16", told), ended

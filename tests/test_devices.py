@@ -51,8 +51,8 @@ from ftis_node.worker.messages import (
     TryRows,
     Write,
 )
-from tests.support.cli import refused
-from tests.support.daemons import Join, run_cli
+from tests.support.cli import answer, refused
+from tests.support.daemons import Join
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 Answer = TypeVar("Answer")
@@ -157,18 +157,13 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
 @pytest.mark.parametrize(
     ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 3), ("shards", 3)])
 )
-def test_the_same_tokens_come_with_any_number_of_ranks(
+def test_tokens_answers_and_their_figures_are_the_same(
     node_of: Callable[[str, int], Node], kind: str, ranks: int
 ) -> None:
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     for rows in (ROWS, [3], []):
-        one, other = alone.ask(Generate(rows, slots=rows)), together.ask(Generate(rows, slots=rows))
-        assert one.groups == other.groups and len(one.groups) == len(rows)
-
-
-@pytest.mark.parametrize(("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("shards", 3)]))
-def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], Node], kind: str, ranks: int) -> None:
-    alone, together = node_of(kind, 1), node_of(kind, ranks)
+        made, same = alone.ask(Generate(rows, slots=rows)), together.ask(Generate(rows, slots=rows))
+        assert made.groups == same.groups and len(made.groups) == len(rows)
     assert alone.ask(TryRows(ROWS)) == together.ask(TryRows(ROWS))
     for node in (alone, together):
         assert node.ask(AddEvaluation("other", "arithmetic-4", None, 11)) == 11
@@ -238,14 +233,14 @@ def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Node]]:
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Node]]:
     """A compute process whose second rank fails once in this way."""
     made: list[Node] = []
 
-    def start(how: str) -> Node:
+    def start(how: str, **settings: Any) -> Node:
         monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
         monkeypatch.setenv("FTIS_TEST_FAILS", how)
-        made.append(Node(tmp_path, 2, lora=False))
+        made.append(Node(tmp_path, 2, **{"lora": False} | settings))
         return made[-1]
 
     yield start
@@ -254,7 +249,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
 
 
 def test_where_memory_is_short_in_one_all_begin_anew(
-    failing: Callable[[str], Node], node_of: Callable[[str, int], Node]
+    failing: Callable[..., Node], node_of: Callable[[str, int], Node]
 ) -> None:
     node, alone = failing("memory"), node_of("full", 1)
     made = alone.ask(Generate(ROWS)).groups
@@ -265,19 +260,11 @@ def test_where_memory_is_short_in_one_all_begin_anew(
     assert node.move(made, 1).memory_retries == 0
 
 
-async def test_shards_end_together_where_memory_is_short_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
-    monkeypatch.setenv("FTIS_TEST_FAILS", "memory")
-    worker = Worker()
-    worker.start()
-    settings = arithmetic_settings(device="cpu,cpu", generation_batch=32, **KINDS["shards"])
-    facts = await worker.call(Load(settings=settings, task="arithmetic"))
-    await worker.call(Open(arithmetic_run(facts)))
-    made = (await worker.call(Generate(ROWS))).groups
+def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[..., Node]) -> None:
+    node = failing("memory", **KINDS["shards"])
     with pytest.raises(WorkerDied) as died:
-        await worker.call(Step(batch_of(ROWS, made, uneven=True)))
+        node.move(node.ask(Generate(ROWS)).groups, 1)
     assert died.value.no_room
-    await worker.stop()
 
 
 async def test_a_node_whose_shards_had_no_room_takes_half_the_next_time(
@@ -296,7 +283,7 @@ async def test_a_node_whose_shards_had_no_room_takes_half_the_next_time(
 
 @pytest.mark.slow
 def test_what_fails_in_one_fails_in_all_and_changes_nothing(
-    failing: Callable[[str], Node], node_of: Callable[[str, int], Node]
+    failing: Callable[..., Node], node_of: Callable[[str, int], Node]
 ) -> None:
     node = failing("at once")
     made = node_of("full", 1).ask(Generate(ROWS)).groups
@@ -470,5 +457,5 @@ def test_more_devices_leave_each_less_to_hold_but_not_for_generation() -> None:
 
 
 def test_fit_plans_for_devices_of_different_sizes() -> None:
-    told = json.loads(run_cli("fit", "--model", "tiny-a", "--vram", "3,2", "--task", "arithmetic", "--json").stdout)
+    told = answer("fit", "--model", "tiny-a", "--vram", "3,2", "--task", "arithmetic")
     assert told["devices"] == 2 and told["budget_gb"] == 2 and "--devices cuda:0,cuda:1" in told["command"]

@@ -129,6 +129,11 @@ def test_libraries_out_of_their_ranges_are_told(tmp_path: Path, monkeypatch: pyt
     assert [one.verdict for one in found] == ["fail", "fail", "warn", "ok"]
     assert "numpy" in found[0].text and found[1].text == "surely-not-there>=1 is not installed."
     assert found[3].text.startswith("1 are within")
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: ["surely-not-there>=1"])
+    monkeypatch.setattr(machine, "_TOLD", ("surely-not-there", "hivemind"))
+    found = list(machine.libraries(a_case(tmp_path)))
+    assert [one.verdict for one in found] == ["fail", "ok"], "one that is missing is one finding"
+    assert "hivemind" in found[1].text and "surely" not in found[1].text
 
 
 def test_a_machine_that_p2pd_is_not_made_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,14 +187,6 @@ def test_a_gpu_of_a_kind_that_no_node_ran_on_is_told(
     assert told.keys() == {"warn"} and said in told["warn"].text
     assert seen(machine.torch_, a_case(tmp_path, device="cpu")).keys() == {"ok"}
     assert ("for ROCm 7.1" in told["warn"].text) == (build == "hip")
-
-
-def test_a_library_that_is_missing_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.metadata, "requires", lambda _: ["surely-not-there>=1"])
-    monkeypatch.setattr(machine, "_TOLD", ("surely-not-there", "hivemind"))
-    found = list(machine.libraries(a_case(tmp_path)))
-    assert [one.verdict for one in found] == ["fail", "ok"] and found[1].text.startswith("0 are within")
-    assert "hivemind" in found[1].text and "surely" not in found[1].text
 
 
 def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(

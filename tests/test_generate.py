@@ -152,21 +152,6 @@ def test_rows_that_end_at_very_different_times_stay_themselves(eos: tuple[int, .
     assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 1e-4
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
-    def sample(seed: int) -> list[list[list[int]]]:
-        return ids_of(generate(POLICIES["full"], PROMPTS, group=4, sampling=sampling, generator=seeded(seed)))
-
-    sampling = Sampling(max_new_tokens=10, temperature=1.0, eos=(1,))
-    assert sample(7) == sample(7)
-    assert sample(7) != sample(8)
-
-
-def test_sampling_with_a_generator_leaves_the_global_random_state_alone() -> None:
-    before = torch.get_rng_state()
-    generate(POLICIES["full"], PROMPTS, group=2, sampling=Sampling(5, 1.0, (1,)), generator=seeded(0))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_completions_of_a_group_are_drawn_independently() -> None:
     sampling = Sampling(max_new_tokens=12, temperature=2.0, eos=(1,))
     (group,) = generate(POLICIES["full"], [PROMPTS[0]], group=12, sampling=sampling, generator=seeded(5))

@@ -25,23 +25,26 @@ def small_answers(path: Path) -> list[str]:
 @pytest.mark.skipif(not QWEN_TOKENIZER.exists(), reason="the real tokenizer and data are not beside the project")
 @pytest.mark.parametrize("instruct", [False, True])
 def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, join: Join, *, instruct: bool) -> None:
-    data = tmp_path / "rows.jsonl"
-    questions = small_answers(data)
+    questions = small_answers(tmp_path / "rows.jsonl")
     small = taught_qwen(tmp_path / "small", questions, hidden=24, layers=2, seed=1, instruct=instruct)
     large = taught_qwen(tmp_path / "large", questions, hidden=32, layers=3, seed=2, instruct=instruct)
-    run_file = tmp_path / "run.toml"
-    made = run_cli(
-        *("run", "new", "--task", "gsm8k", "--data", str(data), "--model", str(small)),
-        *("--completion-tokens", "16", "-o", str(run_file), "--json"),
-    )
-    assert made.returncode == 0, made.stderr
+    run_file = shared(tmp_path, join, small, large, "--model", str(small), "--completion-tokens", "16")
     assert ("chat = " in run_file.read_text()) is instruct
-    common = ("--task", "gsm8k", "--data", str(data), "--set", "batch_groups=6", "--set", "eval_prompts=8")
-    first = join("first", "--model", str(small), "--run", str(run_file), *common)
-    second = join("second", "--model", str(large), "--peers", first.address(), *common)
+
+
+def shared(path: Path, join: Join, one: Path, other: Path, *flags: str, chunked: bool = False) -> Path:
+    """Daemons with these two models learn from each other in a run that these flags make; its file."""
+    run_file, task = path / "run.toml", ("--task", "gsm8k", "--data", str(path / "rows.jsonl"))
+    made = run_cli("run", "new", *task, *flags, "-o", str(run_file), "--json")
+    assert made.returncode == 0, made.stderr
+    common = (*task, "--set", "batch_groups=6", "--set", "eval_prompts=8")
+    first = join("first", "--model", str(one), "--run", str(run_file), *common)
+    second = join("second", "--model", str(other), "--peers", first.address(), *common)
     for daemon in (first, second):
         daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
-    check_shared(first, second, run=json.loads(made.stdout)["id"])
+    assert not chunked or first.status()["tokenizer"] != second.status()["tokenizer"]
+    check_shared(first, second, run=json.loads(made.stdout)["id"], chunked=chunked)
+    return run_file
 
 
 def check_shared(*daemons: Daemon, run: str, chunked: bool = False) -> None:
@@ -63,17 +66,7 @@ def check_shared(*daemons: Daemon, run: str, chunked: bool = False) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not GPT2_TOKENIZER.exists(), reason="the real tokenizers and data are not beside the project")
 def test_qwens_and_gpt2s_tokenizers_share_a_run_of_text(tmp_path: Path, join: Join) -> None:
-    data, run_file = tmp_path / "rows.jsonl", tmp_path / "run.toml"
-    questions = small_answers(data)
+    questions = small_answers(tmp_path / "rows.jsonl")
     qwen = taught_qwen(tmp_path / "qwen", questions, hidden=24, layers=2, seed=1)
     llama = taught(random_llama(tmp_path / "llama", hidden=32, layers=3, seed=2), questions, seed=2)
-    task = ("--task", "gsm8k", "--data", str(data))
-    made = run_cli("run", "new", "--any-tokenizer", *task, "--completion-tokens", "24", "-o", str(run_file), "--json")
-    assert made.returncode == 0, made.stderr
-    common = (*task, "--set", "batch_groups=6", "--set", "eval_prompts=8")
-    first = join("first", "--model", str(qwen), "--run", str(run_file), *common)
-    second = join("second", "--model", str(llama), "--peers", first.address(), *common)
-    for daemon in (first, second):
-        daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
-    assert first.status()["tokenizer"] != second.status()["tokenizer"]
-    check_shared(first, second, run=json.loads(made.stdout)["id"], chunked=True)
+    shared(tmp_path, join, qwen, llama, "--any-tokenizer", "--completion-tokens", "24", chunked=True)

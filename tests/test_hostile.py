@@ -263,8 +263,8 @@ async def test_row_07_17_31_who_ages_stops_crawls_floods_or_calls_without_end_ho
         await fight.goes_on("the nodes go on with one another meanwhile")
 
 
-async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:
-    async with attacked(stage, content.Row32NoSignal) as fight:
+async def counted_and_never_used(stage: Stage, kind: type[Attack]) -> None:
+    async with attacked(stage, kind) as fight:
         await until(
             lambda: all(
                 status["pool"]["no_signal"] > fight.before[name]["pool"]["no_signal"] + 10
@@ -273,6 +273,10 @@ async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(sta
             "they were counted",
         )
     assert fight.used_by_attackers() == 0
+
+
+async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:
+    await counted_and_never_used(stage, content.Row32NoSignal)
 
 
 @pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
@@ -341,15 +345,7 @@ async def test_row_47_lies_about_text_are_refused_for_what_they_are(mixed_stage:
 
 
 async def test_row_47_text_that_nobody_can_read_takes_no_place_in_a_batch(mixed_stage: Stage) -> None:
-    async with attacked(mixed_stage, text.Row47Unreadable) as fight:
-        await until(
-            lambda: all(
-                status["pool"]["no_signal"] > fight.before[name]["pool"]["no_signal"] + 10
-                for name, status in mixed_stage.ring.statuses().items()
-            ),
-            "they were counted",
-        )
-    assert fight.used_by_attackers() == 0
+    await counted_and_never_used(mixed_stage, text.Row47Unreadable)
 
 
 @pytest.mark.parametrize("kind", [text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -22,7 +20,6 @@ from ftis_node.tasks import (
     JUDGED_RULES,
     PURE_RULES,
     RULES,
-    begin_group,
     judge,
     load_evaluation,
     load_task,
@@ -142,21 +139,11 @@ def test_rules_that_need_a_process_are_not_scored_without_one() -> None:
 def test_a_rule_lasts_as_long_as_its_context() -> None:
     with scoring("integer") as rate:
         assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
-    before = judges()
+    before = set(psutil.Process().children())  # of other tests
     with scoring("math") as rate:
         assert rate("<think></think><answer>24/2</answer>", "12").reward == 1.0
-        children = judges()
-    assert len(children - before) == 1
-    assert {pid for pid in children if psutil.pid_exists(pid)} <= before
-
-
-def judges() -> set[int]:
-    """Processes of this one that judge, also for other tests."""
-    found = set()
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            found |= {child.pid} if "judge_child" in " ".join(child.cmdline()) else set()
-    return found
+        [child] = set(psutil.Process().children()) - before
+    assert not psutil.pid_exists(child.pid)
 
 
 def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,80 +200,16 @@ def test_an_attack_scores_nothing_and_stalls_nobody(hasty: Judge, attack: str) -
     assert (strict.reward, strict.lenient) == (0.0, False)
 
 
-def test_the_next_answer_after_an_attack_is_judged_by_another_process() -> None:
-    with Judge() as one:
-        assert one.same("12", "24/2")
-        first = one.pid
-        began = time.monotonic()
-        assert not one.same("12", STALLING["tower"])
-        assert time.monotonic() - began < BOUND
-        assert one.pid is None and first is not None and not psutil.pid_exists(first)
-        assert one.same("12", "24/2")
-        assert one.pid != first
-        assert (one.started, one.unanswered) == (2, 1)
-
-
-def test_a_group_of_attacks_costs_three_of_them() -> None:
-    with Judge("regex", seconds=0.15) as one:
-        one.begin()
-        assert not any(one.same(r"(a+)+b", "a" * 60) for _ in range(12))
-        assert (one.started, one.unanswered) == (3, 12)
-        assert not one.same(r"(a+)+b", "aab"), "the rest of that group is wrong, whatever it says"
-        one.begin()
-        assert one.same(r"(a+)+b", "aab"), "the next group is another's"
-
-
-def test_groups_begin_for_scorers_and_single_answers_know_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(judge.SECONDS, "regex", 0.15)
-    monkeypatch.setattr("ftis_node.tasks.asked.UNANSWERED_A_GROUP", 1)
-    attack, right = (f"<think></think><answer>{answer}</answer>" for answer in ("a" * 60, "aab"))
-    with scoring("regex") as rate:
-        assert [rate(text, "(a+)+b").reward for text in (attack, attack, right)] == [0.0, 0.0, 1.0]
-        begin_group(rate)
-        assert [rate(text, "(a+)+b").reward for text in (right, attack, right)] == [1.0, 0.0, 0.0]
-        begin_group(rate)
-        assert rate(right, "(a+)+b").reward == 1.0
-    with scoring("integer") as rate:
-        begin_group(rate)  # it makes no difference
-        assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
-
-
-def test_a_parent_with_much_memory_is_no_reason_to_start_anew() -> None:
+def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_anew() -> None:
     held = bytearray(os.urandom(1 << 20) * 600)  # more than half of what the process may have
     with Judge(seconds=BOUND) as one:
         assert all(one.same(str(number), str(number)) for number in range(5))
         assert one.started == 1
         assert one.pid is not None
-        assert psutil.Process(one.pid).memory_info().vms < 1 << 29
+        child = psutil.Process(one.pid)
+        assert child.memory_info().vms < 1 << 29
+        assert child.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) and child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     del held
-
-
-def test_memory_is_limited() -> None:
-    with Judge(seconds=BOUND) as one:
-        assert one.same("1", "1")
-        assert one.pid is not None
-        assert psutil.Process(one.pid).rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30)
-        assert psutil.Process(one.pid).rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
-
-
-def test_that_it_died_between_two_answers_is_not_the_next_ones_fault() -> None:
-    with Judge() as one:
-        assert one.same("1", "1")
-        assert one.pid is not None
-        os.kill(one.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
-        assert one.same("2", "2")
-        assert (one.started, one.unanswered) == (2, 0)
-
-
-def test_a_process_that_falls_silent_is_replaced() -> None:
-    with Judge(seconds=0.5) as one:
-        assert one.same("1", "1")
-        assert one.pid is not None
-        os.kill(one.pid, signal.SIGSTOP)
-        assert not one.same("1", "1"), "the answer at hand is lost"
-        assert one.same("1", "1")
-        assert one.started == 2
 
 
 def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s() -> None:
@@ -361,15 +284,6 @@ def test_the_whole_answer_has_to_match(gold: str, answer: str, right: bool, monk
     with scoring("regex") as rate:
         verdict = rate(f"<think></think><answer>{answer}</answer>", gold)
     assert (verdict.reward, verdict.lenient) == (float(right), right)
-
-
-def test_an_expression_that_backtracks_for_ever_stalls_nobody() -> None:
-    with Judge("regex", seconds=0.15) as one:
-        began = time.monotonic()
-        assert not one.same(r"(a+)+b", "a" * 60)
-        assert time.monotonic() - began < BOUND
-        assert one.same(r"(a+)+b", "aab")
-        assert (one.started, one.unanswered) == (2, 1)
 
 
 @pytest.mark.parametrize("answer", ["a" * 1_000_000, "\u0301\u0323" * 400_000])

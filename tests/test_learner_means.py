@@ -11,16 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ftis_node.learner import TrainingGroup
 from ftis_node.learner.batch import Batch, after_both
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from tests.support.learners import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
-from tests.support.objective_by_hand import CAP, RULES, Group, loss_by_hand
-from tests.support.objective_by_hand import Completion as HandCompletion
-from tests.support.small_models import plain_logprobs
+from tests.support.learners import (
+    FOREIGN,
+    OWN,
+    POLICY,
+    TEMPERATURE,
+    assert_close,
+    by_hand,
+    changed,
+    gradient_of,
+    learner,
+)
+from tests.support.objective_by_hand import CAP, RULES, loss_by_hand
+from tests.support.small_models import plain_logprobs, twin
 
 MIXED = [1.0, 0.5, 0.5, 0.0]
 
@@ -32,19 +40,6 @@ def partly_right(group: TrainingGroup, rewards: Sequence[float], claims: Sequenc
         for c, claim in zip(group.parts[0].completions, claims, strict=True)
     ]
     return changed(group, completions=made, rewards=list(rewards))
-
-
-def by_hand(group: TrainingGroup) -> Group:
-    """The group as `objective_by_hand` computes with it: log-probs of a plain forward pass, in float64."""
-    part = group.parts[0]
-    completions = []
-    for completion in part.completions:
-        with torch.no_grad():
-            start = plain_logprobs(POLICY, [group.prompt_ids], [completion.token_ids], TEMPERATURE).double()
-        completions.append(
-            HandCompletion(list(start), start.tolist(), completion.logprobs.astype(float).tolist(), completion.finished)
-        )
-    return Group(part.source == "own", [float(reward) for reward in part.rewards], completions)
 
 
 BATCH = [
@@ -66,18 +61,13 @@ def test_a_step_with_rewards_at_the_mean_is_the_one_written_out_by_hand(
     parts: dict[str, Any] = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
     subject = learner(objective=name, parts=parts)
     subject.gate = -4.0
-    expected, _ = loss_by_hand(rule, [by_hand(group) for group in BATCH], -4.0)
-    assert subject.step(BATCH).loss == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
-
-
-def test_what_lies_at_the_mean_and_far_away_leaves_the_denominator() -> None:
-    """All four are strange, so the filter keeps the right one alone, and the loss is its own."""
-    group = with_claims(changed(FOREIGN[0], rewards=MIXED), -1e-4)
-    parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
-    inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
-    first, second = inside.step([group]), outside.step([group])
-    assert second.diagnostics.overall["filtered"] == 3
-    assert second.loss == pytest.approx(4 * first.loss, rel=1e-5)
+    reference = twin(POLICY)
+    expected, kept = loss_by_hand(rule, [by_hand(reference, group) for group in BATCH], -4.0)
+    expected.backward()
+    report = subject.step(BATCH)
+    assert report.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    assert_close(gradient_of(subject), {n: p.grad for n, p in reference.model.named_parameters() if p.grad is not None})
+    assert (kept.count(False) > 0) == (rule.g is not None or rule.gate)
 
 
 def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() -> None:

@@ -6,7 +6,6 @@ again in plain Python from the paper's formulas, and float64 autograd differenti
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.objective import PRESETS, Objective, Terms
+from ftis_node.objective import PRESETS, Objective
 from tests.support.objective_batches import graded, packed
 from tests.support.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
 
@@ -34,7 +33,7 @@ def random_step(seed: int, *, later: bool) -> list[Group]:
             spread = rng.choice([far, 2 * far])
             claimed = [min(0.0, x + rng.gauss(0, spread)) for x in start]
             completions.append(Completion(new, start, claimed, ended=rng.random() < 0.6))
-        groups.append(Group(index % 2 == 0, rewards, completions))
+        groups.append(Group(index % 2 == 0, rewards, completions, weight=1.0 if index % 2 == 0 else 0.25))
     return groups
 
 
@@ -52,6 +51,7 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         generator=[completion.generator for completion in completions],
         ended=[completion.ended for completion in completions],
         own=[group.own for group, *_ in taught],
+        weights=[group.weight for group, *_ in taught],
         gate=level,
     )
     terms = objective.terms(**batch | {"new": torch.stack([x for completion in completions for x in completion.new])})
@@ -130,73 +130,11 @@ def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None
     agree(objective, replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
 
 
-def test_a_step_worked_on_paper() -> None:
-    # Two groups of two, one right and one wrong each: Â = ±1. The foreign wrong one has d = −8: e^8 − 9 ≥ 50.
-    def completion(d: float, length: int) -> Completion:
-        new = [torch.tensor(-10.0, dtype=torch.float64, requires_grad=True) for _ in range(length)]
-        return Completion(new, [-10.0] * length, [-10.0 - d] * length, ended=True)
-
-    mine = Group(True, [1.0, 0.0], [completion(0.0, 2), completion(0.0, 4)])
-    theirs = Group(False, [1.0, 0.0], [completion(math.log(4), 1), completion(-8.0, 3)])
-    idle = Group(False, [1.0, 1.0], [completion(0.0, 2), completion(0.0, 2)])
-    groups = [mine, theirs, idle]
-    # Three groups: 1/3 · 1/2 · (1 − 1 + min(4, 2) + 0).
-    loss, kept = loss_of_the_code(PRESETS["ftis"], groups, None)
-    assert kept == [True, True, True, False] and loss.item() == pytest.approx(-2 / 6)
-    assert slopes(loss, groups) == pytest.approx([-1 / 12] * 2 + [1 / 24] * 4 + [-2 / 6] + [0.0] * 7)
-    # Tokens: (2 − 4 + 2) / 14, or of the 11 kept.
-    token = PRESETS["ftis"].replace(aggregation="token")
-    assert slopes(loss_of_the_code(token, groups, None)[0], groups)[:3] == pytest.approx([-1 / 14] * 2 + [1 / 14])
-    token = token.replace(count_dropped=False)
-    assert slopes(loss_of_the_code(token, groups, None)[0], groups)[:3] == pytest.approx([-1 / 11] * 2 + [1 / 11])
-    # A sixth of a sixteenth a token, whatever the length.
-    fixed = PRESETS["ftis"].replace(aggregation="fixed", divisor=CAP)
-    assert slopes(loss_of_the_code(fixed, groups, None)[0], groups)[:3] == pytest.approx([-1 / 96] * 2 + [1 / 96])
-    # The author's: Â = ±1/2, five of six samples, and no EOS: one token of two, three of four, none of one.
-    loss, kept = loss_of_the_code(PRESETS["ftis-author"], groups, None)
-    assert kept == [True, True, True, False] and loss.item() == pytest.approx(0)
-    assert slopes(loss, groups) == pytest.approx([-1 / 10, 0.0] + [1 / 30] * 3 + [0.0] * 9)
-    # The gate opens to the foreign right answer at s = −10, and never to the wrong one.
-    for level, opened in [(None, False), (-9.9, False), (-10.0, True)]:
-        loss, kept = loss_of_the_code(PRESETS["gated"], groups, level)
-        assert kept == [True, True, opened, False]
-        assert loss.item() == pytest.approx(-1 / 6 if opened else 0)
-
-
-def test_one_token_worked_on_paper() -> None:
-    # ρ = e^(−1+3) = 7.39 is cut to C = 2; R = e^0.1 = 1.105 is inside the clip; Â = 1.5.
-    token = packed([[-1.0]], [1.5], new=[[-0.9]], generator=[[-3.0]])
-    terms, gradient = graded(PRESETS["ftis"], token)
-    assert terms.value.item() == pytest.approx(2 * math.exp(0.1) * 1.5)
-    assert gradient.item() == pytest.approx(2 * math.exp(0.1) * 1.5)
-    assert (terms.truncated.tolist(), terms.clipped.tolist()) == ([True], [False])
-    assert terms.loss_weight.item() == pytest.approx(1.5 * 2)
-    # NoIS does not see ρ; GRPO clips it at 1.2 and has no gradient left.
-    terms, gradient = graded(PRESETS["nois"], token)
-    assert gradient.item() == pytest.approx(math.exp(0.1) * 1.5)
-    assert terms.loss_weight.item() == pytest.approx(1.5)
-    terms, gradient = graded(PRESETS["grpo"], token)
-    assert terms.value.item() == pytest.approx(1.2 * 1.5)
-    assert (gradient.item(), terms.clipped.tolist(), terms.truncated.tolist()) == (0.0, [True], [False])
-
-
 def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage() -> None:
     objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
     for advantage, claimed, kept in [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)]:
         terms = objective.terms(**packed([[-2.0]], [advantage], generator=[[claimed]]))
         assert terms.kept.tolist() == [kept], (advantage, claimed)
-
-
-def test_weight_of_a_source_scales_value_gradient_and_loss_weight() -> None:
-    def weighed(weight: float) -> tuple[Terms, Tensor]:
-        batch = packed([[-1.0, -2.5]], [1.0], [[-1.1, -2.4]], [[-1.5, -0.5]], weights=[weight])
-        return graded(PRESETS["ftis"], batch)
-
-    (whole, whole_gradient), (quarter, quarter_gradient) = weighed(1.0), weighed(0.25)
-    assert whole_gradient.all() and whole.loss_weight.all()
-    assert torch.allclose(quarter.value, whole.value / 4)
-    assert torch.allclose(quarter_gradient, whole_gradient / 4)
-    assert torch.allclose(quarter.loss_weight, whole.loss_weight / 4)
 
 
 def test_half_precision_is_computed_in_float32() -> None:

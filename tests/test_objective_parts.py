@@ -118,32 +118,6 @@ def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
         assert terms.kept.tolist() == [not dropped]
 
 
-def test_ftis_is_the_papers() -> None:
-    ftis = PRESETS["ftis"]
-    assert (ftis.importance, ftis.truncation, ftis.threshold, ftis.epsilon) == ("truncated", 2.0, 50.0, 0.2)
-    assert (ftis.divergence, ftis.reduction, ftis.advantage, ftis.own_only) == ("k3_reverse", "mean", "mean_std", False)
-    assert (ftis.gate, ftis.aggregation, ftis.count_dropped, ftis.count_end) == (None, "sample", True, True)
-    assert ftis.inner_steps == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("grpo", {"importance": "vanilla", "threshold": None, "own_only": True}),
-        ("nois", {"importance": "none", "threshold": None}),
-        ("vis", {"importance": "vanilla", "threshold": None}),
-        ("tis", {"threshold": None}),
-        ("f-nois", {"importance": "none"}),
-        ("f-vis", {"importance": "vanilla"}),
-        ("opsm", {"importance": "vanilla", "divergence": "k1", "threshold": 0.5}),
-        ("gated", {"importance": "none", "threshold": None, "gate": 0.0}),
-        ("ftis-author", {"advantage": "mean", "count_end": False, "count_dropped": False}),
-    ],
-)
-def test_every_other_preset_is_ftis_but_for_this(name: str, changes: dict[str, Any]) -> None:
-    assert PRESETS[name] == PRESETS["ftis"].replace(name=name, **changes)
-
-
 WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
     "advantage": ("mean_std, mean", ["median"]),
     "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),

@@ -120,10 +120,7 @@ class Oracle:
             trainer.loss_type = "cispo"
         trainer.importance_sampling_level = "sequence" if objective.ratio == "sequence" else "token"
         low, high = objective.epsilon or 0.2, objective.epsilon_high or objective.epsilon or 0.2
-        trainer.epsilon_low, trainer.epsilon_high = (
-            low,
-            high + (objective.ratio == "detached"),
-        )  # of cispo the cap itself
+        trainer.epsilon_low, trainer.epsilon_high = low, high + (objective.ratio == "detached")  # of cispo the cap
         trainer.use_vllm = not vanilla
         trainer.off_policy_mask_threshold = objective.threshold
         trainer.get_off_policy_mask = k3_reverse_mask if objective.divergence == "k3_reverse" else self.k1_mask
@@ -267,21 +264,10 @@ def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, policy: Policy
 
 def test_the_losses_differ_from_one_another(batch: Batch, policy: Policy) -> None:
     # Or the comparison above would show nothing.
-    names = (
-        "nois",
-        "vis",
-        "tis",
-        "f-nois",
-        "f-vis",
-        "ftis",
-        "mis",
-        "gspo",
-        "cispo",
-        "dapo",
-        "icepop",
-        "geo-rs",
-        "dppo",
-    )
+    names = [
+        *("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "mis"),
+        *("gspo", "cispo", "dapo", "icepop", "geo-rs", "dppo"),
+    ]
     gradients = [our_gradient(PRESETS[name], policy, batch) for name in names]
     for one, other in itertools.combinations(gradients, 2):
         assert relative_error(one, other) > 1e-2

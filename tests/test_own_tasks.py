@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import re
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -19,7 +20,8 @@ from ftis_node.cli import app
 from ftis_node.config.run import CODE, check_fit, check_named, load_run_file, make_run
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
-from ftis_node.tasks import Score, begin_group, judge, load_evaluation, load_task, make_task, score, scoring
+from ftis_node.tasks import Score, judge, load_evaluation, load_task, make_task, score, scoring
+from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
 from tests.support.small_models import arithmetic_run, arithmetic_settings, packed, tiny_tokenizer
@@ -145,11 +147,9 @@ def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(judge.SECONDS, "regex", 30.0)  # a loaded machine may take its time
-    rows = [json.dumps({"prompt": f"{i}+1=", "answer": r"\d"}) + "\n" for i in range(5)]
-    (tmp_path / "t.jsonl").write_text("".join(rows))
-    engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
-    before = children()
-    assert not before, "none is started before the first answer"
+    before = set(psutil.Process().children())
+    engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"\d"] * 5, field="prompt")), reward="regex")
+    assert set(psutil.Process().children()) == before, "none is started before the first answer"
     foreign = group(engine, "<think></think><answer>7</answer>", "<think></think><answer>77</answer>")
     found: list[Any] = []
     side = threading.Thread(target=lambda: found.extend(engine.score(0, foreign) for _ in range(20)))
@@ -159,18 +159,16 @@ def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
         engine.evaluate()
     side.join()
     assert found == [[1.0, 0.0]] * 20
-    assert len(children()) == 2
+    assert len(set(psutil.Process().children()) - before) == 2
     engine.close()
-    assert not children()
+    assert set(psutil.Process().children()) <= before
 
 
 def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(judge.SECONDS, "regex", 1.0)
-    rows = [json.dumps({"prompt": f"{i}+1=", "answer": r"(1+)+|7"}) + "\n" for i in range(5)]
-    (tmp_path / "t.jsonl").write_text("".join(rows))
-    engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
+    engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"(1+)+|7"] * 5, field="prompt")), reward="regex")
     right, hanging = "<think></think><answer>7</answer>", f"<think></think><answer>{'1' * 60}2</answer>"
     try:
         assert engine.score(0, group(engine, right, hanging)) == [1.0, 0.0]
@@ -178,17 +176,6 @@ def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group
         assert engine.score(0, group(engine, right)) == [1.0]
     finally:
         engine.close()
-
-
-def children() -> list[int]:
-    return [pid for pid in map(_judging, psutil.Process().children()) if pid is not None]
-
-
-def _judging(child: psutil.Process) -> int | None:
-    """The pid of a process that judges; None of another, or one that has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return child.pid if "judge_child" in " ".join(child.cmdline()) else None
-    return None
 
 
 # Python functions
@@ -257,7 +244,7 @@ def judge(text, answer):
     )
 
 def build():
-    return make_task([(f"{i}", f"{i}") for i in range(20)], reward=judge, reward_seconds=0.3)
+    return make_task([(f"{i}", f"{i}") for i in range(20)], reward=judge, reward_seconds=0.5)
 
 def gone():
     if os.environ.get("GONE"):
@@ -273,6 +260,59 @@ def odd(folder: Path) -> Iterator[Guarded]:
     with scoring("", load_task("odd:build", code=True).scorer) as guarded:
         assert isinstance(guarded, Guarded)
         yield guarded
+        pid = guarded.pid
+    assert pid is None or not psutil.pid_exists(pid), "it ends with its context"
+
+
+class Child(NamedTuple):
+    """A process that judges, with a right answer and one that hangs."""
+
+    asked: Asked
+    right: Callable[[], bool]
+    hanging: Callable[[], bool]
+
+
+@pytest.fixture(params=["regex", "function"])
+def child(request: pytest.FixtureRequest) -> Iterator[Child]:
+    if request.param == "function":
+        odd: Guarded = request.getfixturevalue("odd")
+        yield Child(odd, lambda: odd("good", "gold").lenient, lambda: odd("backtrack", "").lenient)
+        return
+    with judge.Judge("regex") as one:
+        yield Child(one, lambda: one.same("(a+)+b", "aab"), lambda: one.same("(a+)+b", "a" * 60))
+
+
+def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child: Child) -> None:
+    assert child.right()
+    first = child.asked.pid
+    assert first is not None and not any(child.hanging() for _ in range(4))
+    assert child.asked.pid is None and not psutil.pid_exists(first)
+    assert child.right(), "no group was begun"
+    assert (child.asked.started, child.asked.unanswered) == (5, 4)
+
+
+def test_a_group_that_hangs_costs_three_answers(child: Child) -> None:
+    child.asked.begin()
+    assert not any(child.hanging() for _ in range(12))
+    assert not child.right(), "the rest of that group is wrong, whatever it says"
+    assert (child.asked.started, child.asked.unanswered) == (3, 13)
+    child.asked.begin()
+    assert child.right(), "the next group is another's"
+
+
+def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Child) -> None:
+    assert child.right() and child.asked.pid is not None
+    os.kill(child.asked.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.asked.pid, os.WEXITED | os.WNOWAIT)
+    assert child.right()
+    assert (child.asked.started, child.asked.unanswered) == (2, 0)
+
+
+@pytest.mark.parametrize("text", ["loop", "die"])
+def test_a_reward_that_hangs_or_dies_is_told(odd: Guarded, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    assert odd(text, "") == Score(0.0, False, False)
+    assert "took longer than 0.5 s, or ended its process: such answers count as wrong" in caplog.text
+    assert odd("good", "gold").reward == 1.0 and odd.started == 2
 
 
 def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, caplog: pytest.LogCaptureFixture) -> None:
@@ -288,39 +328,12 @@ def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, capl
     ]
 
 
-@pytest.mark.parametrize("text", ["loop", "backtrack", "die"])
-def test_a_reward_that_hangs_or_dies_costs_an_answer_and_not_the_node(
-    odd: Guarded, caplog: pytest.LogCaptureFixture, text: str
-) -> None:
-    assert odd("good", "gold").reward == 1.0
-    first = odd.pid
-    assert first is not None and odd(text, "") == Score(0.0, False, False)
-    assert not psutil.pid_exists(first)
-    assert odd("good", "gold").reward == 1.0 and odd.started == 2
-    assert "took longer than 0.3 s, or ended its process: such answers count as wrong" in caplog.text
-
-
-def test_a_group_that_hangs_a_reward_costs_three_answers(odd: Guarded) -> None:
-    begin_group(odd)
-    assert [odd("die", "").reward for _ in range(3)] == [0.0] * 3
-    assert odd("good", "gold").reward == 0.0 and odd.started == 3, "the rest is not asked about"
-    begin_group(odd)
-    assert odd("good", "gold").reward == 1.0
-
-
 def test_a_reward_whose_process_does_not_start_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "odd.py").write_text(ODD)
     scorer = load_task("odd:gone", code=True).scorer
     monkeypatch.setenv("GONE", "1")
     with scoring("", scorer) as guarded, pytest.raises(UserError, match="runs the reward function of odd:gone was not"):
         guarded("good", "")
-
-
-def test_the_process_of_a_reward_ends_with_its_context(odd: Guarded) -> None:
-    with scoring("", odd) as other:
-        assert other("good", "").reward == 1.0 and isinstance(other, Guarded) and other is not odd
-        pid = other.pid
-    assert pid is not None and not psutil.pid_exists(pid)
 
 
 def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:

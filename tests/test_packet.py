@@ -22,6 +22,7 @@ from ftis_node.packet import (
     Group,
     Packet,
     PacketError,
+    TextPacket,
     author_digest,
     decode,
     encode,
@@ -31,7 +32,10 @@ from ftis_node.packet import (
 )
 from tests.support.damage import one_spelling
 
-VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "packets.json").read_text())
+FOLDER = Path(__file__).parent.parent / "proto" / "vectors"
+VERSIONS = [
+    json.loads((FOLDER / name).read_text()) for name in ("packets.json", "text_packets.json", "turn_packets.json")
+]
 U64 = st.integers(0, 2**64 - 1)
 
 
@@ -115,31 +119,32 @@ def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tok
     assert decode(data).lengths == (tokens,)
 
 
-@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
+def columns(packet: Packet | TextPacket) -> dict[str, Any]:
+    """What a test vector says of a packet beside its header."""
+    if isinstance(packet, TextPacket):
+        return {"sizes": packet.pieces.tolist(), "text": packet.text.hex()}
+    given = packet.given
+    turns = {} if given is None else {"turns": given.turns, "runs": given.runs, "given": given.ids}
+    return {name: part.tolist() for name, part in {"token_ids": packet.token_ids, **turns}.items()}
+
+
+@pytest.mark.parametrize("vector", [one for kind in VERSIONS for one in kind["accepted"]], ids=lambda one: one["name"])
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
-    ids, bits = iter(vector["token_ids"]), iter(vector["logprob_bits"])
-    completions = []
-    for length, finished in zip(vector["lengths"], vector["finished"], strict=True):
-        logprobs = np.array([int(next(bits), 16) for _ in range(length)], np.uint32).view(np.float32)
-        completions.append(Completion(np.array([next(ids) for _ in range(length)], np.uint32), logprobs, finished))
-    packet = pack_group(
-        run_id=bytes.fromhex(vector["run_id"]),
-        author=bytes.fromhex(vector["author"]),
-        round=vector["round"],
-        slot=vector["slot"],
-        policy_step=vector["policy_step"],
-        prompt_ids=vector["prompt_ids"],
-        completions=completions,
-    )
     data = bytes.fromhex(vector["packet"])
-    assert packet.author_digest.hex() == vector["author_digest"]
-    assert packet.prompt_digest.hex() == vector["prompt_digest"]
-    assert encode(packet) == data
-    assert encode(decode(data)) == data
-    assert packet_digest(data).hex() == vector["sha256"]
+    found = decode(data)
+    assert [found.round, found.slot, found.policy_step] == [vector[name] for name in ("round", "slot", "policy_step")]
+    prompt = vector["prompt"] if isinstance(found, TextPacket) else vector["prompt_ids"]
+    digests = [author_digest(bytes.fromhex(vector["author"])), prompt_digest(prompt)]
+    assert [found.run_id.hex(), found.author_digest, found.prompt_digest] == [vector["run_id"], *digests]
+    assert [list(found.finished), list(found.lengths)] == [vector["finished"], vector["lengths"]]
+    assert columns(found) == {name: vector[name] for name in columns(found)}
+    assert [f"{bits:08x}" for bits in found.logprobs.copy().view(np.uint32).tolist()] == vector["logprob_bits"]
+    assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
 
 
-@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["why"])
+@pytest.mark.parametrize(
+    "vector", [one for kind in VERSIONS for one in kind["refused"]], ids=lambda one: one.get("why") or one["name"]
+)
 def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
     with pytest.raises(PacketError):
         decode(bytes.fromhex(vector["packet"]))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -18,16 +15,13 @@ from ftis_node.packet import (
     PacketError,
     TextCompletion,
     TextPacket,
-    author_digest,
     decode,
     encode,
     pack_text_group,
-    packet_digest,
     prompt_digest,
 )
 from tests.support.damage import damaged, one_spelling
 
-VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "text_packets.json").read_text())
 RUN_ID = bytes(range(16))
 AUTHOR = bytes(range(38))
 
@@ -74,29 +68,6 @@ def test_the_vector_of_the_specification() -> None:
         "03c408" + prompt_digest("2+2=").hex() + "c4010191"
         "02c4020101c4023432c40c000000be000080be000000bf"
     )
-
-
-@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
-    data = bytes.fromhex(vector["packet"])
-    found = decode(data)
-    assert isinstance(found, TextPacket)
-    assert [found.round, found.slot, found.policy_step] == [vector[name] for name in ("round", "slot", "policy_step")]
-    assert (found.run_id.hex(), found.author_digest) == (
-        vector["run_id"],
-        author_digest(bytes.fromhex(vector["author"])),
-    )
-    assert found.prompt_digest == prompt_digest(vector["prompt"])
-    assert (list(found.finished), list(found.lengths)) == (vector["finished"], vector["lengths"])
-    assert (found.pieces.tolist(), found.text.hex()) == (vector["sizes"], vector["text"])
-    assert [f"{bits:08x}" for bits in found.logprobs.view(np.uint32).tolist()] == vector["logprob_bits"]
-    assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
-
-
-@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
-def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
-    with pytest.raises(PacketError):
-        decode(bytes.fromhex(vector["packet"]))
 
 
 pieces = st.lists(st.binary(min_size=1, max_size=255), max_size=5)

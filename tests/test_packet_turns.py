@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,9 @@ from ftis_node.packet import (
     Group,
     Packet,
     PacketError,
-    author_digest,
     decode,
     encode,
     pack_group,
-    packet_digest,
-    prompt_digest,
     prompt_digests,
 )
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
@@ -31,7 +27,6 @@ from ftis_node.swarm.identity import Identity
 from tests.support.damage import damaged, one_spelling
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run
 
-VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "turn_packets.json").read_text())
 SPECIFICATION = Path(__file__).parent.parent / "proto" / "PACKET.md"
 END, CAP = 999, 12
 RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(998, END))
@@ -79,28 +74,6 @@ def test_the_vector_of_the_specification() -> None:
     small = encode(packet(episode([5, 9], [6, 7], [9]), author=bytes(range(38))))
     spelled = SPECIFICATION.read_text().replace("\n    ", " ").replace(" ", "")
     assert small.hex() in spelled
-
-
-@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
-    data = bytes.fromhex(vector["packet"])
-    found = decode(data)
-    assert isinstance(found, Packet) and found.given is not None
-    for name in ("round", "slot", "policy_step"):
-        assert getattr(found, name) == vector[name]
-    assert found.author_digest == author_digest(bytes.fromhex(vector["author"]))
-    assert found.prompt_digest == prompt_digest(vector["prompt_ids"])
-    assert [list(found.finished), list(found.lengths)] == [vector["finished"], vector["lengths"]]
-    ids = {"turns": found.given.turns, "runs": found.given.runs, "token_ids": found.token_ids, "given": found.given.ids}
-    assert {name: part.tolist() for name, part in ids.items()} == {name: vector[name] for name in ids}
-    assert [f"{bits:08x}" for bits in found.logprobs.copy().view(np.uint32).tolist()] == vector["logprob_bits"]
-    assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
-
-
-@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
-def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
-    with pytest.raises(PacketError):
-        decode(bytes.fromhex(vector["packet"]))
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -185,31 +186,25 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("targets", [(), ATTENTION, ALL], ids=["full", "lora", "lora-all"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen", "llama"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "targets", "quantisation"),
+    [
+        *itertools.product(("qwen", "llama"), ("float32", "bfloat16"), ((), ATTENTION, ALL), ("none",)),
+        ("qwen", "bfloat16", ATTENTION, "nf4"),
+    ],
+)
 def test_activations_are_what_a_real_pass_takes(
-    kind: str, dtype: Any, targets: tuple[str, ...], checkpointing: bool
+    kind: str, dtype: Any, targets: tuple[str, ...], quantisation: Any, checkpointing: bool
 ) -> None:
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
-    tokens = 4 * (48 + 4 * 32)
-    setup = Setup(bool(targets), dtype, "none", "adamw", checkpointing, tokens, 4, 8, targets, "native")
+    tokens, four_bits = 4 * (48 + 4 * 32), quantisation == "nf4"
+    setup = Setup(bool(targets), dtype, quantisation, "adamw", checkpointing, tokens, 16, 8, targets, "native")
     need = estimate(geometry_of(small_config(kind), "small"), workload, setup, "cpu")
-    policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
-    measured = peak_of_a_pass(policy, workload, groups=4)
-    assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_four_bits_take_what_is_predicted(checkpointing: bool) -> None:
-    workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
-    setup = Setup(True, "bfloat16", "nf4", "adamw", checkpointing, 704, 16, 8, ATTENTION, "native")
-    need = estimate(geometry_of(small_config("qwen"), "small"), workload, setup, "cpu")
-    policy = small_policy("qwen", torch.bfloat16, ATTENTION, checkpointing, four_bits=True)
+    policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
     policy.model.eval()
-    assert peak_of_generating(policy, workload, rows=16) <= 1.1 * (need.kv_cache + need.sampling)
+    assert not four_bits or peak_of_generating(policy, workload, rows=16) <= 1.1 * (need.kv_cache + need.sampling)
 
 
 def without_data(model: Any) -> None:
@@ -264,41 +259,30 @@ def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
     return alive.peak
 
 
-@pytest.mark.parametrize("words", [26, 6000])
-@pytest.mark.parametrize(("prompt_tokens", "completion_tokens"), [(8, 64), (96, 8)])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(
+    ("engine", "group", "prompt_tokens", "completion_tokens", "words"),
+    [
+        *itertools.product(("native",), (1, 4), (8,), (64,), (26, 6000)),
+        *itertools.product(("native",), (1, 4), (96,), (8,), (26, 6000)),
+        *(("hf", 4, 8, 64, 6000), ("hf", 4, 96, 8, 26)),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_generating_takes_no_more_than_planned(
-    dtype: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
+    dtype: Any, engine: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
 ) -> None:
+    """By the native decoder's formula a large vocabulary would take up to 1.8 times the plan in transformers'."""
     workload = Workload(prompt_tokens, completion_tokens, group, batch_groups=4)
     config = small_config("qwen")
     config.vocab_size = words
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.lean
-    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), "native")
+    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), engine)
     need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
-    measured = peak_of_generating(policy, workload, rows=32)
-    planned = need.kv_cache + need.sampling
-    assert measured < 1.1 * planned
-    assert group > 1 or measured > 0.9 * planned, "it is planned for prompts that no other row has"
-
-
-@pytest.mark.parametrize(("prompt_tokens", "completion_tokens", "words"), [(8, 64, 6000), (96, 8, 26)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_hf_engine_takes_about_what_is_planned(
-    dtype: Any, prompt_tokens: int, completion_tokens: int, words: int
-) -> None:
-    """By the native decoder's formula a large vocabulary would take up to 1.8 times the plan."""
-    workload = Workload(prompt_tokens, completion_tokens, 4, batch_groups=4)
-    config = small_config("qwen")
-    config.vocab_size = words
-    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
-    policy = replace(ready(Policy("small", model, word_tokenizer(words), torch.device("cpu"))), engine="hf")
-    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), "hf")
-    need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
-    assert 0.85 < peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling) < 1.3
+    taken = peak_of_generating(replace(policy, engine=engine), workload, rows=32) / (need.kv_cache + need.sampling)
+    assert taken < (1.1 if engine == "native" else 1.3)
+    assert taken > (0.85 if engine == "hf" else 0.9 if group == 1 else 0), "prompts that no other row has are planned"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -357,21 +341,6 @@ def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
 
 def planned(shape: Geometry, gb: float, workload: Workload = GSM8K, device: Any = "cuda", **wishes: Any) -> Plan:
     return plan(shape, int(gb * GB), workload, Wishes(**wishes), device, eight_bit=wishes.get("optimiser") is not None)
-
-
-def test_half_a_billion_is_trained_in_full_on_24_gb() -> None:
-    chosen = planned(HALF, 24)
-    assert chosen.fits
-    assert (chosen.lora, chosen.dtype, chosen.optimiser) == (False, "bfloat16", "adamw")
-    assert "Full training fits" in chosen.reasons[0]
-
-
-def test_three_billion_get_lora_on_24_gb_and_are_told_why() -> None:
-    chosen = planned(THREE, 24)
-    assert chosen.fits
-    assert chosen.lora
-    assert chosen.reasons[0].startswith("LoRA, because full training with gradient checkpointing needs")
-    assert "weights, gradients and optimiser state" in chosen.reasons[0]
 
 
 def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:

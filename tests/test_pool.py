@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ftis_node.swarm.pool import Pool, Scored
+from tests.support.clock import Clock
 from tests.support.scored_groups import scored
 
 Key = tuple[bytes, int, int]
-
-
-class Clock:
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:

@@ -23,7 +23,7 @@ from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Sizes
-from tests.support.learners import OWN, learner, vertical
+from tests.support.learners import OWN, assert_same, learner, vertical, weights_of
 from tests.support.small_models import arithmetic_run, arithmetic_settings, opened_engine
 from tests.support.steps import step_report, taken_step
 
@@ -123,10 +123,13 @@ def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: lis
 @pytest.mark.usefixtures("no_waiting")
 def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing() -> None:
     subject = proven()
+    before = weights_of(subject)
     failing(subject, 10**9)
     with pytest.raises(FtisError, match="single completion"):
         subject.step(long_batch())
     assert subject.micro_batch_tokens == 103
+    assert_same(weights_of(subject), before)
+    assert all(parameter.grad is None for parameter in subject.trainable.values())
 
 
 def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[float]) -> None:
@@ -150,7 +153,9 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     assert engine._evaluating.size < 64 and engine._generating.size == 64
     tokens = engine.learner.micro_batch_tokens
     failing(engine, 3)
-    assert engine.generate(list(range(8))).generation_batch < 64
+    answer = engine.generate(list(range(8)))
+    assert answer.generation_batch < 64 and [len(group.rewards) for group in answer.groups] == [8] * 8
+    assert engine.generate([1]).generation_batch == answer.generation_batch, "what was learned is kept"
     assert engine.learner.micro_batch_tokens == tokens
 
 

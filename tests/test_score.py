@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +33,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
 from tests.support.small_models import (
+    held_for_backward,
     logprobs_of,
     plain_logprobs,
     policies,
@@ -255,19 +254,6 @@ class _Largest(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.elements = max(self.elements, tensor.numel())
         return out
-
-
-@contextmanager
-def held_for_backward() -> Iterator[list[int]]:
-    """Collects the number of elements of every tensor that is kept for the way back."""
-    sizes: list[int] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield sizes
 
 
 def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:

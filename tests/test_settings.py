@@ -33,36 +33,15 @@ def refused(**layers: Any) -> UsageError:
     return caught.value
 
 
-@pytest.mark.parametrize("top", ["default", "task", "profile", "file", "environment", "flags"])
-def test_each_layer_wins_over_those_below_it(top: str, tmp_path: Path) -> None:
-    names = ["default", "task", "profile", "file", "environment", "flags"]
-    given_layers = names[: names.index(top) + 1]
-    file = tmp_path / "settings.toml"
-    file.write_text("wait = 11.0\n")
-    settings, origins = settled(
-        task="arithmetic" if "task" in given_layers else "gsm8k",
-        file=file if "file" in given_layers else None,
-        environment={"FTIS_WAIT": "12"} if "environment" in given_layers else {},
-        flags=({"wait": 13.0} if "flags" in given_layers else {})
-        | ({"profile": "laptop"} if "profile" in given_layers else {}),
-    )
-    expected = {
-        **{"default": (10.0, "default"), "task": (2.0, "task arithmetic"), "profile": (30.0, "profile laptop")},
-        **{"file": (11.0, f"file {file}"), "environment": (12.0, "environment FTIS_WAIT"), "flags": (13.0, "flags")},
-    }
-    assert (settings.wait, origins["wait"]) == expected[top]
-    assert origins["seed"] == "default"
-
-
 _layer = st.fixed_dictionaries(
-    {}, optional={name: st.integers(1, 99) for name in ("batch_groups", "eval_every", "eval_prompts", "lora_rank")}
+    {}, optional={name: st.integers(1, 99) for name in ("batch_groups", "eval_every", "eval_prompts", "wait")}
 )
 
 
 @effort(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(file=_layer, environment=_layer, flags=_layer)
+@given(profile=st.sampled_from(["none", *PROFILES]), file=_layer, environment=_layer, flags=_layer)
 def test_the_highest_layer_that_names_a_setting_decides(
-    tmp_path: Path, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
+    tmp_path: Path, profile: str, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
 ) -> None:
     path = tmp_path / "settings.toml"
     path.write_text("".join(f"{key} = {value}\n" for key, value in file.items()))
@@ -70,9 +49,11 @@ def test_the_highest_layer_that_names_a_setting_decides(
         task="arithmetic",
         file=path,
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
-        flags=flags,
+        flags=flags | {"profile": profile},
     )
     layers = [("default", DEFAULT.model_dump()), ("task arithmetic", TASKS["arithmetic"].settings)]
+    if profile != "none":
+        layers += [(f"profile {profile}", {name: value for name, (value, _) in PROFILES[profile].choices.items()})]
     layers += [(f"file {path}", file)]
     layers += [(f"environment FTIS_{key.upper()}", {key: value}) for key, value in environment.items()]
     layers += [("flags", flags)]

@@ -218,14 +218,6 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
     assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"
 
 
-def test_a_sample_is_no_larger_than_asked_and_differs(bench: Bench) -> None:
-    for number in range(1, 30):
-        bench.add(signed(number, 0))
-    samples = [frozenset(known.announcement.author for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
-    assert {len(sample) for sample in samples} == {5}
-    assert len(set(samples)) > 1
-
-
 def test_a_sample_of_a_flood_is_new_to_the_peer_and_differs() -> None:
     bench = Bench(capacity=64)
     for number in range(1, 65):

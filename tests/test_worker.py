@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -67,14 +68,8 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @on_one_loop
-async def test_it_answers_from_another_process(worker: Worker) -> None:
-    assert worker.pid is not None and worker.pid != os.getpid()
-    answer = await worker.call(Generate([0, 1]))
-    assert [len(group.rewards) for group in answer.groups] == [8, 8]
-
-
-@on_one_loop
 async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
+    assert worker.pid is not None and worker.pid != os.getpid()
     calls = [worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)]
     answers = await asyncio.gather(*calls)
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
@@ -83,18 +78,21 @@ async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
 
 
 @on_one_loop
-async def test_a_mistake_of_the_user_arrives_with_its_fix(worker: Worker) -> None:
-    with pytest.raises(UsageError) as caught:
-        await worker.call(Load(settings=settings(model="tiny-z"), task="arithmetic"))
-    assert "'tiny-z'" in caught.value.what and "Did you mean 'tiny-" in caught.value.fix
-
-
-@on_one_loop
-async def test_a_user_error_that_is_no_usage_error_stays_one(worker: Worker, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "kind", "fix"),
+    [("tiny-z", UsageError, "Did you mean 'tiny-"), ("{tmp}", UserError, "--model FOLDER")],
+)
+async def test_a_mistake_of_the_user_arrives_with_its_fix(
+    worker: Worker, tmp_path: Path, model: str, kind: type[UserError], fix: str
+) -> None:
     (tmp_path / "config.json").write_text("rubbish")
+    load = Load(settings=settings(model=model.format(tmp=tmp_path)), task="arithmetic")
+    loading = asyncio.create_task(worker.call(load))
+    await asyncio.sleep(0)
+    assert worker.owing_seconds() == 0.0, "a download takes as long as it takes"
     with pytest.raises(UserError) as caught:
-        await worker.call(Load(settings=settings(model=str(tmp_path)), task="arithmetic"))
-    assert type(caught.value) is UserError and "--model FOLDER" in caught.value.fix
+        await loading
+    assert type(caught.value) is kind and fix in caught.value.fix
 
 
 @on_one_loop
@@ -133,16 +131,6 @@ async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(work
 
 
 @on_one_loop
-async def test_loading_is_not_held_against_it(worker: Worker) -> None:
-    model = settings(model="tiny-z")
-    loading = asyncio.create_task(worker.call(Load(settings=model, task="arithmetic")))
-    await asyncio.sleep(0)
-    assert worker.owing_seconds() == 0.0, "a download takes as long as it takes"
-    with pytest.raises(UsageError):
-        await loading
-
-
-@on_one_loop
 async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker) -> None:
     (group,) = (await worker.call(Generate([3]))).groups
     long = asyncio.create_task(worker.call(Generate([3] * 150)))
@@ -175,8 +163,9 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert time.monotonic() - began < 1
         assert [type(result) for result in results] == [WorkerDied] * 3
-        with pytest.raises(WorkerDied):
-            await worker.call(Evaluate())
+        for dead in (worker, Worker()):  # or never started
+            with pytest.raises(WorkerDied):
+                await dead.call(Evaluate())
 
 
 @on_one_loop
@@ -217,12 +206,6 @@ async def test_it_can_be_stopped_before_it_listens() -> None:
         await worker.stop()  # while it still imports torch, and so cannot see that we are gone
         assert time.monotonic() - began < 1
         assert pid is not None and not psutil.pid_exists(pid)
-
-
-@on_one_loop
-async def test_before_its_start_it_cannot_be_asked() -> None:
-    with pytest.raises(WorkerDied):
-        await Worker().call(Evaluate())
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

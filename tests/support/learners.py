@@ -17,7 +17,9 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
-from tests.support.small_models import tiny_policy, twin
+from tests.support.objective_by_hand import Completion as HandCompletion
+from tests.support.objective_by_hand import Group
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 
 TEMPERATURE = 1.3
 POLICY = tiny_policy(vocab_size=32)
@@ -129,3 +131,21 @@ def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
         group,
         completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made],
     )
+
+
+def by_hand(policy: Policy, group: TrainingGroup) -> Group:
+    """The group as `objective_by_hand` computes with it: log-probs of a plain forward pass, in float64."""
+    part, completions = group.parts[0], []
+    for completion in part.completions:
+        new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE).double()
+        new = new if completion.given is None else new[torch.from_numpy(~completion.given)]
+        claimed = completion.logprobs.astype(float).tolist()
+        completions.append(HandCompletion(list(new), new.tolist(), claimed, completion.finished))
+    return Group(part.source == "own", [float(reward) for reward in part.rewards], completions, part.weight)
+
+
+def coarse(lora: bool = False) -> Policy:
+    """A policy whose weights have few digits."""
+    policy = tiny_policy(vocab_size=32, lora=lora, initializer_range=1.0)
+    policy.model.to(torch.bfloat16)
+    return policy

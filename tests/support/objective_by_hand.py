@@ -57,6 +57,7 @@ class Group:
     own: bool
     rewards: list[float]
     completions: list[Completion]
+    weight: float = 1.0
 
 
 def kept_by_hand(rule: Rule, group: Group, completion: Completion, advantage: float, level: float | None) -> bool:
@@ -110,7 +111,7 @@ def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[
             ]
             if not kept or not terms:
                 continue
-            total = torch.stack(terms).sum()
+            total = group.weight * torch.stack(terms).sum()
             total = total / {"sample": length, "token": 1, "fixed": CAP}[rule.aggregation]
             if rule.count_dropped and rule.aggregation != "token":
                 total = total / len(group.rewards)

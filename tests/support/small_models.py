@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,19 @@ def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions
         distribution = torch.log_softmax(logits[:, : len(policy.tokenizer)] / temperature, -1)
         out += [distribution[place, token] for place, token in enumerate(answer)]
     return torch.stack(out)
+
+
+@contextmanager
+def held_for_backward() -> Iterator[list[int]]:
+    """Collects the number of elements of every tensor that is kept for the way back."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
 
 
 def logprob_errors(policy: Policy, prompts: Sequence[Sequence[int]], groups: Any, temperature: float) -> Any:
