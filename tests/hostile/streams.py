@@ -1,10 +1,9 @@
-"""Attacks on what carries the calls: rows 33, 39, 40, 41, 61 and 62."""
+"""Attacks on what carries the calls: rows 33, 39, 40, 41 and 62."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 
 import psutil
 from hivemind.p2p import P2P, PeerID
@@ -189,26 +188,6 @@ class Row41Requests(Attack):
             while True:
                 digests = [self.rng.randbytes(32) for _ in range(64)]
                 await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), writer)
-
-
-class Row61AskedAgain(Crowd):
-    """The same announcements, run files and look-ups asked for again and again, by several keys at once."""
-
-    row = 61
-    rate = 20.0
-    PEERS = 6
-
-    async def strike(self) -> None:
-        wanted = list(self.peer.heard)
-        digests = [ref.digest for told in self.peer.heard.values() for ref in told.packets][:64]
-        for caller, target in itertools.product(self.peers, self.peer.targets):
-            await self._try(caller.exchange(target, wanted=wanted, again=True))
-            await self._try(caller.meet(target))
-            await self._try(self._look_up(caller, target, digests))
-
-    async def _look_up(self, caller: Hostile, target: Target, digests: list[bytes]) -> None:
-        async for _ in await caller.stub(target).rpc_fetch(ftis_pb2.FetchRequest(digests=digests)):
-            pass
 
 
 class Row62Addresses(Attack):
