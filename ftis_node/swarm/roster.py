@@ -232,7 +232,7 @@ class Roster:
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(RecordError):
                 kept = self._hear(record, peer)
-                if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # not a forged older one
+                if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
                     self._told[peer].add(kept.signature)
         if self._unsaved:
             self.save()
