@@ -247,6 +247,7 @@ def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer
         "print(1.0)",
         "breakpoint()",
         "Function('f')('1.0')",
+        "Function('f', __eq__=Add)(x)",
         "Symbol('x').subs",
         "(yield 1)",
         "entry['answer']",

@@ -302,6 +302,14 @@ def test_a_removed_member_learns_of_it_from_whoever_refuses_it_and_believes_the_
     assert "this node was removed" in ann.shut_out and "this node was removed" in roster_of(ANN, invitation()).shut_out
 
 
+def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of: Rosters) -> None:
+    cara = roster_of(CARA)
+    assert cara.meet(ANN.author, encode(ANNS)) is None
+    forged = (msgspec.structs.replace(certificate(FOUNDER, ANN, issued_at=1), signature=bytes(1500)),)
+    cara.hear([encode(forged), encode(ANNS)], ANN.author)
+    assert cara._told[ANN.author] == {ANNS[0].signature}
+
+
 def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Rosters, tmp_path: Path, time: Time) -> None:
     founder = roster_of(FOUNDER)
     orders = tmp_path / FOUNDER.peer_id / "orders"

@@ -231,7 +231,8 @@ class Roster:
         remember(self._told, peer, set(), PEERS_MAX)
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(RecordError):
-                if (kept := self._hear(record, peer)) is not None:
+                kept = self._hear(record, peer)
+                if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
                     self._told[peer].add(kept.signature)
         if self._unsaved:
             self.save()

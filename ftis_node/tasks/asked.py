@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any, Self
 from ftis_node.errors import UserError
 
 UNANSWERED_A_GROUP = 3
-"""So many answers of a group may get no verdict; the rest of it is wrong unasked, or a group would take a minute."""
+"""So many answers of a group may get no verdict, or its wrong ones take the time of so many; the rest of it is wrong
+unasked, or a group would take a minute."""
 
 
 START_SECONDS = 60.0
@@ -40,7 +42,7 @@ class Asked(ABC):
         """
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
-        self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
+        self._left: float | None = None  # of what may go unanswered in this group; None: answers come one by one
         self._rule, self._memory = rule, memory
         self._seconds, self._start_seconds = seconds, start_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,12 +82,13 @@ class Asked(ABC):
         Raises:
             UserError: the process cannot be started.
         """
-        if self._left == 0:
+        if self._left is not None and self._left <= 0:
             self.unanswered += 1
             return None
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it died between two answers: the next one has no part in that
         connection = self._connection or self._start()
+        began = time.monotonic()
         try:
             connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -95,9 +98,9 @@ class Asked(ABC):
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
-        if verdict is None:
-            self.unanswered += 1
-            self._left = None if self._left is None else self._left - 1
+        self.unanswered += verdict is None
+        if self._left is not None and not verdict:
+            self._left -= max(verdict is None, (time.monotonic() - began) / self._seconds)
         if grown:
             self.close()
         return verdict

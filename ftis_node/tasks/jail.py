@@ -291,7 +291,7 @@ _BUILTINS = frozenset(
 # `integrate` and `expand` do, nor those that parse another text.
 _MATHEMATICS = _BUILTINS | frozenset(
     """
-    Integer Float Rational Symbol Function Pow Mul Add Abs factorial exp log ln sqrt cbrt root sign sin cos tan cot sec
+    Integer Float Rational Symbol Pow Mul Add Abs factorial exp log ln sqrt cbrt root sign sin cos tan cot sec
     csc asin acos atan acot asec acsc sinh cosh tanh coth asinh acosh atanh acoth pi oo
     a b c d e f g h i j k l m n o p q r s t u v w x y z A B C D E F G H I J K L M P R T U V W X Y Z
     """.split()  # noqa: SIM905
