@@ -87,13 +87,17 @@ class Uploads:
             slot = await self._slot(peer)
             for digest in digests:
                 delay, body = self._traffic.delay(), self._body(digest)
-                given = body is None or self._given.may(peer, digest)
-                if slot is None or slot.lost or delay > BUSY_AFTER or not given:
+                if (
+                    slot is None
+                    or slot.lost
+                    or delay > BUSY_AFTER
+                    or (body is not None and not self._given.may(peer, digest))
+                ):
                     yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                     continue
                 status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                 chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                self._traffic.packet(peer, chunk.ByteSize())
+                self._traffic.send(peer, chunk.ByteSize())
                 await asyncio.sleep(delay)
                 slot.expect(chunk.ByteSize())
                 yield chunk

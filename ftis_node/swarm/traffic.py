@@ -51,17 +51,13 @@ class Traffic:
         self._strangers = Budgets(boot_seconds, rate / ANSWERS_PART / STRANGERS_PART, rate / STRANGERS_PART)
 
     def send(self, peer: bytes, size: int) -> None:
-        """Count bytes that go out now, whatever the limit: packets wait the longer."""
+        """Count bytes that go out, whatever the limit: the next packets wait the longer."""
         self.sent[peer] += size
         self._upload.wait(ALL, size)
 
     def delay(self) -> float:
         """Seconds that the next packet must wait."""
         return self._upload.wait(ALL, 0)
-
-    def packet(self, peer: bytes, size: int) -> None:
-        """Count a packet that goes out after the `delay`."""
-        self.send(peer, size)
 
     def room(self, peer: bytes) -> float:
         """Bytes that an answer to this peer may have now; at 0 or below it has to be no larger than the question."""
