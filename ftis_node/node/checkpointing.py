@@ -14,7 +14,7 @@ from ftis_node.config.checks import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation
-from ftis_node.host.files import bytes_under, removed_if_it_fails, replace_text
+from ftis_node.host.files import bytes_under, kept, removed_if_it_fails, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
@@ -397,18 +397,15 @@ class LearnedSizes:
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
 
     def _read(self) -> dict[str, int]:
-        try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if not same_model(str(kept.pop("model")), self._model):
-                return {}
-            if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
-                return dict(kept)
-        except (FileNotFoundError, NotADirectoryError):
+        return kept(self._path, self._of_this_model, "it is made anew.") or {}
+
+    def _of_this_model(self, data: bytes) -> dict[str, int]:
+        found = json.loads(data)
+        if not same_model(str(found.pop("model")), self._model):
             return {}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass
-        logger.warning("%s cannot be read and is made anew.", self._path)
-        return {}
+        if not (found.keys() <= self._LEAST.keys() and all(self._sound(name, found[name]) for name in found)):
+            raise ValueError("these are no sizes")
+        return dict(found)
 
     def _sound(self, name: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
@@ -422,12 +419,7 @@ class StandingFile:
         self._path = path
         self._standing = standing
         self._written = time.monotonic()
-        try:
-            standing.take_up(json.loads(path.read_text()))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
+        kept(path, lambda data: standing.take_up(json.loads(data)), "everybody is a newcomer again.")
 
     def after_step(self) -> None:
         """Write the file, at most once a minute."""

@@ -66,7 +66,6 @@ class Observer:
         self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
         self._exit_code = 0
-        self._overview: Overview | None = None
 
     async def run(self, ready: Callable[[Web], None], seconds: float | None = None) -> tuple[SwarmFacts, int]:
         """Look on until stopped; return what was seen last, and the exit code.

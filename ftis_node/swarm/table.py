@@ -330,9 +330,11 @@ class Table:
         """
         newcomers = newcomers or Newcomers()
         self.expire()
+        if count <= 0:
+            return []
         by_author: dict[bytes, list[_Eligible]] = {}
         worth = None if rows is None else {row: -place for place, row in enumerate(rows)}
-        for one in sorted(self._eligible(wanted, worth) if count > 0 else (), key=itemgetter(0, 1)):
+        for one in sorted(self._eligible(wanted, worth), key=itemgetter(0, 1)):
             by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
