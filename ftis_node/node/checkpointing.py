@@ -292,11 +292,16 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
     """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
-    facts = newest_facts(checkpoints)
-    of = parse_label(facts["model"]) if facts is not None else None
+    _, of = _begun(checkpoints)
     if of is not None:
         kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
+
+
+def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
+    """The facts of the newest checkpoint, and its model with the trained part of it; None if there is none."""
+    facts = (newest_facts(checkpoints) if checkpoints.is_dir() else None) or {}
+    return facts, parse_label(facts.get("model"))
 
 
 def facts_of(
@@ -317,9 +322,8 @@ def layers_of(settings: Settings) -> Layers | None:
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights."""
-    facts = newest_facts(checkpoints)
-    of = parse_label(facts["model"]) if facts is not None else None
-    if facts is None or of is None or not same_model(of[0], model):
+    facts, of = _begun(checkpoints)
+    if of is None or not same_model(of[0], model):
         return {}
     return {
         "lora": of[1] == "lora",
@@ -334,9 +338,8 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
     Raises:
         UsageError: the owner names other LoRA layers, or another quantisation, than the checkpoint was trained with.
     """
-    facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
-    of = parse_label(facts.get("model")) if facts is not None else None
-    if facts is None or of is None:
+    facts, of = _begun(home.checkpoints)
+    if of is None:
         return settings, dict(origins)
     if origins["model"] == "default":
         settings, origins = settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}

@@ -18,7 +18,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
-from ftis_node.host.loops import forever
+from ftis_node.host.loops import end, forever
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.node.compute import ComputeProcess
@@ -214,9 +214,7 @@ class Node:
         """Start the node; a request to stop interrupts this, because loading a large model takes long."""
         starting = await self._until_stopped(self._start())
         if not starting.done():
-            while not starting.done():  # repeatedly: a cancellation can be lost in a wait that has just ended
-                starting.cancel()
-                await asyncio.wait({starting}, timeout=1.0)
+            await end({starting})
             return False
         starting.result()
         return not self._stopping.is_set()
