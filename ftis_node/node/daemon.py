@@ -272,9 +272,7 @@ class Node:
         if self.options.run is None:
             check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
-        looking = asyncio.create_task(forever(self._overview.run))
-        self._stack.callback(self._overview.save)
-        self._stack.callback(looking.cancel)
+        self._overview.begin(self._stack)
         refill_pool(rooms)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)

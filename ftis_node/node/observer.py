@@ -16,7 +16,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
-from ftis_node.host.loops import forever
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
@@ -84,9 +83,7 @@ class Observer:
             await server.start(self._settings.http_host, self._settings.http_port)
             stack.push_async_callback(server.close)
             ready(server)
-            looking = asyncio.create_task(forever(overview.run))
-            stack.callback(overview.save)
-            stack.callback(looking.cancel)
+            overview.begin(stack)
             await self._look_on(overview, seconds)
             overview.look()
             self._write(overview)

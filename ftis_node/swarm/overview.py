@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import kept, replace_bytes
+from ftis_node.host.loops import forever
 from ftis_node.swarm.addresses import is_relayed
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.handshake import plain
@@ -149,6 +151,11 @@ class Overview:
         self._began = self._counted = unix_seconds()
         self._counted_until = self.book.until
         swarm.gossip.on_new.append(self._announced)
+
+    def begin(self, stack: AsyncExitStack) -> None:
+        """Look until the stack is closed; then save."""
+        stack.callback(self.save)
+        stack.callback(asyncio.create_task(forever(self.run)).cancel)
 
     async def run(self) -> None:
         """Look again and again; save now and then."""

@@ -124,7 +124,8 @@ class Inbound:
                 if not (admitted or self._handlers.admits(peer)):
                     return
                 admitted = False
-                if (seconds := self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request))) > 0:
+                lookups = LOOKUPS_A_REQUEST + min(len(request.digests), OWN.digests)
+                if (seconds := self._lookups.wait(peer, lookups)) > 0:
                     await asyncio.sleep(seconds)
                 async for chunk in self._handlers.on_fetch(request, peer):
                     stall.put_off(STALL_SECONDS)
@@ -137,8 +138,3 @@ class Inbound:
     def _admit(self, peer: bytes) -> None:
         if not self._handlers.admits(peer):
             raise PermissionError("calls too often, or is banned")
-
-
-def _digests(request: ftis_pb2.FetchRequest) -> int:
-    """The number of digests that the node looks up."""
-    return min(len(request.digests), OWN.digests)
