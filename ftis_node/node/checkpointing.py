@@ -254,7 +254,10 @@ class Saving:
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues."""
-        self._count_setback()
+        self._good_steps = 0
+        self._setbacks += 1
+        if self._setbacks > SETBACKS:
+            raise self._hopeless()
         await self.flush()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
         if found is None:
@@ -265,12 +268,6 @@ class Saving:
         await self._load(worker, directory, progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
-
-    def _count_setback(self) -> None:
-        self._good_steps = 0
-        self._setbacks += 1
-        if self._setbacks > SETBACKS:
-            raise self._hopeless()
 
     def _hopeless(self) -> UserError:
         return UserError(
