@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ftis_node.swarm.bounded import make_room, put
+from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.claims import Claims
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
@@ -142,8 +142,7 @@ class AuthorBooks:
         if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
             ban = book.ban
         else:
-            make_room(self.strangers, author, STRANGERS_BANNED_MAX)
-            ban = self.strangers.setdefault(author, Ban())
+            ban = entry(self.strangers, author, Ban(), STRANGERS_BANNED_MAX)
         ban.extend(self._clock(), reason)
 
     def take_stranger(self, author: bytes, ban: Ban) -> None:
