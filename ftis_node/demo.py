@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
 from ftis_node.observe.terminal import console, words
 from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
+from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
 from ftis_node.text import counted
@@ -169,7 +169,7 @@ class Demo:
         """Start all nodes at once. A gets a free port, so that its address is known before it runs."""
         first = self.members[0]
         first.home.path.mkdir(parents=True)
-        port = _free_port()
+        port = free_port("127.0.0.1")
         address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(first.home.key).peer_id}"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "FTIS_PATIENCE": "90", "TOKENIZERS_PARALLELISM": "false"}
         for index, member in enumerate(self.members):
@@ -324,12 +324,6 @@ def text_run() -> Run:
     task = load_task(TASK)
     names = ("data", "template", "reward", "turns", "text")
     return run_for({"task": task.name} | {name: getattr(task, name) for name in names}, any_tokenizer=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _signal(member: _Member, number: signal.Signals) -> None:

@@ -148,7 +148,8 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest
     assert 5 < sum(slept) < 7 and max(slept) < 1.1, "a second's worth at once, then one a second"
     traffic.answer(BOB.author, 10_000)
     slept.clear()
-    assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
+    for _ in range(budgets.TIMES):  # "busy" is nothing that was given
+        assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
     now += 60
     assert await read(uploads, ALICE.author, contents[:2]) == [HERE] * 2
 

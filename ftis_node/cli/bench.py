@@ -127,26 +127,24 @@ def step(
     json: JsonOption = False,
 ) -> None:
     """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
+    from ftis_node.lab.bench.model import Size
+
+    size = Size(groups, group, prompt_tokens, completion_tokens)
     if devices is not None:
         from ftis_node.config.settings import collect
         from ftis_node.lab.bench.devices import bench_devices
-        from ftis_node.lab.bench.model import Size
 
         settings, _ = collect(task="arithmetic", flags={"device": devices}, environment={})
         if len(settings.devices) == 1:
             raise UsageError("One device is nothing to compare.", "Name several, such as --devices cpu,cpu.")
-        size = Size(groups, group, prompt_tokens, completion_tokens)
         _print(bench_devices(size, settings.devices, repeats=repeats, tell=_tell), 23, json)
         return
     import torch
 
-    from ftis_node.lab.bench.model import Size
     from ftis_node.lab.bench.step import bench_step
 
     torch.set_num_threads(threads)
-    size = Size(groups, group, prompt_tokens, completion_tokens)
-    figures = bench_step(size, repeats=repeats, trace=trace, tell=_tell)
-    _print(figures, 23, json)
+    _print(bench_step(size, repeats=repeats, trace=trace, tell=_tell), 23, json)
 
 
 @app.command("growth")

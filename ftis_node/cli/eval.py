@@ -316,7 +316,7 @@ def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[_Exampl
 
 def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> None:
     figures = result.figures
-    trained = f" ({result.trained}{_at(chosen)}{_rounded(chosen)})" if result.trained else ""
+    trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
     say(f"{chosen.name}{trained} on {exam.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
     say(f"  formatted  {_percent(figures.formatted)}  <think>…</think><answer>…</answer>, and nothing else")
@@ -327,13 +327,14 @@ def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | Non
     say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
 
 
-def _rounded(chosen: _Chosen) -> str:
-    return ", weights in NF4" if chosen.settings.quantisation == "nf4" else ""
+def _how(chosen: _Chosen) -> str:
+    step = "" if chosen.step is None else f", step {chosen.step}"
+    return f"{step}, weights in NF4" if chosen.settings.quantisation == "nf4" else step
 
 
 def _print_comparison(other: _Compared) -> None:
     paired = other.paired
-    say("", f"beside it {other.chosen.name}{_at(other.chosen)}{_rounded(other.chosen)} on the same questions", "")
+    say("", f"beside it {other.chosen.name}{_how(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
     chance = f"p = {paired.p:.2g} (McNemar's exact test)"
@@ -350,10 +351,6 @@ def _print_examples(examples: Sequence[_Example]) -> None:
         for who, given in (("checkpoint", example.checkpoint), ("base", example.base)):
             if given is not None:
                 say(f"  {who:10} {'right' if given.reward == 1.0 else 'wrong'}: {_short(given.completion)}")
-
-
-def _at(chosen: _Chosen) -> str:
-    return "" if chosen.step is None else f", step {chosen.step}"
 
 
 def _short(text: str) -> str:

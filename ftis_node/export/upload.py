@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UserError, first_line
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
@@ -22,9 +22,8 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, commit_message="A model trained with F-TIS by ftis-node"
         )
     except Exception as error:  # as many kinds as there are layers
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{folder} was written, but not uploaded to {repository}: {first}",
+            f"{folder} was written, but not uploaded to {repository}: {first_line(error)}",
             "Log in with `hf auth login` or HF_TOKEN, and see that the repository is yours; then: "
             f"hf upload {repository} {folder}",
         ) from error

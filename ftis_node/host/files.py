@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import psutil
+
+Kept = TypeVar("Kept")
+
+logger = logging.getLogger(__name__)
+
+
+def kept(path: Path, read: Callable[[bytes], Kept], otherwise: str) -> Kept | None:
+    """What `read` makes of a file of the home; None if there is none, or a damaged one.
+
+    Args:
+        otherwise: what becomes of a node without the file; a warning says it if the file is damaged.
+    """
+    try:
+        return read(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        logger.warning("The file %s cannot be read (%r): %s", path, error, otherwise)
+        return None
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:

@@ -14,7 +14,7 @@ from ftis_node.config.checks import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation
-from ftis_node.host.files import bytes_under, removed_if_it_fails, replace_text
+from ftis_node.host.files import bytes_under, kept, removed_if_it_fails, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
@@ -254,7 +254,10 @@ class Saving:
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues."""
-        self._count_setback()
+        self._good_steps = 0
+        self._setbacks += 1
+        if self._setbacks > SETBACKS:
+            raise self._hopeless()
         await self.flush()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
         if found is None:
@@ -265,12 +268,6 @@ class Saving:
         await self._load(worker, directory, progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
-
-    def _count_setback(self) -> None:
-        self._good_steps = 0
-        self._setbacks += 1
-        if self._setbacks > SETBACKS:
-            raise self._hopeless()
 
     def _hopeless(self) -> UserError:
         return UserError(
@@ -292,11 +289,16 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
     """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
-    facts = newest_facts(checkpoints)
-    of = parse_label(facts["model"]) if facts is not None else None
+    _, of = _begun(checkpoints)
     if of is not None:
         kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
+
+
+def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
+    """The facts of the newest checkpoint, and its model with the trained part of it; None if there is none."""
+    facts = (newest_facts(checkpoints) if checkpoints.is_dir() else None) or {}
+    return facts, parse_label(facts.get("model"))
 
 
 def facts_of(
@@ -317,9 +319,8 @@ def layers_of(settings: Settings) -> Layers | None:
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights."""
-    facts = newest_facts(checkpoints)
-    of = parse_label(facts["model"]) if facts is not None else None
-    if facts is None or of is None or not same_model(of[0], model):
+    facts, of = _begun(checkpoints)
+    if of is None or not same_model(of[0], model):
         return {}
     return {
         "lora": of[1] == "lora",
@@ -334,9 +335,8 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
     Raises:
         UsageError: the owner names other LoRA layers, or another quantisation, than the checkpoint was trained with.
     """
-    facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
-    of = parse_label(facts.get("model")) if facts is not None else None
-    if facts is None or of is None:
+    facts, of = _begun(home.checkpoints)
+    if of is None:
         return settings, dict(origins)
     if origins["model"] == "default":
         settings, origins = settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
@@ -397,18 +397,15 @@ class LearnedSizes:
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
 
     def _read(self) -> dict[str, int]:
-        try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if not same_model(str(kept.pop("model")), self._model):
-                return {}
-            if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
-                return dict(kept)
-        except (FileNotFoundError, NotADirectoryError):
+        return kept(self._path, self._of_this_model, "it is made anew.") or {}
+
+    def _of_this_model(self, data: bytes) -> dict[str, int]:
+        found = json.loads(data)
+        if not same_model(str(found.pop("model")), self._model):
             return {}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass
-        logger.warning("%s cannot be read and is made anew.", self._path)
-        return {}
+        if not (found.keys() <= self._LEAST.keys() and all(self._sound(name, found[name]) for name in found)):
+            raise ValueError("these are no sizes")
+        return dict(found)
 
     def _sound(self, name: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
@@ -422,12 +419,7 @@ class StandingFile:
         self._path = path
         self._standing = standing
         self._written = time.monotonic()
-        try:
-            standing.take_up(json.loads(path.read_text()))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
+        kept(path, lambda data: standing.take_up(json.loads(data)), "everybody is a newcomer again.")
 
     def after_step(self) -> None:
         """Write the file, at most once a minute."""

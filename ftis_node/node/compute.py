@@ -12,7 +12,7 @@ import psutil
 
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError, UserError, first_line
 from ftis_node.fit.plan import MIN_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
@@ -172,7 +172,7 @@ class ComputeProcess:
             self._learned.learn(self.facts.plan.budget, micro_batch_tokens=max(MIN_TOKENS, size // 2))
         self.restarts += 1
         self._failures += 1
-        self._faults.append((boot_seconds(), _one_line(fault)))
+        self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))
         if self._failures > FAILURES:
             raise UserError(
                 f"The compute process failed {self._failures} times in a row, at last with: {fault}",
@@ -191,8 +191,3 @@ class ComputeProcess:
     def faults(self, seconds: float) -> tuple[str, ...]:
         """Its failures in the last so many seconds, the latest last."""
         return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)
-
-
-def _one_line(error: BaseException) -> str:
-    """The first line of an error, at most 200 characters, without the full stop."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -18,7 +18,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
-from ftis_node.host.loops import forever
+from ftis_node.host.loops import end, forever
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.node.compute import ComputeProcess
@@ -214,9 +214,7 @@ class Node:
         """Start the node; a request to stop interrupts this, because loading a large model takes long."""
         starting = await self._until_stopped(self._start())
         if not starting.done():
-            while not starting.done():  # repeatedly: a cancellation can be lost in a wait that has just ended
-                starting.cancel()
-                await asyncio.wait({starting}, timeout=1.0)
+            await end({starting})
             return False
         starting.result()
         return not self._stopping.is_set()
@@ -274,9 +272,7 @@ class Node:
         if self.options.run is None:
             check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
-        looking = asyncio.create_task(forever(self._overview.run))
-        self._stack.callback(self._overview.save)
-        self._stack.callback(looking.cancel)
+        self._overview.begin(self._stack)
         refill_pool(rooms)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)

@@ -16,7 +16,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
-from ftis_node.host.loops import forever
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
@@ -66,7 +65,6 @@ class Observer:
         self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
         self._exit_code = 0
-        self._overview: Overview | None = None
 
     async def run(self, ready: Callable[[Web], None], seconds: float | None = None) -> tuple[SwarmFacts, int]:
         """Look on until stopped; return what was seen last, and the exit code.
@@ -85,9 +83,7 @@ class Observer:
             await server.start(self._settings.http_host, self._settings.http_port)
             stack.push_async_callback(server.close)
             ready(server)
-            looking = asyncio.create_task(forever(overview.run))
-            stack.callback(overview.save)
-            stack.callback(looking.cancel)
+            overview.begin(stack)
             await self._look_on(overview, seconds)
             overview.look()
             self._write(overview)

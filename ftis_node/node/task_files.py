@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
-from ftis_node.host.files import replace_text
+from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
-
-logger = logging.getLogger(__name__)
 
 
 def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
@@ -25,8 +22,8 @@ def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -
 def agreed(home: Home, run_id: bytes) -> bool:
     """Whether the owner joined or began this run here. Of a node of an earlier version only its packets say so; a run
     file alone does not, for observers keep one too."""
-    kept = _read(home).get("run")
-    return home.store.exists() if kept is None else kept == run_id.hex()
+    run = _read(home).get("run")
+    return home.store.exists() if run is None else run == run_id.hex()
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
@@ -36,19 +33,18 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
         UserError: this version does not know the home's schema.
     """
     home.check_schema()
-    kept = {name: Path(path) for name, path in _read(home).items() if name != "run"}
+    files = {name: Path(path) for name, path in _read(home).items() if name != "run"}
     if options.task is not None and options.task.endswith(".jsonl"):
-        kept.pop("data", None)
-    return replace(options, data=options.data or kept.get("data"), eval_data=options.eval_data or kept.get("eval_data"))
+        files.pop("data", None)
+    data, eval_data = options.data or files.get("data"), options.eval_data or files.get("eval_data")
+    return replace(options, data=data, eval_data=eval_data)
 
 
 def _read(home: Home) -> dict[str, str]:
     """What the home keeps; empty if the file is missing or damaged."""
-    try:
-        kept = json.loads(home.task_files.read_text(encoding="utf-8"))
-        return {name: kept[name] for name in ("data", "eval_data", "run") if isinstance(kept.get(name), str)}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError):
-        logger.warning("%s cannot be read; name the task's files again, if it does not find them.", home.task_files)
-        return {}
+
+    def named(data: bytes) -> dict[str, str]:
+        found = json.loads(data)
+        return {name: found[name] for name in ("data", "eval_data", "run") if isinstance(found.get(name), str)}
+
+    return kept(home.task_files, named, "name the task's files again, if it does not find them.") or {}

@@ -7,7 +7,7 @@ Values that are not known yet are left out. Labels are words of this node's own 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -177,12 +177,7 @@ class _Seen(Collector):
     def collect(self) -> Iterator[Family]:
         present = [node for node in self._swarm["nodes"] if node["present"]]
         yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
-        for metric in SWARM_METRICS:
-            family = GaugeMetricFamily(f"ftis_swarm_node_{metric.name}", metric.help, labels=["peer"])
-            for node in present:
-                for _, number in metric.values(node):
-                    family.add_metric([node["id"]], number)
-            yield from _if_known(family)
+        yield from _by_peer("ftis_swarm_node_", SWARM_METRICS, present)
 
 
 class _Said(Collector):
@@ -217,12 +212,7 @@ class _Said(Collector):
         shown = self._peers["peers"][:PEERS_MAX]
         standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
         yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
-        for metric in PEER_METRICS:
-            family = _family(metric.kind, metric.name, metric.help, ["peer"])
-            for peer in shown:
-                for _, number in metric.values(peer):
-                    family.add_metric([peer["id"]], number)
-            yield from _if_known(family)
+        yield from _by_peer("ftis_node_", PEER_METRICS, shown)
 
 
 def _model(name: str) -> str:
@@ -234,10 +224,19 @@ def _model(name: str) -> str:
 
 
 def _family(
-    kind: Literal["gauge", "counter"], name: str, help: str, labels: list[str]
+    kind: Literal["gauge", "counter"], name: str, help: str, labels: list[str], prefix: str = "ftis_node_"
 ) -> GaugeMetricFamily | CounterMetricFamily:
     made = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
-    return made(f"ftis_node_{name}", help, labels=labels)
+    return made(prefix + name, help, labels=labels)
+
+
+def _by_peer(prefix: str, metrics: Iterable[Metric], peers: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
+    for metric in metrics:
+        family = _family(metric.kind, metric.name, metric.help, ["peer"], prefix)
+        for peer in peers:
+            for _, number in metric.values(peer):
+                family.add_metric([peer["id"]], number)
+        yield from _if_known(family)
 
 
 def _one_of(

@@ -14,7 +14,7 @@ from pathlib import Path
 from huggingface_hub import constants, get_session, get_token, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UserError, first_line
 from ftis_node.policy.load import unloadable
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
@@ -48,7 +48,7 @@ def ask_hub(seconds: float = HUB_SECONDS) -> Hub:
     try:
         answer = get_session().head(constants.ENDPOINT, timeout=seconds)
     except Exception as error:  # no name service, no route, a refusal, silence: as many kinds as there are layers
-        return Hub(False, trouble=_first_line(error))
+        return Hub(False, trouble=first_line(error))
     here = (began + time.time()) / 2
     try:
         behind = parsedate_to_datetime(answer.headers["date"]).timestamp() - here
@@ -145,7 +145,3 @@ def _weights(source: str) -> list[str]:
 def _in_cache(source: str, file: str) -> Path | None:
     found = try_to_load_from_cache(source, file)
     return Path(found) if isinstance(found, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

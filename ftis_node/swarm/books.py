@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ftis_node.swarm.bounded import make_room, put
+from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.claims import Claims
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
@@ -107,7 +107,6 @@ class AuthorBooks:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.books: dict[bytes, Author] = {}
-        self.recorded: set[bytes] = set()  # authors with a record, banned or not
         self.strangers: dict[bytes, Ban] = {}
         self._clock = clock
 
@@ -116,8 +115,9 @@ class AuthorBooks:
         found = self.books.get(author)
         if found is None:
             if len(self.books) >= AUTHORS_MAX:
-                crowded = len(self.recorded) > AUTHORS_MAX // 2
-                self._close(self._least(self.recorded if crowded else self.books.keys() - self.recorded))
+                recorded = set(self.recorded())
+                crowded = len(recorded) > AUTHORS_MAX // 2
+                del self.books[self._least(recorded if crowded else self.books.keys() - recorded)]
             found = self.books[author] = Author()
         return found
 
@@ -126,14 +126,10 @@ class AuthorBooks:
         book = self.open(author)
         book.sound += groups
         book.evidence.add(self._clock(), groups)
-        self.keep_record(author)
 
-    def keep_record(self, author: bytes) -> None:
-        """Note whether the author has a record, after a change of its book."""
-        if self.books[author].has_record:
-            self.recorded.add(author)
-        else:
-            self.recorded.discard(author)
+    def recorded(self) -> Iterator[bytes]:
+        """The authors with a record, banned or not."""
+        return (author for author, book in self.books.items() if book.has_record)
 
     def ban_of(self, author: bytes) -> Ban | None:
         """The author's ban, past or present."""
@@ -146,8 +142,7 @@ class AuthorBooks:
         if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
             ban = book.ban
         else:
-            make_room(self.strangers, author, STRANGERS_BANNED_MAX)
-            ban = self.strangers.setdefault(author, Ban())
+            ban = entry(self.strangers, author, Ban(), STRANGERS_BANNED_MAX)
         ban.extend(self._clock(), reason)
 
     def take_stranger(self, author: bytes, ban: Ban) -> None:
@@ -160,10 +155,6 @@ class AuthorBooks:
         now = self._clock()
         books = self.books
         return min(authors, key=lambda author: (books[author].evidence.now(now), books[author].ban.level))
-
-    def _close(self, author: bytes) -> None:
-        del self.books[author]
-        self.recorded.discard(author)
 
 
 def open_holder(holders: dict[bytes, Holder], holder: bytes) -> Holder:

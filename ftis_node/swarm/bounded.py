@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 def make_room(memory: dict[Key, Any], key: Key, most: int) -> Key | None:
@@ -22,6 +23,12 @@ def put(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:
     forgotten = make_room(memory, key, most)
     memory[key] = value
     return forgotten
+
+
+def entry(memory: dict[Key, Value], key: Key, value: Value, most: int) -> Value:
+    """Return a key's value; add this one if it is missing."""
+    remember(memory, key, value, most)
+    return memory[key]
 
 
 def remember(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:

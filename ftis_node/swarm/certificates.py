@@ -97,7 +97,7 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RecordError(f"no {getattr(kind, '__name__', 'chain').lower()}: {error}") from None
+        raise RecordError(f"no record of a private run: {error}") from None
 
 
 def day(at: int) -> str:

@@ -12,7 +12,7 @@ from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import entry
 
 OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate
@@ -91,9 +91,7 @@ class Answered:
         epoch = self._run.epoch_at(announcement.issued_at)
         if abs(epoch - self._run.epoch_at(unix_seconds() - age)) > TOLERANCE:
             return sum(1 << index for index in common)
-        make_room(self._slots, announcement.author, AUTHORS_MAX)
-        epochs = self._slots.setdefault(announcement.author, {})
-        make_room(epochs, epoch, EPOCHS_MAX)
-        before = epochs.get(epoch, 0)
+        epochs = entry(self._slots, announcement.author, {}, AUTHORS_MAX)
+        before = entry(epochs, epoch, 0, EPOCHS_MAX)
         epochs[epoch] = before | sum(1 << slot for slot in common.values())
         return sum(1 << index for index, slot in common.items() if before >> slot & 1)

@@ -82,41 +82,40 @@ class Uploads:
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
-        slot = None
+        slot = _Slot(self._kept_free if self._traffic.recorded(peer) else self._slots)
         try:
-            slot = await self._slot(peer)
+            await slot.acquire()
             for digest in digests:
                 delay, body = self._traffic.delay(), self._body(digest)
-                given = body is None or self._given.may(peer, digest)
-                if slot is None or slot.lost or delay > BUSY_AFTER or not given:
+                busy = slot.lost or delay > BUSY_AFTER
+                if busy or (body is not None and not self._given.may(peer, digest)):
                     yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                     continue
                 status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                 chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                self._traffic.packet(peer, chunk.ByteSize())
+                self._traffic.send(peer, chunk.ByteSize())
                 await asyncio.sleep(delay)
                 slot.expect(chunk.ByteSize())
                 yield chunk
         finally:
-            if slot is not None:
-                slot.release()
+            slot.release()
             self._active.discard(peer)
-
-    async def _slot(self, peer: bytes) -> _Slot | None:
-        slots = self._kept_free if self._traffic.recorded(peer) else self._slots
-        with suppress(TimeoutError):
-            await asyncio.wait_for(slots.acquire(), BUSY_AFTER)
-            return _Slot(slots)
-        return None
 
 
 class _Slot:
-    """An upload slot. It is lost if the reader takes nothing: else four idle readers would shut out all others."""
+    """An upload slot, `lost` while it is not held: none was free in time, or the reader took nothing; else four idle
+    readers would shut out all others."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
-        self.lost = False
+        self.lost = True
         self._slots = slots
         self._patience = Deadline(self._lose)
+
+    async def acquire(self) -> None:
+        """Wait for the slot, for three seconds at most."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._slots.acquire(), BUSY_AFTER)
+            self.lost = False
 
     def expect(self, size: int) -> None:
         """Note that the previous bytes have arrived and so many are under way now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import ftis_node
 from ftis_node.config.run import ANY, Run, RunFile, run_file_from_json
@@ -47,21 +48,22 @@ async def fetch_run(
         for text, found in zip(asked, answers, strict=True):
             if isinstance(found, RunFile):
                 return found
+            if isinstance(found, _Final):
+                final[peers[text]] = found
+                continue
             if reasons.get(text) != found:
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
             reasons[text] = found
-            if isinstance(found, _Final):
-                final[peers[text]] = found
         if final.keys() >= set(peers.values()) or clock() >= deadline:
             break
         await asyncio.sleep(0.5)
-    told = [f"{peer_id(peer)}: {why}" for peer, why in final.items()]
+    told = [f"{peer_id(peer)}: {refusal.why}" for peer, refusal in final.items()]
     told += [f"{text}: {why}" for text, why in reasons.items() if peers[text] not in final]
     refused = final if invitation is None or invitation.inviter in final else {}
     raise UserError(
         f"None of the peers gave their run: {'; '.join(told)}.",
         next(
-            (why.fix for why in refused.values()),
+            (refusal.fix for refusal in refused.values()),
             "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
             if invitation
             else "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run.",
@@ -69,18 +71,15 @@ async def fetch_run(
     )
 
 
-class _Final(str):
+@dataclass(frozen=True)
+class _Final:
     """Why a peer will never give its run. fix: what a person can do about it."""
 
-    def __new__(cls, why: str, fix: str) -> _Final:
-        found = super().__new__(cls, why)
-        found.fix = fix
-        return found
-
+    why: str
     fix: str
 
 
-async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | str:
+async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _Final | str:
     """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
     try:

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import sync
 
 AUTHOR_BYTES = 38
 SIGNATURE_BYTES = 64
@@ -159,8 +160,4 @@ def _write_new(path: Path, data: bytes) -> None:
             return
     finally:
         os.unlink(temporary)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from ftis_node.config.settings import Settings
-from ftis_node.host.files import replace_bytes
+from ftis_node.host.files import kept, replace_bytes
 from ftis_node.swarm.addresses import Whereabouts
 
 NAMED_MAX, MET_MAX = 16, 128
-
-logger = logging.getLogger(__name__)
 
 
 class KnownAddresses(msgspec.Struct):
@@ -31,15 +28,11 @@ class KnownAddresses(msgspec.Struct):
     @classmethod
     def read(cls, file: Path | None) -> KnownAddresses:
         """What a home kept; nothing if the file is missing or damaged."""
-        try:
-            data = b"{}" if file is None else file.read_bytes()
-            found = msgspec.json.decode(data, type=KnownAddresses | list[str])
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError) as error:
-            logger.warning("The addresses in %s cannot be read: %s. Name peers again with --peers.", file, error)
-            return cls()
-        return cls(met=found[:MET_MAX]) if isinstance(found, list) else found  # the first homes kept one list
+        decode = msgspec.json.Decoder(KnownAddresses | list[str]).decode
+        found = None if file is None else kept(file, decode, "name peers again with --peers.")
+        if isinstance(found, list):  # the first homes kept one list
+            return cls(met=found[:MET_MAX])
+        return found or cls()
 
     def write(self, file: Path) -> None:
         """Keep them, unless the file has the same."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.host.files import replace_bytes
+from ftis_node.host.files import kept, replace_bytes
+from ftis_node.host.loops import forever
 from ftis_node.swarm.addresses import is_relayed
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.handshake import plain
@@ -150,6 +152,11 @@ class Overview:
         self._counted_until = self.book.until
         swarm.gossip.on_new.append(self._announced)
 
+    def begin(self, stack: AsyncExitStack) -> None:
+        """Look until the stack is closed; then save."""
+        stack.callback(self.save)
+        stack.callback(asyncio.create_task(forever(self.run)).cancel)
+
     async def run(self) -> None:
         """Look again and again; save now and then."""
         saved = boot_seconds()
@@ -268,29 +275,14 @@ def names_in(book: Book | None) -> dict[str, str]:
 
 
 def _claims(report: SelfReport) -> Claims:
-    return Claims(
-        name=plain(report.name, 64),
-        model=plain(report.model, 64),
-        tokenizer=plain(report.tokenizer, 64),
-        state=plain(report.state, 64),
-        pass_at_1=report.pass_at_1,
-        pass_at_1_before=report.pass_at_1_before,
-        own_used=report.own_used,
-        foreign_used=report.foreign_used,
-        peers=report.peers,
-        bytes_in=report.bytes_in,
-        bytes_out=report.bytes_out,
-        teachers={peer_id(author): groups for author, groups in report.teachers.items()},
-    )
+    told = {name: getattr(report, name) for name in Claims.__struct_fields__}
+    words = {name: plain(said, 64) for name, said in told.items() if isinstance(said, str)}
+    teachers = {peer_id(author): groups for author, groups in report.teachers.items()}
+    return Claims(**{**told, **words, "teachers": teachers})
 
 
 def read_book(file: Path | None, run: Run) -> Book | None:
     """What was gathered before; None if there is nothing, or nothing that can be used."""
-    if file is None or not file.exists():
-        return None
-    try:
-        book = msgspec.msgpack.decode(file.read_bytes(), type=Book)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        logger.warning("The swarm's history %s cannot be read and begins anew: %s", file, error)
-        return None
-    return book if book.run_id == run.id else None
+    decode = msgspec.msgpack.Decoder(Book).decode
+    book = None if file is None else kept(file, decode, "the swarm's history begins anew.")
+    return book if book is not None and book.run_id == run.id else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
@@ -65,12 +65,8 @@ class Parts(Pool):
 
     def counts(self, newcomers: Newcomers) -> Counter[Key]:
         """How many parts of each open group wait; those of newcomers count while they have room, the oldest first."""
-        found = Counter[Key]()
-        for one in sorted((one for parts in self.by_group().values() for one in parts), key=lambda one: one.born):
-            if newcomers.may(one.group.author):
-                newcomers.took(one.group.author)
-                found[key_of(one.group)] += 1
-        return found
+        waiting = (one for parts in self.by_group().values() for one in parts)
+        return Counter(key_of(one.group) for one in _with_room(waiting, newcomers))
 
     def closed(self, key: Key) -> bool:
         """Whether this node has trained on the group."""
@@ -100,9 +96,12 @@ class Parts(Pool):
         parts = self.by_group().get(key, [])
         self.remove(parts)
         put(self._closed, key, True, CLOSED_MAX)
-        taken = []
-        for one in sorted(parts, key=lambda one: one.born):
-            if newcomers.may(one.group.author):
-                newcomers.took(one.group.author)
-                taken.append(one)
-        return taken
+        return list(_with_room(parts, newcomers))
+
+
+def _with_room(parts: Iterable[Scored], newcomers: Newcomers) -> Iterator[Scored]:
+    """These parts, the oldest first, without those of newcomers that have no room left."""
+    for one in sorted(parts, key=lambda one: one.born):
+        if newcomers.may(one.group.author):
+            newcomers.took(one.group.author)
+            yield one

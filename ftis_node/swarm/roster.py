@@ -18,7 +18,7 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm.bounded import make_room, remember
+from ftis_node.swarm.bounded import entry, put, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
@@ -111,8 +111,7 @@ class Roster:
         held = chain[-1] if why is None else self.book.best(peer, self._clock())
         if refused is None and held is not None:
             self._inviters.pop(peer, None)
-            make_room(self._inviters, peer, KEYS_MAX)
-            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
+            put(self._inviters, peer, peer if held.issuer == self.book.founder else held.issuer, KEYS_MAX)
         return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
@@ -211,8 +210,7 @@ class Roster:
     def news(self, peer: bytes) -> list[bytes]:
         """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
         an inviter's certificate comes before what it signed."""
-        remember(self._told, peer, set(), PEERS_MAX)
-        told, book = self._told[peer], self.book
+        told, book = entry(self._told, peer, set(), PEERS_MAX), self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
         records = [record for tree in trees for record in tree.values()]
@@ -228,12 +226,12 @@ class Roster:
 
     def hear(self, records: Sequence[bytes], peer: bytes) -> None:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
-        remember(self._told, peer, set(), PEERS_MAX)
+        told = entry(self._told, peer, set(), PEERS_MAX)
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(RecordError):
                 kept = self._hear(record, peer)
                 if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
-                    self._told[peer].add(kept.signature)
+                    told.add(kept.signature)
         if self._unsaved:
             self.save()
 

@@ -16,7 +16,7 @@ import msgspec
 
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
@@ -117,15 +117,13 @@ class SelfReports:
 
     def news(self, peer: bytes, *, observer: bool) -> list[bytes]:
         """The reports that a peer was not told yet; they count as told."""
-        remember(self._told, peer, {}, PEERS_MAX)
-        told, own, since = self._told[peer], self._newest_own(), boot_seconds() - PRESENT_SECONDS
+        told, own, since = entry(self._told, peer, {}, PEERS_MAX), self._newest_own(), boot_seconds() - PRESENT_SECONDS
         known = (heard for heard in self.known.values() if heard.at > since) if observer else ()
         candidates = (*((own,) if own is not None else ()), *known)
         new = (heard for heard in candidates if told.get(heard.report.author, -1) < heard.report.at)
         found = list(islice(new, REPORTS_TOLD))
         for heard in found:
-            remember(told, heard.report.author, 0, REPORTS_MAX)
-            told[heard.report.author] = heard.report.at
+            put(told, heard.report.author, heard.report.at, REPORTS_MAX)
         return [heard.data for heard in found]
 
     def forget(self, peer: bytes) -> None:

@@ -151,7 +151,6 @@ class Standing:
         if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
             evidence = book.claims.evidence
             book.claims, book.sound = Claims(), 0
-            self._books.keep_record(author)
             self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
 
     def ban(self, author: bytes, reason: str) -> None:
@@ -171,7 +170,8 @@ class Standing:
 
     def established(self, author: bytes) -> bool:
         """Whether the author has a record and no ban."""
-        return author in self._books.recorded and self.banned(author) is None
+        book = self.authors.get(author)
+        return book is not None and book.has_record and self.banned(author) is None
 
     def record(self, author: bytes) -> int:
         """The author's groups that were trained on while its claims were sound."""
@@ -180,7 +180,7 @@ class Standing:
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
-        if NEWCOMERS not in self._defences or not any(map(self.established, self._books.recorded)):
+        if NEWCOMERS not in self._defences or not any(map(self.established, self._books.recorded())):
             return None
         return max(1, batch // NEWCOMERS_PART)
 
@@ -342,4 +342,3 @@ class Standing:
             book.claims = Claims.of(row["claims"])
             book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
             book.evidence.add(now, evidence)
-            self._books.keep_record(author)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.host.loops import forever
+from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
@@ -186,11 +186,8 @@ class Swarm:
 
     async def close(self) -> None:
         """Stop the loops and the DHT; the owner of the transport closes it."""
-        # Cancel repeatedly: wait_for before Python 3.12 loses a cancellation that meets its result; the loop goes on.
-        while pending := self._running():
-            for task in pending:
-                task.cancel()
-            await asyncio.wait(pending, timeout=0.5)
+        while running := self._running():  # a loop may begin another task before it ends
+            await end(running)
         with suppress(OSError):  # a full disk must not keep the rest from closing
             self.membership.save_cache()
         await self._transport.serve_no_more()  # a late request would find the store closed

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import make_room, put
+from ftis_node.swarm.bounded import entry, put, remember
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
@@ -110,10 +110,8 @@ class Known:
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
-        for memory in (self.told, self.holders):
-            make_room(memory, peer, PEERS_MAX)
-        self.told.setdefault(peer, 0)
-        before = self.holders.get(peer, 0)
+        remember(self.told, peer, 0, PEERS_MAX)
+        before = entry(self.holders, peer, 0, PEERS_MAX)
         self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
         return self.holders[peer] != before
 
@@ -330,9 +328,11 @@ class Table:
         """
         newcomers = newcomers or Newcomers()
         self.expire()
+        if count <= 0:
+            return []
         by_author: dict[bytes, list[_Eligible]] = {}
         worth = None if rows is None else {row: -place for place, row in enumerate(rows)}
-        for one in sorted(self._eligible(wanted, worth) if count > 0 else (), key=itemgetter(0, 1)):
+        for one in sorted(self._eligible(wanted, worth), key=itemgetter(0, 1)):
             by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import entry
 
 TELLERS_MAX = 1024
 MISSED_MIN, MISSED_PART = 8, 0.75  # a doubted teller named at least so many that did not answer, as number and as part
@@ -42,5 +42,4 @@ class Tellers:
         )
 
     def _count(self, teller: bytes) -> _Count:
-        make_room(self._counts, teller, TELLERS_MAX)
-        return self._counts.setdefault(teller, _Count())
+        return entry(self._counts, teller, _Count(), TELLERS_MAX)

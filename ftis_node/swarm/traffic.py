@@ -29,19 +29,17 @@ class Traffic:
         """
         self.received: Counter[bytes] = Counter()
         self.sent: Counter[bytes] = Counter()
-        self._forgotten_in = 0
-        self._forgotten_out = 0
         self.recorded = recorded
         self._each = Budgets(boot_seconds, ANSWERS_A_SECOND, ANSWERS_AT_ONCE)
         self.limit(upload_bytes)
 
     @property
     def bytes_in(self) -> int:
-        return self.received.total() + self._forgotten_in
+        return self.received.total()
 
     @property
     def bytes_out(self) -> int:
-        return self.sent.total() + self._forgotten_out
+        return self.sent.total()
 
     def limit(self, upload_bytes: float) -> None:
         """Send at most so much payload a second from now on; 0: no limit."""
@@ -51,17 +49,13 @@ class Traffic:
         self._strangers = Budgets(boot_seconds, rate / ANSWERS_PART / STRANGERS_PART, rate / STRANGERS_PART)
 
     def send(self, peer: bytes, size: int) -> None:
-        """Count bytes that go out now, whatever the limit: packets wait the longer."""
+        """Count bytes that go out, whatever the limit: the next packets wait the longer."""
         self.sent[peer] += size
         self._upload.wait(ALL, size)
 
     def delay(self) -> float:
         """Seconds that the next packet must wait."""
         return self._upload.wait(ALL, 0)
-
-    def packet(self, peer: bytes, size: int) -> None:
-        """Count a packet that goes out after the `delay`."""
-        self.send(peer, size)
 
     def room(self, peer: bytes) -> float:
         """Bytes that an answer to this peer may have now; at 0 or below it has to be no larger than the question."""
@@ -87,12 +81,7 @@ class Traffic:
         return found if self.recorded(peer) else [*found, (self._strangers, ALL)]
 
     def forget_all_but(self, peers: Container[bytes]) -> None:
-        """Bound the memory: above 1024 peers, those outside `peers` count in the totals only."""
-        self._forgotten_in += _fold(self.received, peers)
-        self._forgotten_out += _fold(self.sent, peers)
-
-
-def _fold(counter: Counter[bytes], peers: Container[bytes]) -> int:
-    if len(counter) <= PEERS_MAX:
-        return 0
-    return sum(counter.pop(peer) for peer in list(counter) if peer not in peers)
+        """Bound the memory: above 1024 peers, those outside `peers` count in the totals only, under no peer's id."""
+        for counter in (self.received, self.sent):
+            if len(counter) > PEERS_MAX:
+                counter[ALL] = sum(counter.pop(peer) for peer in list(counter) if peer not in peers)

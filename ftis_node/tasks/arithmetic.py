@@ -10,7 +10,7 @@ import json
 from functools import cache
 from itertools import product
 
-from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task
+from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task, place_of
 
 _OPERANDS = range(1, 10)
 _HELD_OUT = {3: 0.3, 4: 0.02}  # shares of the prompts, by the number of operands
@@ -38,7 +38,7 @@ def arithmetic(operands: int = 3) -> Task:
             continue
         written = "".join(f"{sign}{operand}" for sign, operand in others)
         example = Example(f"{first}{written}=", str(values[-1]))
-        (held_out if _place(example.question) < _HELD_OUT[operands] else train).append(example)
+        (held_out if place_of(example.question) < _HELD_OUT[operands] else train).append(example)
     rows = json.dumps([[e.question, e.answer] for e in train], separators=(",", ":"))
     return Task(
         name="arithmetic" if operands == 3 else f"arithmetic-{operands}",
@@ -51,7 +51,3 @@ def arithmetic(operands: int = 3) -> Task:
         prompt_tokens=CAPS["arithmetic"][0],
         text=ARITHMETIC_TEXT,
     )
-
-
-def _place(question: str) -> float:
-    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64

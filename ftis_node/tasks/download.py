@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import UsageError
+from ftis_node.host.files import replace_bytes
 
 _CHUNK = 1 << 16
 _NAME_IT = "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation."
@@ -78,11 +78,4 @@ def _download(remote: Remote, stall_s: float, deadline: float) -> bytes:
 def put_there(path: Path, data: bytes) -> None:
     """Write a file of the cache, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_bytes(path, data)

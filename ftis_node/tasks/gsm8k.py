@@ -8,7 +8,7 @@ from typing import Any
 
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached, sha256_of
 from ftis_node.tasks.jsonl import plain_answer, read_rows, split
-from ftis_node.tasks.task import CAPS, REASONING, Example, Task, TextCaps
+from ftis_node.tasks.task import Example, Task
 
 _SOURCE = (
     "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
@@ -66,17 +66,7 @@ def gsm8k_to_be_tested(data: Path | None = None) -> Task:
 
 
 def _task(train: tuple[Example, ...], held_out: tuple[Example, ...], data: str) -> Task:
-    return Task(
-        name="gsm8k",
-        train=train,
-        held_out=held_out,
-        data=data,
-        template=REASONING,
-        reward="integer",
-        completion_tokens=CAPS["gsm8k"][1],
-        prompt_tokens=CAPS["gsm8k"][0],
-        text=TextCaps.beside(*CAPS["gsm8k"]),
-    )
+    return Task.by_rule("gsm8k", train, held_out, data, "integer")
 
 
 def gold_answer(solution: Any) -> str | None:

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, first_line
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.judge import bare_environment
 from ftis_node.tasks.rewards import check_rule
-from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
+from ftis_node.tasks.task import Example, Task
 from ftis_node.text import counted, rounded
 
 HF = "hf:"
@@ -130,17 +130,8 @@ def load_hub(name: str, reward: str = "integer", held_out_only: bool = False) ->
     if left_out:
         logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
     train, held_out = split(source.name, tuple(rows))
-    return Task(
-        name=source.name,
-        train=() if held_out_only else train,
-        held_out=held_out,
-        data=hashlib.sha256(content).hexdigest(),
-        template=TEMPLATES[reward],
-        reward=reward,
-        completion_tokens=256,
-        prompt_tokens=512,
-        text=TextCaps.beside(512, 256),
-    )
+    data = hashlib.sha256(content).hexdigest()
+    return Task.by_rule(source.name, () if held_out_only else train, held_out, data, reward)
 
 
 def to_be_had(name: str) -> tuple[int, str] | None:
@@ -265,8 +256,7 @@ def _refused(source: Source, error: Exception) -> UsageError:
     elif isinstance(error, RevisionNotFoundError):
         what, fix = f"has no revision {source.revision}", "Leave out @REVISION for the newest."
     else:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        what, fix = f"cannot be had: {first}", "Try again: a download goes on where it stopped."
+        what, fix = f"cannot be had: {first_line(error)}", "Try again: a download goes on where it stopped."
     return UsageError(f"The dataset {source.repo} {what}.", fix)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from ftis_node.errors import UsageError
 from ftis_node.tasks.judge import ANSWER_CHARACTERS
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
-from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task, TextCaps
+from ftis_node.tasks.task import PLAIN, Example, Task, place_of
 from ftis_node.text import counted
 
 _HELD_OUT = 0.1
@@ -48,22 +48,13 @@ def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer
                 f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
                 "Use the same field in both files.",
             )
-    return Task(
-        name=path.name,
-        train=train,
-        held_out=held_out,
-        data=hashlib.sha256(data).hexdigest(),
-        template=TEMPLATES[reward] if field == "question" else PLAIN,
-        reward=reward,
-        completion_tokens=256,
-        prompt_tokens=512,
-        text=TextCaps.beside(512, 256),
-    )
+    template = None if field == "question" else PLAIN
+    return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), reward, template=template)
 
 
 def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """(train, held out): about a tenth of the questions is held out, at least one; equal questions stay together."""
-    places = {row.question: _place(row.question) for row in rows}
+    places = {row.question: place_of(row.question) for row in rows}
     lowest = min(places.values())
     held = {question for question, place in places.items() if place < _HELD_OUT or place == lowest}
     train = tuple(row for row in rows if row.question not in held)
@@ -219,8 +210,3 @@ def _row(line: bytes, layout: _Layout, place: str) -> tuple[str, Example]:
     if answer is None:
         raise _Unusable(f"has an answer that is not {layout.wanted}", _CORRECT)
     return field, Example(row[field], answer, place)
-
-
-def _place(question: str) -> float:
-    digest = hashlib.sha256(question.encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64

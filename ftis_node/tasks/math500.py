@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
 from ftis_node.tasks.jsonl import GOLDS, read_rows
-from ftis_node.tasks.task import MATHEMATICS, Task, TextCaps
+from ftis_node.tasks.task import Task
 
 TEST = Remote(
     "https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test.jsonl",
@@ -32,14 +32,5 @@ def load_math500(data: Path | None = None) -> Task:
     path = data if data is not None else cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)
     answer_of, wanted = GOLDS["math"]
     content, rows, _ = read_rows(path, answer_of, fields=("problem",), wanted=wanted)
-    return Task(
-        name="math500",
-        train=(),
-        held_out=rows,
-        data=hashlib.sha256(content).hexdigest(),
-        template=MATHEMATICS,
-        reward="math",
-        completion_tokens=COMPLETION_TOKENS,
-        prompt_tokens=PROMPT_TOKENS,
-        text=TextCaps.beside(PROMPT_TOKENS, COMPLETION_TOKENS),
-    )
+    digest, caps = hashlib.sha256(content).hexdigest(), (PROMPT_TOKENS, COMPLETION_TOKENS)
+    return Task.by_rule("math500", (), rows, digest, "math", caps)

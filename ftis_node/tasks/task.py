@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -69,6 +70,11 @@ TEMPLATES: Mapping[str, str] = {
 """The template around a question, by the rule."""
 
 
+def place_of(question: str) -> float:
+    """From 0 to 1, by a hash: what decides whether a question is held out."""
+    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A question and its gold answer; place: the line and the file that it is from, if it is from one.
@@ -124,6 +130,25 @@ class Task:
     scorer: Scorer | None = field(default=None, compare=False)
     scorer_seconds: float = field(default=5.0, compare=False)
     turns: int = 1
+
+    @classmethod
+    def by_rule(
+        cls,
+        name: str,
+        train: tuple[Example, ...],
+        held_out: tuple[Example, ...],
+        data: str,
+        reward: str,
+        caps: tuple[int, int] = CAPS["gsm8k"],
+        template: str | None = None,
+    ) -> Task:
+        """A task with the template of its rule, unless another is given.
+
+        Args:
+            caps: longest prompt and completion, in tokens.
+        """
+        text = TextCaps.beside(*caps)
+        return cls(name, train, held_out, data, template or TEMPLATES[reward], reward, caps[1], caps[0], text)
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

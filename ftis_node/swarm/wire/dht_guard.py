@@ -55,9 +55,7 @@ _ping, _store, _find = DHTProtocol.rpc_ping, DHTProtocol.rpc_store, DHTProtocol.
 
 
 def _callers(dht: DHTProtocol) -> _Callers:
-    if "callers" not in dht.__dict__:
-        dht.callers = _Callers()
-    callers: _Callers = dht.callers
+    callers: _Callers = dht.__dict__.setdefault("callers", _Callers())
     return callers
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -42,20 +41,19 @@ class Streams:
         self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
         self._open: dict[Task, tuple[bytes, bool]] = {}  # its peer, and whether that is a stranger
         self._half_open: dict[Task, None] = {}
-        self._of_peers: Counter[bytes] = Counter()
-        self._of_strangers = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
     def of(self, peer: bytes) -> int:
         """The number of streams that this peer has open."""
-        return self._of_peers[peer]
+        return sum(owner == peer for owner, _ in self._open.values())
 
     def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
         """Add a stream, which must `leave` in the end; False if there is no room for it."""
-        full = len(self._open) >= self._most or self._of_peers[peer] >= STREAMS_OF_ONE_PEER
-        if full or (stranger and self._of_strangers >= max(1, self._most // STRANGERS_PART)):
+        full = len(self._open) >= self._most or self.of(peer) >= STREAMS_OF_ONE_PEER
+        strangers = sum(strange for _, strange in self._open.values())
+        if full or (stranger and strangers >= max(1, self._most // STRANGERS_PART)):
             return False
         if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
             oldest = next(iter(self._half_open))
@@ -63,8 +61,6 @@ class Streams:
             oldest.cancel()
         self._open[task] = peer, stranger
         self._half_open[task] = None
-        self._of_peers[peer] += 1
-        self._of_strangers += stranger
         return True
 
     def asked(self, task: Task) -> None:
@@ -73,12 +69,8 @@ class Streams:
 
     def leave(self, task: Task) -> None:
         """Remove a stream that has ended."""
-        peer, stranger = self._open.pop(task)
+        del self._open[task]
         self._half_open.pop(task, None)
-        self._of_strangers -= stranger
-        self._of_peers[peer] -= 1
-        if not self._of_peers[peer]:
-            del self._of_peers[peer]
 
     def end(self, peer: bytes | None = None) -> None:
         """End all streams of a peer; by default all streams."""
@@ -132,7 +124,8 @@ class Inbound:
                 if not (admitted or self._handlers.admits(peer)):
                     return
                 admitted = False
-                if (seconds := self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request))) > 0:
+                lookups = LOOKUPS_A_REQUEST + min(len(request.digests), OWN.digests)
+                if (seconds := self._lookups.wait(peer, lookups)) > 0:
                     await asyncio.sleep(seconds)
                 async for chunk in self._handlers.on_fetch(request, peer):
                     stall.put_off(STALL_SECONDS)
@@ -145,8 +138,3 @@ class Inbound:
     def _admit(self, peer: bytes) -> None:
         if not self._handlers.admits(peer):
             raise PermissionError("calls too often, or is banned")
-
-
-def _digests(request: ftis_pb2.FetchRequest) -> int:
-    """The number of digests that the node looks up."""
-    return min(len(request.digests), OWN.digests)

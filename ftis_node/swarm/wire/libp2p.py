@@ -150,8 +150,7 @@ class Libp2p:
 
     async def connected(self) -> set[bytes]:
         """The ids of the peers that p2pd has a connection to."""
-        peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
-        return {info.peer_id.to_bytes() for info in peers}
+        return set(await self.neighbours())
 
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of p2pd's connections, without peer ids, by peer."""

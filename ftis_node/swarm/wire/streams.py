@@ -18,6 +18,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
 
 from ftis_node.errors import brief
+from ftis_node.host.loops import end
 
 # Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
 SENT_AHEAD = 5
@@ -25,7 +26,6 @@ LINGER_SECONDS = 2.0
 DISCONNECT_SECONDS = 5.0
 
 Handler = Callable[[AsyncIterator[Any], P2PContext], AsyncIterator[Message]]
-Task = asyncio.Task[Any]
 
 logger = logging.getLogger(__name__)
 
@@ -53,22 +53,14 @@ async def answer_stream(
     try:
         await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
         hung_up = reading.done() and reading.result()
-        await _end({reading, answering})
+        await end({reading, answering})
         if not hung_up and not await _p2pd_lets_go(reader, writer):
             logger.debug("%s does not read what it asked for; its connection is closed.", info.peer_id)
             with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
                 await asyncio.wait_for(p2p._client.disconnect(info.peer_id), DISCONNECT_SECONDS)
     finally:
         writer.transport.abort()
-        await _end({reading, answering})
-
-
-async def _end(tasks: set[Task]) -> None:
-    """Cancel tasks repeatedly: a cancellation can be lost in a wait that has just ended."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=1.0)
+        await end({reading, answering})
 
 
 async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyncio.Queue[Any]) -> bool:
