@@ -19,11 +19,23 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def in_toml(text: str) -> str:
-    """The inside of a TOML basic string, with an escape for all that is not printable.
+def in_toml(value: object, *, lines: bool = False) -> str:
+    """A bool, number, text or list of these as TOML, with an escape for all that is not printable.
 
-    JSON's escapes are all TOML's too.
+    Args:
+        lines: a text of several lines is written as such.
     """
+    if isinstance(value, list):
+        return "[" + ", ".join(in_toml(item, lines=lines) for item in value) + "]"
+    if not isinstance(value, str):
+        return str(value).lower() if isinstance(value, bool) else repr(value)
+    if lines and "\n" in value:
+        return '"""\n' + "\n".join(map(_escaped_toml, value.split("\n"))) + '"""'
+    return f'"{_escaped_toml(value)}"'
+
+
+def _escaped_toml(text: str) -> str:
+    """JSON's escapes are all TOML's too."""
     return "".join(c if c.isprintable() else _toml_escape(c) for c in json.dumps(text, ensure_ascii=False)[1:-1])
 
 

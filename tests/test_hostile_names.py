@@ -186,7 +186,7 @@ def test_row_45_metrics_name_no_line_of_their_own() -> None:
 
 def test_row_45_a_run_file_reads_back_and_moves_no_terminal() -> None:
     name = "[/x] \x1b[31m \x7f \x9b \u202e \U000e0001 é 日本"
-    text = f'key = "{in_toml(name)}"'
+    text = f"key = {in_toml(name)}"
     assert plain(text)
     assert tomllib.loads(text)["key"] == name
     run_file = RunFile(run=RUN, hints=make_hints(name="[/x] \u00a0é", bootstraps=()))

@@ -30,6 +30,7 @@ from ftis_node.config.run import (
 )
 from ftis_node.errors import UsageError
 from ftis_node.store.home import Home
+from ftis_node.text import in_toml
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
 FIELDS: dict[str, Any] = {
@@ -203,8 +204,9 @@ def test_a_wrong_value_is_refused_by_name(change: dict[str, Any], named: str) ->
     with pytest.raises(ValidationError):
         Run(**(FIELDS | change))
     name, value = next(iter(change.items()))
-    text = re.sub(rf'^{name} = (""".*?"""|[^\n]*)', lambda _: f"{name} = {run._toml(value)}", TEXT, flags=re.S | re.M)
-    text = text.replace("True", "true")
+    text = re.sub(
+        rf'^{name} = (""".*?"""|[^\n]*)', lambda _: f"{name} = {in_toml(value, lines=True)}", TEXT, flags=re.S | re.M
+    )
     error = complaint(text)
     assert named in error.what and error.exit_code == 2
     assert error.what.isprintable() and error.fix.isprintable()
@@ -352,7 +354,7 @@ def test_a_run_cannot_be_changed() -> None:
 def test_row_44_a_run_that_would_break_or_exhaust_a_node_is_refused_by_name(change: dict[str, Any]) -> None:
     name = next(iter(change))
     lines = [
-        f"{key} = {run._toml(list(value) if isinstance(value, tuple) else value)}"
+        f"{key} = {in_toml(list(value) if isinstance(value, tuple) else value, lines=True)}"
         for key, value in (FIELDS | change).items()
     ]
     assert f"`{name}`" in complaint("\n".join(["[run]", *lines])).what  # what `join` reads from a file

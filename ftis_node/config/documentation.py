@@ -79,7 +79,7 @@ def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str
             group = entry.group
             lines += ["", f"# {group}"]
         value = values[entry.name]
-        line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {_toml(value)}"
+        line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {in_toml(value)}"
         lines.append(line if origins is None else f"{line:<50} # {_one_line(origins[entry.name])}")
     return "\n".join(lines[1:]) + "\n"
 
@@ -169,15 +169,6 @@ def _bounds(metadata: Any) -> Iterator[str]:
         limit = getattr(metadata, key, None)
         if limit is not None:
             yield f"{sign} {limit if limit < 1 << 32 else f'2^{limit.bit_length() - 1}'}"
-
-
-def _toml(value: Any) -> str:
-    """A bool, number, text or list of these as TOML."""
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{in_toml(value)}"' if isinstance(value, str) else repr(value)
 
 
 def _one_line(text: str) -> str:

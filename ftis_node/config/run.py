@@ -472,7 +472,7 @@ def dump_run_file(run_file: RunFile) -> str:
     parts = []
     for table, model in (("run", run_file.run), ("hints", run_file.hints)):
         values = model.model_dump(mode="json")
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        lines = [f"{key} = {in_toml(value, lines=True)}" for key, value in values.items()]
         parts.append("\n".join([f"[{table}]", *lines]) + "\n")
     return "\n".join(parts)
 
@@ -518,15 +518,3 @@ def _as_usage_error(error: ValidationError) -> UsageError:
             return UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
     name = f"`{'.'.join(keys)}` in {where}" if keys else f"[{table}] of {where}" if table else where
     return UsageError(f"{name[0].upper()}{name[1:]} is wrong: {message}.", "Correct it, or ask for the right file.")
-
-
-def _toml(value: Any) -> str:
-    """A str, int, float or list of these as TOML."""
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if not isinstance(value, str):
-        return repr(value)
-    lines = [in_toml(line) for line in value.split("\n")]
-    if len(lines) == 1:
-        return f'"{lines[0]}"'
-    return '"""\n' + "\n".join(lines) + '"""'
