@@ -76,7 +76,7 @@ def test_four_bits_are_for_frozen_weights(fit: Cli) -> None:
     assert (answer["quantisation"], answer["lora"]) == ("nf4", True)
     assert "quantisation=nf4" in answer["command"]
     code, _, err = fit("--model", "qwen2.5-3b", "--vram", "24", "--full", "--quantisation", "nf4")
-    assert code == 2 and "NF4 is for frozen weights" in err
+    assert code == 2 and "NF4 (flags) is for frozen weights" in err
 
 
 def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:

@@ -14,7 +14,7 @@ from ftis_node.cli.common import JsonOption, note, print_json, waiting
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import Workload
-from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.fit.plan import Plan, plan
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
 
@@ -71,8 +71,20 @@ def fit(
     """
     sizes = _sizes(vram)
     caps = _caps(task, prompt_tokens, completion_tokens)
-    smallest = min(sizes, default=None)  # each device has as much to hold
-    settings, _ = collect(task=task, flags={"vram_gb": smallest, "vram_share": vram_share})
+    smallest, devices = min(sizes, default=None), _devices(device, len(sizes))  # each device has as much to hold
+    wished = {
+        "device": devices,
+        "vram_gb": smallest,
+        "vram_share": vram_share,
+        "lora": lora,
+        "dtype": dtype,
+        "quantisation": quantisation,
+        "optimiser": optimiser,
+        "gradient_checkpointing": gradient_checkpointing,
+        "micro_batch_tokens": micro_batch_tokens,
+        "generation_batch": generation_batch,
+    }
+    settings, _ = collect(task=task, flags=wished)
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
@@ -80,35 +92,23 @@ def fit(
         now("Loading PyTorch")
         from ftis_node.fit.context import refuse_run
         from ftis_node.policy.measure import geometry
+        from ftis_node.worker.planning import memory_limit, wishes
 
-        budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
+        total = 0 if smallest else _present(device)
+        budget = memory_limit(settings, total) or total
         now(f"Reading the configuration of {model}")
         shape = geometry(model)
     refuse_run(model, shape.context, caps[1])
-    wishes = Wishes(
-        lora=lora,
-        dtype=dtype,
-        quantisation=quantisation,
-        optimiser=optimiser,
-        gradient_checkpointing=gradient_checkpointing,
-        micro_batch_tokens=micro_batch_tokens,
-        generation_batch=generation_batch,
-        lora_rank=settings.lora_rank,
-        lora_targets=settings.lora_targets,
-        devices=max(1, len(sizes)),
-    )
-    if quantisation == "nf4" and lora is False:
-        raise UsageError("NF4 is for frozen weights, and full training has none.", "Leave out --full.")
     bits = importlib.util.find_spec("bitsandbytes") is not None
-    load = Workload(*caps, completions, settings.batch_groups)
-    chosen = plan(shape, budget, load, wishes, device, bits or optimiser == "adamw8bit", four_bit=bits)
-    command = _command(model, chosen, task, device, smallest, vram_share)
+    asked = (shape, budget, Workload(*caps, completions, settings.batch_groups), wishes(settings), device)
+    chosen = plan(*asked, bits, four_bit=bits)
+    command = _command(model, chosen, task, devices, smallest, vram_share)
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
-        if not bits and device == "cuda" and plan(shape, budget, load, wishes, device, True, four_bit=True) != chosen:
+        if not bits and device == "cuda" and plan(*asked, True, four_bit=True) != chosen:
             note("With bitsandbytes (pip install 'ftis-node[gpu]') another plan is possible: NF4, or 8-bit AdamW.")
     sys.exit(0 if chosen.fits else 1)
 
@@ -122,6 +122,13 @@ def _sizes(vram: str | None) -> list[float]:
     if not all(math.isfinite(size) and size > 0 for size in sizes):
         raise UsageError(f"--vram {vram} is no size.", "Give the memory in GB, for example --vram 24 or --vram 24,12.")
     return sizes
+
+
+def _devices(device: str, count: int) -> str:
+    """The setting `device` for so many devices of a kind; 0 is this machine's one."""
+    return (
+        device if count < 2 else ",".join([device] * count if device == "cpu" else map("cuda:{}".format, range(count)))
+    )
 
 
 def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
@@ -152,7 +159,7 @@ def _present(device: str) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _command(model: str, plan: Plan, task: str, device: str, vram: float | None, vram_share: float | None) -> str:
+def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, vram_share: float | None) -> str:
     """The command line that does as planned."""
     values = {
         **({"vram_share": f"{vram_share:g}"} if vram_share is not None else {}),
@@ -165,9 +172,8 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
         **({"sharded": str(plan.sharded).lower()} if plan.devices > 1 else {}),
     }
     words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
-    names = ["cpu"] * plan.devices if device == "cpu" else [f"cuda:{number}" for number in range(plan.devices)]
-    if device == "cpu" or plan.devices > 1:
-        words += ["--device" if plan.devices == 1 else "--devices", ",".join(names)]
+    if devices != "cuda":
+        words += ["--device" if plan.devices == 1 else "--devices", devices]
     words += ["--vram", f"{vram:g}"] if vram is not None else []
     return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
 

@@ -16,13 +16,14 @@ from typing import Any
 from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Device, Workload
-from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.fit.plan import Plan, plan
 from ftis_node.lab.experiment import Experiment
 from ftis_node.lab.participant import generating
 from ftis_node.lab.spec import Member, TrialSpec, trials
 from ftis_node.policy.measure import geometry
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
+from ftis_node.worker.planning import wishes
 
 _MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
 _PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
@@ -87,11 +88,8 @@ def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometr
     settings = spec.settings_of(member)
     shape = geometry(member.model)
     limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
-    wishes = Wishes(
-        **{name: getattr(settings, name) for name in ("lora", *_PLANNED, "lora_rank", "lora_targets", "engine")}
-    )
     workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
-    return shape, plan(shape, round(limit * GB), workload, wishes, machine.device, False)
+    return shape, plan(shape, round(limit * GB), workload, wishes(settings), machine.device, False)
 
 
 def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:

@@ -109,17 +109,16 @@ def question(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> Question:
     """The planning question of `settle`, from the same arguments."""
-    device = choose_device(settings.devices[0])
     budget = smallest_budget(settings)
-    wanted = {**{name: getattr(settings, name) for name in _PLANNED}, **recalled(settings, remembered, budget)}
-    wishes = Wishes(
-        **wanted,
-        lora_rank=settings.lora_rank,
-        lora_targets=settings.lora_targets,
-        engine=settings.engine_here,
-        devices=len(settings.devices),
-    )
-    return Question(shape or geometry(settings.model), budget, workload, wishes, device)
+    wanted = wishes(settings.model_copy(update=dict(recalled(settings, remembered, budget))))
+    device = choose_device(settings.devices[0])
+    return Question(shape or geometry(settings.model), budget, workload, wanted, device)
+
+
+def wishes(settings: Settings) -> Wishes:
+    """What the settings leave to the plan, and what they do not."""
+    chosen = {name: getattr(settings, name) for name in (*_PLANNED, "lora_rank", "lora_targets")}
+    return Wishes(**chosen, engine=settings.engine_here, devices=len(settings.devices))
 
 
 def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:
