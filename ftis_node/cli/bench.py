@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.common import JsonOption, print_answer
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -163,12 +163,9 @@ def growth(
     if plot is not None:
         check_drawing()
     figures = bench_growth(repeats=repeats, plot=plot, tell=_tell)
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            for point in value["points"] if isinstance(value, dict) and "points" in value else ():
-                say(f"{key:18} {_human(point)}")
+    sizes = {key: value["points"] for key, value in figures.items() if isinstance(value, dict) and "points" in value}
+    lines = (f"{key:18} {_human(point)}" for key, points in sizes.items() for point in points)
+    print_answer(figures, *lines, json=json)
 
 
 @app.command("swarm")
@@ -242,11 +239,7 @@ def _settings(model: str, lora: bool | None, vram: float | None, device: str) ->
 
 def _print(figures: Mapping[str, object], width: int, json: bool) -> None:
     """Print JSON for a script, else a line for each figure with names so wide."""
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            say(f"{key:{width}} {_human(value)}")
+    print_answer(figures, *(f"{key:{width}} {_human(value)}" for key, value in figures.items()), json=json)
 
 
 def _tell(line: str) -> None:

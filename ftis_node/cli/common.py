@@ -40,6 +40,14 @@ def print_json(value: Mapping[str, object]) -> None:
     print(in_json(value))
 
 
+def print_answer(value: Mapping[str, object], *lines: object, json: bool) -> None:
+    """An answer: one JSON object for programs, or lines for people."""
+    if json:
+        print_json(value)
+    else:
+        say(*lines)
+
+
 def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
     """Print each name with its value, and further values below it."""
     for name, value in facts.items():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
 from ftis_node.config.settings import LIVE, PROFILE, collect
@@ -66,7 +66,5 @@ def check(file: Annotated[Path, typer.Argument(help="A TOML file of settings.")]
         raise_all(listening_mistakes(settled))
     given = [key for key, origin in origins.items() if origin == f"file {file}"]
     profile = next((origin for origin in origins.values() if origin.startswith("profile ")), None)
-    if json:
-        print_json({"file": str(file), "sound": True, "settings": given})
-    else:
-        say(f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}.")
+    line = f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}."
+    print_answer({"file": str(file), "sound": True, "settings": given}, line, json=json)

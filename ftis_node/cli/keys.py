@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_json
-from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.cli.common import HomeOption, JsonOption, print_answer
+from ftis_node.errors import UsageError, UserError
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
@@ -18,15 +19,11 @@ app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is th
 @app.command("new")
 def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Print the peer id of a home, and first make its key if it has none. A run file may need it early."""
-    from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity
 
     place = Home(home.expanduser())
     identity = Identity.load_or_create(place.key)
-    if json:
-        print_json({"id": identity.peer_id, "home": str(place.path)})
-    else:
-        say(identity.peer_id)
+    print_answer({"id": identity.peer_id, "home": str(place.path)}, identity.peer_id, json=json)
 
 
 @app.command("export")
@@ -36,8 +33,6 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Copies the key of a home into a file that only you can read."""
-    from ftis_node.errors import UsageError, UserError
-    from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity
 
     identity = Identity.load(Home(home.expanduser()).key)
@@ -49,10 +44,9 @@ def export(
         raise UserError(f"{to} cannot be written: {error.strerror}.", "Name another file.") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(identity.to_bytes())
-    if json:
-        print_json({"id": identity.peer_id, "file": str(to)})
-    else:
-        say(f"The key of {identity.peer_id} is in {to}.")
+    line = f"The key of {identity.peer_id} is in {to}."
+    print_answer({"id": identity.peer_id, "file": str(to)}, line, json=json)
+    if not json:
         say("note: keep it secret, and never run two nodes with one key at a time.", error=True)
 
 
@@ -63,8 +57,6 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Give a home the key in a file. A home that has another key keeps it."""
-    from ftis_node.errors import UsageError, UserError
-    from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity
 
     try:
@@ -85,7 +77,5 @@ def import_(
             f"The home {place.path} has a key of its own, of {kept.peer_id}.",
             f"Name another --home; or, to give that identity up for good, remove {place.key}.",
         )
-    if json:
-        print_json({"id": identity.peer_id, "home": str(place.path)})
-    else:
-        say(f"The node on {place.path} is {identity.peer_id}.")
+    line = f"The node on {place.path} is {identity.peer_id}."
+    print_answer({"id": identity.peer_id, "home": str(place.path)}, line, json=json)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.common import JsonOption, print_answer
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -51,22 +51,15 @@ def run(
         from ftis_node.lab.forecast import Machine, forecast, in_words
 
         report = forecast(experiment, Machine(vram=vram, tflops=tflops, bandwidth=bandwidth))
-        if json:
-            print_json(report)
-        else:
-            say(*in_words(report).splitlines())
+        print_answer(report, *in_words(report).splitlines(), json=json)
         return
     if out is None:
         raise UsageError("There is no place for the results.", "Name one with --out DIR, or use --dry-run.")
     from ftis_node.lab.runner import Runner
 
     summary = Runner(experiment, file, out, cache=cache, jobs=jobs, processes=procs).run()
-    if json:
-        print_json(summary)
-    else:
-        say(f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show.")
-        for path in summary["checkpoints"]:
-            say(f"checkpoint: {path}")
+    line = f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show."
+    print_answer(summary, line, *(f"checkpoint: {path}" for path in summary["checkpoints"]), json=json)
 
 
 @app.command("report")
@@ -81,10 +74,7 @@ def report(
 
     check_drawing()
     written = write_report(out, destination)
-    if json:
-        print_json({"report": str(written)})
-    else:
-        say(written)
+    print_answer({"report": str(written)}, written, json=json)
 
 
 @app.command("replay")
@@ -108,10 +98,7 @@ def replay(
     from ftis_node.lab.replaying.replay import replay as replayed
 
     report = replayed(home.expanduser(), until=until, out=out.expanduser() if out else None, task=task)
-    if json:
-        print_json(report)
-    else:
-        say(*told(report).splitlines())
+    print_answer(report, *told(report).splitlines(), json=json)
     sys.exit(0 if report["identical"] or not report["exact"] else 1)
 
 
@@ -145,7 +132,4 @@ def simulate(
 
         scenario = Scenario(nodes=count, seconds=seconds, seed=seed, rows=rows, eager=eager)
         results.append(simulated(scenario if success is None else scenario.with_success(success), progress))
-    if json:
-        print_json({"simulations": results})
-    else:
-        say(*table(results).splitlines())
+    print_answer({"simulations": results}, *table(results).splitlines(), json=json)

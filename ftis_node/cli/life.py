@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.asking import ask_daemon
-from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import NodeState
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import say
 
 POLL_SECONDS = 0.5
 PATIENCE = 30.0
@@ -51,10 +50,8 @@ def set_(
 ) -> None:
     """Change settings of the running node, until it ends. docs/settings.md marks those that can be."""
     answer = ask_daemon(home, "/set", dict, order=parse_pairs(pairs))
-    if json:
-        print_json(answer)
-    else:
-        say(*(f"{name} = {'default' if value is None else value}" for name, value in answer.items()))
+    lines = (f"{name} = {'default' if value is None else value}" for name, value in answer.items())
+    print_answer(answer, *lines, json=json)
 
 
 def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
@@ -81,7 +78,4 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
 
 
 def _say(answer: NodeState, text: str, *, json: bool) -> None:
-    if json:
-        print_json({name: getattr(answer, name) for name in ("state", "pausing", "finishing")})
-    else:
-        say(text)
+    print_answer({name: getattr(answer, name) for name in ("state", "pausing", "finishing")}, text, json=json)

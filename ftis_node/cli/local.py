@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.asking import ask_daemon
-from ftis_node.cli.common import HomeOption, JsonOption, print_facts, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_facts, print_json
+from ftis_node.errors import UserError
 from ftis_node.observe.answers import Peer, Peers, Status
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import called, counted, duration, say, with_names
@@ -30,10 +31,8 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. Supervisors use it."""
     answer = ask_daemon(home, "/status", Status, starting=0.0)
-    if json:
-        print_json({key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")})
-    else:
-        say(f"{answer.state}: {answer.reason}")
+    told = {key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")}
+    print_answer(told, f"{answer.state}: {answer.reason}", json=json)
     sys.exit(1 if answer.stalled else 0)
 
 
@@ -59,7 +58,6 @@ def page(
     """The link to the node's page. Its holder can see everything the node shows, and change nothing."""
     import webbrowser
 
-    from ftis_node.errors import UserError
     from ftis_node.observe.web import link, read_token
 
     place = Home(home.expanduser())
@@ -69,17 +67,13 @@ def page(
     found = link(address, read_token(place.page_token))
     # Every user of the machine can read a browser's command line: it gets a link that opens once, never the token.
     opened = open_ and webbrowser.open(ask_daemon(home, "/page", dict[str, str])["link"])
-    if json:
-        print_json({"page": found, "opened": opened})
-        return
-    say(found)
-    if open_ and not opened:
+    print_answer({"page": found, "opened": opened}, found, json=json)
+    if open_ and not opened and not json:
         say("note: no browser could be opened here; open the link yourself.", error=True)
 
 
 def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """This node's peer id, and its addresses if it is running."""
-    from ftis_node.errors import UserError
     from ftis_node.swarm.identity import Identity
 
     place = Home(home.expanduser())

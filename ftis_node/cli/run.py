@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import KINDS, AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_json
+from ftis_node.cli.common import KINDS, AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_answer
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 
@@ -20,11 +19,9 @@ app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOption = False) -> None:
     """Check a run file and show it with its id."""
     run_file = load_run_file(file)
-    if json:
-        print_json({"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")})
-    else:
-        head = f"# run {run_file.run.id.hex()}: {in_short(run_file.run)}"
-        say(head, *dump_run_file(run_file).splitlines())
+    facts = {"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")}
+    head = f"# run {run_file.run.id.hex()}: {in_short(run_file.run)}"
+    print_answer(facts, head, *dump_run_file(run_file).splitlines(), json=json)
 
 
 @app.command("new")
@@ -117,7 +114,5 @@ def new(
         output.write_text(dump_run_file(run_file), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}.", "Name another --output.") from None
-    if json:
-        print_json({"id": run.id.hex(), "file": str(output)})
-    else:
-        say(f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …")
+    line = f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …"
+    print_answer({"id": run.id.hex(), "file": str(output)}, line, json=json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json, waiting
+from ftis_node.cli.common import JsonOption, print_answer, waiting
 from ftis_node.errors import UsageError, UserError
 from ftis_node.text import counted, say
 
@@ -27,14 +27,11 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List the open runs of the local network, whose nodes were started with --lan."""
-    found = heard(host, seconds)
-    if json:
-        print_json({"runs": [_row(run, nodes) for run, nodes in by_run(found).items()]})
-        return
-    if not found:
-        say(NONE_FOUND)
-    for run, nodes in by_run(found).items():
-        say(f"{run.hex()}  {in_words(nodes)}", *(f"  {node.addresses[0]}" for node in nodes if node.addresses))
+    found = by_run(heard(host, seconds))
+    lines = []
+    for run, nodes in found.items():
+        lines += [f"{run.hex()}  {in_words(nodes)}", *(f"  {node.addresses[0]}" for node in nodes if node.addresses)]
+    print_answer({"runs": [_row(*one) for one in found.items()]}, *(lines or [NONE_FOUND]), json=json)
 
 
 def heard(host: str, seconds: float) -> list[LanNode]:
