@@ -1,4 +1,5 @@
-"""The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`. Imports no torch."""
+"""The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`; and what compute processes
+tell of their GPU. Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,6 +39,17 @@ class DeviceSeconds(msgspec.Struct, frozen=True):
     evaluate: float = 0.0
     score: float = 0.0
     idle: float = 0.0
+
+
+class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1."""
+
+    name: str = ""
+    total_bytes: int
+    used_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int = 0
+    utilization: float | None = None
 
 
 class Generator(msgspec.Struct, frozen=True):

@@ -26,7 +26,6 @@ from ftis_node.observe.api import Api, ask
 from ftis_node.store.home import Home
 from ftis_node.swarm.peer_clocks import ClockDifference
 from ftis_node.swarm.wire.transport import Health
-from ftis_node.worker.messages import GpuFigures
 from tests.support.statuses import LOADING, TRAINING, answered, peer
 
 
@@ -107,7 +106,6 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
 @pytest.mark.parametrize(
     ("read", "written"),
     [
-        (answers.Gpu, GpuFigures),
         (answers.P2pd, Health),
         (answers.Clock, ClockDifference),
     ],

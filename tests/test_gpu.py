@@ -12,14 +12,14 @@ from rich.console import Console
 from ftis_node.node import compute
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
-from ftis_node.observe import answers
 from ftis_node.observe.answers import read
 from ftis_node.observe.live import gpu_line, node_view
+from ftis_node.step_report import GpuFigures
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
-from ftis_node.worker.messages import Gpu, GpuFigures
+from ftis_node.worker.messages import Gpu
 from tests.support.small_models import arithmetic_settings
 from tests.support.statuses import JOINING, TRAINING, answered
 
@@ -35,8 +35,8 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
 
 
 def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
-    assert gpu_line(read(BUSY, answers.Gpu)) == "75% busy, 12.0 GB of 24.0 GB, 9.00 GB in tensors"
-    assert gpu_line(read(BUSY | {"utilization": None}, answers.Gpu)) == "12.0 GB of 24.0 GB, 9.00 GB in tensors"
+    assert gpu_line(read(BUSY, GpuFigures)) == "75% busy, 12.0 GB of 24.0 GB, 9.00 GB in tensors"
+    assert gpu_line(read(BUSY | {"utilization": None}, GpuFigures)) == "12.0 GB of 24.0 GB, 9.00 GB in tensors"
 
 
 def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:

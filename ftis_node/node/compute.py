@@ -18,10 +18,10 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
-from ftis_node.step_report import TakenStep
+from ftis_node.step_report import GpuFigures, TakenStep
 from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import Gpu, GpuFigures, Interrupt, Load, ModelFacts
+from ftis_node.worker.messages import Gpu, Interrupt, Load, ModelFacts
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them

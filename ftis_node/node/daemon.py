@@ -29,7 +29,7 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.node.schedule import LOOK_SECONDS, Schedule
 from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, status_row
 from ftis_node.node.task_files import remember_files, with_remembered
-from ftis_node.observe.answers import Gpu, Planned, Status
+from ftis_node.observe.answers import Planned, Status
 from ftis_node.observe.api import Answer
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
@@ -610,7 +610,7 @@ class Node:
             tokenizer=loaded.tokenizer if loaded is not None else None,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
-            gpu=part(Gpu, self._compute.gpu),
+            gpu=self._compute.gpu,
         )
         return joined(status, rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else status
 

@@ -43,6 +43,8 @@ STEP_SECONDS = 10.0  # between two log lines about steps
 logger = logging.getLogger(__name__)
 
 
+_EXAM = ("pass_at_1_before", "pass_at_1", "pass_at_1_step")
+_OF_PROGRESS = ("step", *_EXAM, "own_groups_used", "foreign_weight_share")
 _JOINED = Status.__struct_fields__[Status.__struct_fields__.index("step") :]
 
 
@@ -80,14 +82,9 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
     progress, last, pool = stepper.progress, stepper.last, stepper.pool
     return msgspec.structs.replace(
         status,
-        step=progress.step,
+        **{name: getattr(progress, name) for name in _OF_PROGRESS},
         checkpoint=checkpoint,
-        pass_at_1_before=progress.pass_at_1_before,
-        pass_at_1=progress.pass_at_1,
-        pass_at_1_step=progress.pass_at_1_step,
-        own_groups_used=progress.own_groups_used,
         foreign_groups_used=dict(progress.foreign_groups_used),
-        foreign_weight_share=progress.foreign_weight_share,
         filtered_fraction=last.report.diagnostics.overall.get("filtered_fraction") if last else None,
         own_reward=last.batch.own_reward if last else None,
         foreign_reward=last.batch.foreign_reward if last else None,

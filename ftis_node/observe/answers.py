@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ftis_node.errors import UserError
-from ftis_node.step_report import Generator
+from ftis_node.step_report import Generator, GpuFigures
 
 Kind = TypeVar("Kind")
 
@@ -49,17 +49,6 @@ class Rows(msgspec.Struct, frozen=True):
     found: int = 0
     learned: int = 0
     done: int = 0
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1."""
-
-    name: str = ""
-    total_bytes: int
-    used_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int = 0
-    utilization: float | None = None
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -147,7 +136,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     tokenizer: str | None = None
     worker_restarts: int = 0
     worker_memory_bytes: int | None = None
-    gpu: Gpu | None = None
+    gpu: GpuFigures | None = None
     step: int | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     pass_at_1_before: float | None = None

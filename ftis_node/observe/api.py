@@ -45,14 +45,10 @@ class Api:
         orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         app = web.Application()
-        for path, answer in reads.items():
-            app.router.add_get(path, _handler(answer))
-        for path, answer in actions.items():
-            app.router.add_post(path, _handler(answer))
-        for path, text in texts.items():
-            app.router.add_get(path, _text_handler(text))
-        for path, order in orders.items():
-            app.router.add_post(path, _order_handler(order))
+        app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
+        app.add_routes(web.post(path, _handler(answer)) for path, answer in actions.items())
+        app.add_routes(web.get(path, _text_handler(text)) for path, text in texts.items())
+        app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, path: Path) -> None:

@@ -10,9 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ftis_node.observe.answers import CheckpointStatus, Gpu, Peer, Status
+from ftis_node.observe.answers import CheckpointStatus, Peer, Status
 from ftis_node.observe.terminal import words
 from ftis_node.observe.view import number, sparkline
+from ftis_node.step_report import GpuFigures
 from ftis_node.text import counted, duration, rounded
 
 _COLOURS = {
@@ -108,7 +109,7 @@ class _View:
         return Panel(Group(*shown[cut.gaps :]), title=words(title), title_align="left", border_style="dim")
 
 
-def gpu_line(gpu: Gpu) -> str:
+def gpu_line(gpu: GpuFigures) -> str:
     """A GPU's utilization, if it is known, and its memory in use and in all."""
     busy = gpu.utilization
     memory = f"{rounded(gpu.used_bytes)} of {rounded(gpu.total_bytes)}"

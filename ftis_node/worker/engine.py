@@ -41,7 +41,7 @@ from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
-from ftis_node.step_report import Generator, StepReport
+from ftis_node.step_report import Generator, GpuFigures, StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.rewards import TAGS
@@ -55,7 +55,6 @@ from ftis_node.worker.messages import (
     OWN,
     OWN_DATA,
     Generated,
-    GpuFigures,
     GroupPart,
     GroupText,
     ModelFacts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftis_node.worker.messages import GpuFigures
+from ftis_node.step_report import GpuFigures
 
 
 def gpu_figures(device: torch.device) -> GpuFigures | None:

@@ -20,7 +20,7 @@ from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.plan import Plan
-from ftis_node.step_report import StepReport
+from ftis_node.step_report import GpuFigures, StepReport
 from ftis_node.tasks import TextCaps
 
 HEADER = struct.Struct("<I")
@@ -125,17 +125,6 @@ class GroupText(msgspec.Struct, frozen=True):
     question: str
     answer: str
     completions: list[str]
-
-
-class GpuFigures(msgspec.Struct, frozen=True):
-    """A GPU's bytes: in all, used by all processes, in this one's tensors, held by torch. utilization: 0 to 1."""
-
-    name: str
-    total_bytes: int
-    used_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    utilization: float | None
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
