@@ -127,24 +127,13 @@ def test_what_is_signed_is_the_specified_fixed_width_layout() -> None:
     assert sample().signed_bytes() == head + numbers + first + second
 
 
+REFS = [[(1, 32, 5, 1)] * 2, [(2, 32, 5, 1), (1, 32, 5, 1)], [(2**32, 32, 5, 1)], [(0, 31, 5, 1)], [(0, 32, 0, 1)]]
+REFS += [[(0, 32, MAX_PACKET_BYTES + 1, 1)], [(0, 32, 5, -1)], [(0, 32, 5, 2**16)], []]
+CHANGES = [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"run_id": bytes(15)},
-        {"round": -1},
-        {"policy_step": 2**64},
-        {"issued_at": 1.5},
-        {"packets": []},
-        {"packets": [PacketRef(1, bytes(32), 5, 1), PacketRef(1, bytes(32), 5, 1)]},
-        {"packets": [PacketRef(2, bytes(32), 5, 1), PacketRef(1, bytes(32), 5, 1)]},
-        {"packets": [PacketRef(2**32, bytes(32), 5, 1)]},
-        {"packets": [PacketRef(0, bytes(31), 5, 1)]},
-        {"packets": [PacketRef(0, bytes(32), 0, 1)]},
-        {"packets": [PacketRef(0, bytes(32), MAX_PACKET_BYTES + 1, 1)]},
-        {"packets": [PacketRef(0, bytes(32), 5, -1)]},
-        {"packets": [PacketRef(0, bytes(32), 5, 2**16)]},
-    ],
-    ids=str,
+    "changes", [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}, *CHANGES], ids=str
 )
 def test_what_others_would_refuse_is_not_announced(changes: dict[str, Any]) -> None:
     with pytest.raises(AnnouncementError):
@@ -156,39 +145,16 @@ def fields() -> list[Any]:
     return unpacked
 
 
+ENTRY = [0, bytes(32), 5, 1]
+PACKETS = [[], {}, None, [ENTRY[:3]], [[*ENTRY, 1]], ENTRY, [[0, "x" * 32, 5, 1]], [[True, bytes(32), 5, 1]]]
+PACKETS += [[[0, bytes(32), *numbers]] for numbers in ((5.0, 1), (5, True), (5, 2**16), (MAX_PACKET_BYTES + 1, 1))]
+PACKETS += [[[1, bytes(32), 5, 1], ENTRY], [ENTRY, ENTRY], [[slot, bytes(32), 5, 1] for slot in range(9)]]
+WRONG = [[3, 1, True], [bytes(17), "x" * 16], [bytes(38), b"", None], [-1, 5.0], [None], [[1]], PACKETS]
+WRONG += [[bytes(63), bytes(65)]]
+
+
 @pytest.mark.parametrize(
-    ("position", "value"),
-    [
-        (0, 3),
-        (0, 1),
-        (0, True),
-        (1, bytes(17)),
-        (1, "x" * 16),
-        (2, bytes(38)),
-        (2, b""),
-        (2, None),
-        (3, -1),
-        (3, 5.0),
-        (4, None),
-        (5, [1]),
-        (6, []),
-        (6, {}),
-        (6, None),
-        (6, [[0, bytes(32), 5]]),
-        (6, [[0, bytes(32), 5, 1, 1]]),
-        (6, [0, bytes(32), 5, 1]),
-        (6, [[0, "x" * 32, 5, 1]]),
-        (6, [[True, bytes(32), 5, 1]]),
-        (6, [[0, bytes(32), 5.0, 1]]),
-        (6, [[0, bytes(32), 5, True]]),
-        (6, [[0, bytes(32), 5, 2**16]]),
-        (6, [[1, bytes(32), 5, 1], [0, bytes(32), 5, 1]]),
-        (6, [[0, bytes(32), 5, 1], [0, bytes(32), 5, 1]]),
-        (6, [[0, bytes(32), MAX_PACKET_BYTES + 1, 1]]),
-        (6, [[slot, bytes(32), 5, 1] for slot in range(9)]),
-        (7, bytes(63)),
-        (7, bytes(65)),
-    ],
+    ("position", "value"), [(position, value) for position, values in enumerate(WRONG) for value in values]
 )
 def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
     changed = fields()

@@ -102,23 +102,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+HOMES = "status,health,peers,top --once,page,id,logs,logs --json,pause,pause --wait,resume,stop,finish,keys new"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        "status --home HOME",
-        "health --home HOME",
-        "peers --home HOME",
-        "top --once --home HOME",
-        "page --home HOME",
-        "id --home HOME",
-        "logs --home HOME",
-        "logs --json --home HOME",
-        "pause --home HOME",
-        "pause --wait --home HOME",
-        "resume --home HOME",
-        "stop --home HOME",
-        "finish --home HOME",
-        "keys new --home HOME",
+        *(f"{name} --home HOME" for name in HOMES.split(",")),
         "keys export --home HOME FILES/key",
         "keys export --home HOME FILES/key",  # which exists by now
         "keys import --home HOME FILES/run.toml",

@@ -56,6 +56,7 @@ from tests.support.swarm import (
     identity,
     make_run,
     member,
+    once,
     packet,
     stub,
     transport,
@@ -306,12 +307,8 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
         assert not reply.stranger and len(reply.mentions) == 1 and not reply.entries
         assert ann.swarm.gossip.table.get(CARA.author, 1) is None and not ann.swarm.reports.known
         digest = packet_digest(packet(ann.author, 1, 0))
-        chunks = [chunk async for chunk in await call.rpc_fetch(_once(ftis_pb2.FetchRequest(digests=[digest])))]
+        chunks = [chunk async for chunk in await call.rpc_fetch(once(ftis_pb2.FetchRequest(digests=[digest])))]
         assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY] and not ann.store.served
-
-
-async def _once(request: ftis_pb2.FetchRequest) -> AsyncIterator[ftis_pb2.FetchRequest]:
-    yield request
 
 
 async def test_many_observers_displace_one_another_and_no_peer(tmp_path: Path) -> None:

@@ -176,6 +176,10 @@ def stub(caller: Libp2p, called: Identity) -> Any:
     return FtisSwarm.get_stub(caller.p2p, PeerID(called.author))
 
 
+async def once(request: ftis_pb2.FetchRequest) -> AsyncIterator[ftis_pb2.FetchRequest]:
+    yield request
+
+
 def take_round(store: PacketStore) -> int:
     """The next round number, taken."""
     number = store.upcoming_round()
