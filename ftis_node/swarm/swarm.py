@@ -287,7 +287,7 @@ class Swarm:
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
         async for chunk in self._uploads.serve(request, peer, may=may):
-            if self.standing.shunned(peer) is not None or not self.membership.welcomes(peer):  # meanwhile
+            if may and (self.standing.shunned(peer) is not None or not self.membership.welcomes(peer)):  # not any more
                 self._cut(peer)
                 return
             yield chunk

@@ -92,8 +92,7 @@ class Asked(ABC):
         try:
             connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
             connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as file:
-                verdict, grown = json.loads(file.readline(_REPLY_BYTES))
+            verdict, grown = json.loads(_reply(connection))
         except (OSError, ValueError):  # a timeout is the former, a reply that is cut short the latter
             verdict, grown = None, True
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
@@ -137,3 +136,8 @@ class Asked(ABC):
     @abstractmethod
     def _did_not_start(self) -> UserError:
         """The error for a process that cannot be started."""
+
+
+def _reply(connection: socket.socket) -> bytes:
+    with connection.makefile("rb") as file:
+        return file.readline(_REPLY_BYTES)
