@@ -27,29 +27,14 @@ from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny
 
 SHORT, LONG = 32, 64
 HALF = 4  # of a head's dimensions
+BEFORE = {"original_max_position_embeddings": SHORT}
 ROPES: dict[str, tuple[dict[str, Any], int]] = {
     "default": ({}, LONG),
     "linear": ({"factor": 2.0}, LONG),
     "dynamic": ({"factor": 4.0}, LONG),
-    "yarn": ({"factor": 2.0, "original_max_position_embeddings": SHORT}, LONG),
-    "llama3": (
-        {
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": SHORT,
-        },
-        LONG,
-    ),
-    "longrope": (
-        {
-            "factor": 2.0,
-            "short_factor": [1.0] * HALF,
-            "long_factor": [3.0] * HALF,
-            "original_max_position_embeddings": SHORT,
-        },
-        SHORT,
-    ),
+    "yarn": ({"factor": 2.0} | BEFORE, LONG),
+    "llama3": ({"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | BEFORE, LONG),
+    "longrope": ({"factor": 2.0, "short_factor": [1.0] * HALF, "long_factor": [3.0] * HALF} | BEFORE, SHORT),
     "proportional": ({"partial_rotary_factor": 0.5}, LONG),
 }
 """Each kind of rotary embedding, and how many tokens a model with one may have."""

@@ -74,22 +74,17 @@ def test_graded_rows_pay_ten_for_the_right_number_and_four_for_a_near_one():
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
+SHARES = {"own_data_share": 0.6, "eval_prompts": 8}
+
+
 def experiment(**changes):
     document = {
         "name": "owners",
         "seeds": [0],
         "steps": 4,
-        "settings": {
-            "device": "cpu",
-            "lora": True,
-            "objective": "grpo",
-            "batch_groups": 3,
-            "own_data_share": 0.6,
-            "eval_prompts": 8,
-        },
+        "settings": {"device": "cpu", "lora": True, "objective": "grpo", "batch_groups": 3, **SHARES},
         "nodes": [
-            {"name": "A", "model": "tiny-a", "private": "additions"},
-            {"name": "B", "model": "tiny-a", "private": "graded"},
+            {"name": name, "model": "tiny-a", "private": kind} for name, kind in (("A", "additions"), ("B", "graded"))
         ],
         "evaluate": [{"name": "own data"}],
         "cells": [{"name": "gain", "collaboration": "federated", "average": {"every": 2, "weights": "gain"}}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import logging
 import os
 import subprocess
@@ -34,17 +35,9 @@ pytestmark = pytest.mark.skipif(
 GYM = PACKAGES["reasoning-gym"]
 NAME = "reasoning-gym:letter_counting,gcd*2"
 # Tasks whose scorers evaluate the answer, and an honest answer's form to each.
-EVALUATED = (
-    "string_insertion",
-    "spiral_matrix",
-    "binary_matrix",
-    "n_queens",
-    "puzzle24",
-    "countdown",
-    "polynomial_multiplication",
-    "simple_integration",
-    "intermediate_integration",
-)
+FORMED = "string_insertion spiral_matrix binary_matrix n_queens"
+OTHERS = "puzzle24 countdown polynomial_multiplication simple_integration intermediate_integration"
+EVALUATED = (*FORMED.split(), *OTHERS.split())
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +175,7 @@ def unjailed(name: str, text: str) -> None:
 
 def in_its_form(name: str, payload: str) -> str:
     """What a scorer wants to see before it evaluates an answer."""
-    return f"[{payload}]" if name in ("string_insertion", "spiral_matrix", "binary_matrix", "n_queens") else payload
+    return f"[{payload}]" if name in FORMED.split() else payload
 
 
 @pytest.mark.parametrize(
@@ -211,23 +204,11 @@ def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        "9**9**9**9",
-        "[0] * 10**11",
-        "'a' * 10**10",
-        "range(10**18)",
-        "(" * 2000 + "1" + ")" * 2000,
-        "[" * 300 + "]" * 300,
-        "sum(range(10**12))",
-        "factorial(10**8)",
-        "x**(10**9) + " * 50 + "1",
-        "0" * 4000,
-        "\x00",
-        "\ud7ff\U0010ffff",
-    ],
-)
+BOMBS = ["9**9**9**9", "[0] * 10**11", "'a' * 10**10", "range(10**18)", "(" * 2000 + "1" + ")" * 2000, "0" * 4000]
+BOMBS += ["[" * 300 + "]" * 300, "sum(range(10**12))", "factorial(10**8)", "x**(10**9) + " * 50 + "1", "\x00"]
+
+
+@pytest.mark.parametrize("bomb", [*BOMBS, "\ud7ff\U0010ffff"])
 def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer: PackageJudge) -> None:
     for name in ("string_insertion", "polynomial_multiplication", "n_queens"):
         gold, answer = entry(name)
@@ -236,29 +217,15 @@ def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer
         assert scorer(answered(str(answer)), gold).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    "forgery",
-    [
-        "import os; os.write(4, b'1.0')",
-        "[__import__('os').write(n, b'1.0') for n in range(3, 64)]",
-        "exit()",
-        "quit(0)",
-        "type('A', (), {'__eq__': lambda s, o: True})()",
-        "print(1.0)",
-        "breakpoint()",
-        "Function('f')('1.0')",
-        "Function('f', __eq__=Add)(x)",
-        "Symbol('x').subs",
-        "(yield 1)",
-        "entry['answer']",
-        "oracle_answer",
-        "list(entry['metadata'].values())",
-        "answer",
-        "self",
-        "expand('x')",
-        "S('1')",
-    ],
-)
+FORGERIES = """
+    import os; os.write(4, b'1.0') | [__import__('os').write(n, b'1.0') for n in range(3, 64)] | exit() | quit(0)
+    type('A', (), {'__eq__': lambda s, o: True})() | print(1.0) | breakpoint() | answer | self | Function('f')('1.0')
+    Function('f', __eq__=Add)(x) | Symbol('x').subs | (yield 1) | entry['answer'] | oracle_answer | S('1') | expand('x')
+    list(entry['metadata'].values())
+"""
+
+
+@pytest.mark.parametrize("forgery", [text.strip() for text in re.split(r" \| |\n", FORGERIES.strip())])
 def test_a_verdict_cannot_be_forged(forgery: str, scorer: PackageJudge) -> None:
     for name in EVALUATED:
         gold, _ = entry(name)

@@ -216,27 +216,16 @@ def test_an_empty_group_is_not_packed() -> None:
         group_of()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"run_id": bytes(15)},
-        {"author_digest": bytes(9)},
-        {"prompt_digest": bytearray(8)},
-        {"round": -1},
-        {"slot": 2**64},
-        {"policy_step": 1.0},
-        {"policy_step": True},
-        {"finished": (True, False)},
-        {"lengths": (2, 4, 0)},
-        {"lengths": (2, 3, 2)},
-        {"lengths": (), "finished": ()},
-        {"token_ids": np.zeros(6, np.int64)},
-        {"token_ids": np.zeros(5, np.uint32)},
-        {"logprobs": np.zeros(6, np.float64)},
-        {"logprobs": np.zeros((6, 1), np.float32)},
-    ],
-    ids=lambda changes: " ".join(changes),
-)
+IMPOSSIBLE: list[dict[str, Any]] = [
+    *({"run_id": bytes(15)}, {"author_digest": bytes(9)}, {"prompt_digest": bytearray(8)}, {"round": -1}),
+    *({"slot": 2**64}, {"policy_step": 1.0}, {"policy_step": True}, {"finished": (True, False)}),
+    *({"lengths": (2, 4, 0)}, {"lengths": (2, 3, 2)}, {"lengths": (), "finished": ()}),
+    *({"token_ids": np.zeros(6, np.int64)}, {"token_ids": np.zeros(5, np.uint32)}),
+    *({"logprobs": np.zeros(6, np.float64)}, {"logprobs": np.zeros((6, 1), np.float32)}),
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE, ids=" ".join)
 def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
     with pytest.raises(PacketError):
         encode(small_packet(**changes))
@@ -306,23 +295,16 @@ def test_a_packet_has_ten_fields(count: int) -> None:
         decode(msgpack.packb(fields[:count]))
 
 
+SPELLINGS = {  # in hex
+    **{"07": "cc07 cd0007 cf0000000000000007 d007", "cd012c": "d1012c ce0000012c", "9a01": "dc000a01 dd0000000a01"},
+    **{b"\xc4\x08prompted".hex(): "c5000870726f6d70746564 a870726f6d70746564"},
+    **{"c430": "c50030 c600000030", "93020301": "dc0003020301"},
+}
+
+
 @pytest.mark.parametrize(
     ("canonical", "spelling"),
-    [
-        (b"\x07", b"\xcc\x07"),
-        (b"\x07", b"\xcd\x00\x07"),
-        (b"\x07", b"\xcf" + bytes(7) + b"\x07"),
-        (b"\x07", b"\xd0\x07"),
-        (b"\xcd\x01\x2c", b"\xd1\x01\x2c"),
-        (b"\xcd\x01\x2c", b"\xce\x00\x00\x01\x2c"),
-        (b"\xc4\x08prompted", b"\xc5\x00\x08prompted"),
-        (b"\xc4\x08prompted", b"\xa8prompted"),
-        (b"\xc4\x30", b"\xc5\x00\x30"),
-        (b"\xc4\x30", b"\xc6\x00\x00\x00\x30"),
-        (b"\x93\x02\x03\x01", b"\xdc\x00\x03\x02\x03\x01"),
-        (b"\x9a\x01", b"\xdc\x00\x0a\x01"),
-        (b"\x9a\x01", b"\xdd\x00\x00\x00\x0a\x01"),
-    ],
+    [(bytes.fromhex(one), bytes.fromhex(other)) for one, others in SPELLINGS.items() for other in others.split()],
     ids=lambda value: value.hex(),
 )
 def test_a_second_spelling_of_the_same_packet_is_refused(canonical: bytes, spelling: bytes) -> None:
@@ -332,27 +314,13 @@ def test_a_second_spelling_of_the_same_packet_is_refused(canonical: bytes, spell
         decode(data.replace(canonical, spelling, 1))
 
 
+BOMBS = [b"\x91" * 100_000, b"\x9a" + b"\x91" * 100_000, b"\x9a" * 2000, b"\x9a\x01" + b"\x81\x01" * 1000]
+BOMBS += [b"\xdd" + b"\xff" * 4, *(b"\x9a" + kind + b"\xff" * 4 for kind in (b"\xc6", b"\xdb", b"\xdd", b"\xdf"))]
+BOMBS += [b"\x9a\xc9\xff\xff\xff\xff\x40", b"\x9a\xd4\xff\x00", b"\x9a" + b"\xd4\x40" * 300, b"\x9a\xc7\x00\xff"]
+
+
 @pytest.mark.parametrize(
-    "bomb",
-    [
-        b"\x91" * 100_000,
-        b"\x9a" + b"\x91" * 100_000,
-        b"\x9a" * 2000,
-        b"\x9a\x01" + b"\x81\x01" * 1000,
-        b"\xdd\xff\xff\xff\xff",
-        b"\x9a\xc6\xff\xff\xff\xff",
-        b"\x9a\xdb\xff\xff\xff\xff",
-        b"\x9a\xdd\xff\xff\xff\xff",
-        b"\x9a\xdf\xff\xff\xff\xff",
-        b"\x9a\xc9\xff\xff\xff\xff\x40",
-        b"\x9a\xd4\xff\x00",
-        b"\x9a" + b"\xd4\x40" * 300,
-        b"\x9a\xc7\x00\xff",
-        b"\x9a\xa1\xff",
-        b"\x9a\x81\x01\x02",
-        b"\x9a\xc1",
-    ],
-    ids=lambda bomb: bomb[:6].hex(),
+    "bomb", [*BOMBS, b"\x9a\xa1\xff", b"\x9a\x81\x01\x02", b"\x9a\xc1"], ids=lambda bomb: bomb[:6].hex()
 )
 def test_bombs_are_refused(bomb: bytes) -> None:
     with pytest.raises(PacketError):

@@ -42,29 +42,15 @@ def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) ->
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "12",
-        "<answer>12</answer>",
-        "<think>x</think>12",
-        "<think>x</think><answer>12",
-        "<think>x<answer>12</answer>",
-        "<answer>12</answer><think>x</think>",
-        "<think><answer>12</answer></think>",
-        "<think>x<answer>12</answer></think>",
-        "<think>x</think>so<answer>12</answer>",
-        f"Well: {GOOD}",
-        f"{GOOD} Done.",
-        f"{GOOD}{GOOD}",
-        "<think>x</think><think>y</think><answer>12</answer>",
-        "<think><think>x</think><answer>12</answer>",
-        "<think>x</think><answer>13</answer><answer>12</answer>",
-        "<THINK>x</THINK><ANSWER>12</ANSWER>",
-        "\ud800<think>x</think><answer>12</answer>",
-    ],
-)
+UNFORMATTED = ["", "12", "<answer>12</answer>", "<think>x</think>12", "<think>x</think><answer>12", f"{GOOD} Done."]
+UNFORMATTED += ["<think>x<answer>12</answer>", "<answer>12</answer><think>x</think>", f"Well: {GOOD}", f"{GOOD}{GOOD}"]
+UNFORMATTED += ["<think><answer>12</answer></think>", "<think>x<answer>12</answer></think>"]
+UNFORMATTED += ["<think>x</think>so<answer>12</answer>", "<think>x</think><think>y</think><answer>12</answer>"]
+UNFORMATTED += ["<think><think>x</think><answer>12</answer>", "<think>x</think><answer>13</answer><answer>12</answer>"]
+UNFORMATTED += ["<THINK>x</THINK><ANSWER>12</ANSWER>", "\ud800<think>x</think><answer>12</answer>"]
+
+
+@pytest.mark.parametrize("text", UNFORMATTED)
 def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
     verdict = score("integer", text, "12")
     assert verdict.reward == 0.0 and not verdict.formatted
@@ -86,19 +72,13 @@ def test_a_wrong_integer_in_the_right_format_is_formatted_but_earns_nothing() ->
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [
-        ("I think it is 12.", "12"),
-        ("12 or 13, no: $1,234!", "1234"),
-        ("so -7", "-7"),
-        ("8-3=5, 10-7", "7"),
-        ("\\boxed{42}", "42"),
-        ("18.00 dollars", "18"),
-        ("1,2,3", "3"),
-        ("<answer>12</answer", "12"),
-    ],
-)
+LAST = {
+    **{"I think it is 12.": "12", "12 or 13, no: $1,234!": "1234", "so -7": "-7", "8-3=5, 10-7": "7", "1,2,3": "3"},
+    **{"\\boxed{42}": "42", "18.00 dollars": "18", "<answer>12</answer": "12"},
+}
+
+
+@pytest.mark.parametrize(("text", "gold"), LAST.items())
 def test_the_last_integer_anywhere_is_enough_to_be_lenient(text: str, gold: str) -> None:
     verdict = score("integer", text, gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)

@@ -134,24 +134,9 @@ TWICE = GUESSES.replace(
     "\n\nclass Guesses",
     "        async with agents.player.interaction(task) as more:\n            await more.turn()\n\nclass Guesses",
 )
-ENVIRONMENTS = {
-    "ftis_digits": DIGITS,
-    "ftis_trusting": TRUSTING,
-    "ftis_waiting": WAITING,
-    "ftis_boxed": BOXED,
-    "ftis_unrewarded": UNREWARDED,
-    "ftis_contained": CONTAINED,
-    "ftis_tooled": TOOLED,
-    "ftis_prepared": PREPARED,
-    "ftis_guesses": GUESSES,
-    "ftis_opening": OPENING,
-    "ftis_random": RANDOM,
-    "ftis_sleeping": SLEEPING,
-    "ftis_crowd": CROWD,
-    "ftis_served": SERVED,
-    "ftis_stopped": STOPPED,
-    "ftis_twice": TWICE,
-}
+NAMED = "digits trusting waiting boxed unrewarded contained tooled prepared"
+NAMED += " guesses opening random sleeping crowd served stopped twice"
+ENVIRONMENTS = {f"ftis_{name}": globals()[name.upper()] for name in NAMED.split()}
 
 
 @pytest.fixture(scope="module")
@@ -204,27 +189,19 @@ def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("ftis_boxed", "needs a container"),
-        ("ftis_contained", "needs a container"),
-        ("ftis_tooled", "needs tools"),
-        ("ftis_unrewarded", "has no reward of a single trace"),
-        ("ftis_nowhere", "has no taskset"),
-        ("ftis_waiting", "no running event loop"),
-        ("ftis_prepared", "needs a container"),
-        ("ftis_random", "in two ways with the same answers"),
-        ("ftis_sleeping", "no running event loop"),
-        ("ftis_crowd", "needs several agents"),
-        ("ftis_served", "needs something running beside it"),
-        ("ftis_stopped", "needs hooks on the model's requests"),
-        ("ftis_twice", "it begins a second conversation"),
-    ],
-)
+REFUSED = {
+    **{"boxed": "needs a container", "contained": "needs a container", "prepared": "needs a container"},
+    **{"tooled": "needs tools", "unrewarded": "has no reward of a single trace", "nowhere": "has no taskset"},
+    **{"waiting": "no running event loop", "sleeping": "no running event loop", "crowd": "needs several agents"},
+    **{"random": "in two ways with the same answers", "stopped": "needs hooks on the model's requests"},
+    **{"served": "needs something running beside it", "twice": "it begins a second conversation"},
+}
+
+
+@pytest.mark.parametrize(("name", "what"), REFUSED.items())
 def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str) -> None:
     with pytest.raises(UsageError) as refused:
-        check_files(f"verifiers:{name}")
+        check_files(f"verifiers:ftis_{name}")
     assert what in refused.value.what
 
 
