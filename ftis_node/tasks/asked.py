@@ -21,8 +21,8 @@ from typing import Any, Self
 from ftis_node.errors import UserError
 
 UNANSWERED_A_GROUP = 3
-"""So many answers of a group may get no verdict, or its wrong ones take the time of so many; the rest of it is wrong
-unasked, or a group would take a minute."""
+"""So many answers of a group may get no verdict, or be wrong after half of the time; the rest of it is wrong unasked, or
+a group would take a minute."""
 
 
 START_SECONDS = 60.0
@@ -42,7 +42,7 @@ class Asked(ABC):
         """
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
-        self._left: float | None = None  # of what may go unanswered in this group; None: answers come one by one
+        self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
         self._rule, self._memory = rule, memory
         self._seconds, self._start_seconds = seconds, start_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,7 +82,7 @@ class Asked(ABC):
         Raises:
             UserError: the process cannot be started.
         """
-        if self._left is not None and self._left <= 0:
+        if self._left == 0:
             self.unanswered += 1
             return None
         if self._process is not None and self._process.poll() is not None:
@@ -99,8 +99,8 @@ class Asked(ABC):
             self.close()
             raise
         self.unanswered += verdict is None
-        if self._left is not None and not verdict:
-            self._left -= max(verdict is None, (time.monotonic() - began) / self._seconds)
+        if self._left is not None:  # what a jail inside has ended is wrong, and took long
+            self._left -= verdict is None or (not verdict and time.monotonic() - began > self._seconds / 2)
         if grown:
             self.close()
         return verdict

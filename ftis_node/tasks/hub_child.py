@@ -91,7 +91,7 @@ def _main(question: str, answer: str, most: str, *paths: str) -> None:
             if asked := _text(row[question]):
                 pair = [asked, row[answer]]
                 _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=str))
-                print(line, file=told)
+                told.write(f"{line}\n")
 
 
 def _why(error: Exception) -> tuple[str, str]:
