@@ -21,8 +21,8 @@ from typing import Any, Self
 from ftis_node.errors import UserError
 
 UNANSWERED_A_GROUP = 3
-"""So many answers of a group may get no verdict, or be wrong after half of the time. The rest is wrong unasked, or a group
-would take a minute."""
+"""So many answers of a group may get no verdict, or be wrong after half of the time. The rest is wrong unasked, or a
+group would take a minute."""
 
 
 START_SECONDS = 60.0
