@@ -97,7 +97,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_lan.py": {"cli/runs.py": ("There are … runs on the local", "The local network cannot be")},
     "test_life.py": {"observe/api.py": ("refusal['what']",)},
     "test_migration.py": {"store/migrations.py": ("… does not say its schema", "… has schema …, and this version")},
-    "test_nf4.py": {"config/checks.py": ("NF4 (…) is for frozen weights,",)},
     "test_own_tasks.py": {
         "config/run.py": ("The run's reward rule is …,", "The run judges answers by", "The … of … is not the run's:"),
         "tasks/jsonl.py": ("… has only …, and all would",),
