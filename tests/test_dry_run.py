@@ -39,7 +39,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
-from ftis_node.tasks.jsonl import _place
+from ftis_node.tasks.task import place_of
 from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
@@ -270,7 +270,7 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
     for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
-    held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if _place(q) < 0.1)
+    held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if place_of(q) < 0.1)
     (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
     (tmp_path / "own_sums.py").write_text(
         "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"

@@ -108,7 +108,7 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
     class Worker:
         pid = None
 
-        async def start(self, output: object) -> None:
+        def start(self, output: object) -> None:
             pass
 
         async def call(self, request: Load) -> ModelFacts:
