@@ -16,6 +16,7 @@ from ftis_node.fit.memory import Workload
 from ftis_node.node import compute
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
+from ftis_node.policy.nf4 import kernels
 from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
 from ftis_node.worker import engine
@@ -31,6 +32,7 @@ TINY = Settings(device="cpu", vram_gb=0.1)
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 24 GB, of which 22 are free, as far as planning sees."""
+    kernels()  # bitsandbytes cannot be imported for a GPU that is made up
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
