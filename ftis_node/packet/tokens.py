@@ -54,7 +54,7 @@ class Completion:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Given:
+class GivenTokens:
     """The given tokens of a packet.
 
     turns: uint8 [G], the runs of given tokens in each completion. runs: uint32 [Σ turns, 2], how many tokens each of
@@ -80,7 +80,7 @@ class Packet(Header):
 
     token_ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
-    given: Given | None = None
+    given: GivenTokens | None = None
 
     @property
     def version(self) -> int:
@@ -161,11 +161,12 @@ def _where_given(completion: Completion) -> npt.NDArray[np.bool_]:
     return where
 
 
-def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool_]]) -> Given:
+def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool_]]) -> GivenTokens:
     runs = [np.diff(np.flatnonzero(np.diff(where)) + 1, prepend=0).reshape(-1, 2) for where in wheres]
     if any(len(own) > 255 for own in runs):
         raise PacketError("a completion has at most 255 runs of given tokens")
-    return Given(np.asarray([len(own) for own in runs], np.uint8), np.concatenate(runs).astype(np.uint32), _ids_of(ids))
+    turns, ids_given = np.asarray([len(own) for own in runs], np.uint8), _ids_of(ids)
+    return GivenTokens(turns, np.concatenate(runs).astype(np.uint32), ids_given)
 
 
 def _ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
@@ -205,7 +206,7 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
         runs = part(8 * int(turns.sum(dtype=np.int64)), "<u4").reshape(-1, 2)
     records = part(RECORD_BYTES * sum(header.lengths), _RECORD)
     if turned:
-        given = Given(turns, runs, part(4 * int(runs[:, 1].sum(dtype=np.int64)), "<u4"))
+        given = GivenTokens(turns, runs, part(4 * int(runs[:, 1].sum(dtype=np.int64)), "<u4"))
     if at != len(data):
         raise PacketError(f"{len(data) - at} bytes follow the packet")
     packet = Packet(*header.fields(), records["id"], records["logprob"], given)  # type: ignore[call-arg]

@@ -23,7 +23,7 @@ _ANOTHER = "Choose another dataset."
 _SMALLER = "Choose a smaller split, or make a .jsonl file of the rows that you want."
 
 
-class Refused(Exception):
+class Unusable(Exception):
     """Why a file cannot be used, and what to do."""
 
 
@@ -38,7 +38,7 @@ def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise Refused("is in Parquet, which needs pyarrow", "Run: pip install 'ftis-node[data]'") from None
+        raise Unusable("is in Parquet, which needs pyarrow", "Run: pip install 'ftis-node[data]'") from None
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others set aside more than they need
     with ParquetFile(path) as file:
         _refuse_missing(file.schema_arrow.names, *columns)
@@ -55,19 +55,19 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict):
-                raise Refused(f"has no JSON object in line {number} of {path.name}", _ANOTHER)
+                raise Unusable(f"has no JSON object in line {number} of {path.name}", _ANOTHER)
             yield row
 
 
 def _refuse_missing(there: Any, *columns: str) -> None:
     if missing := [column for column in columns if column not in there]:
         shown = ", ".join(map(str, there))[:1000]
-        raise Refused(f"has no column {missing[0]!r}", f"Name two with --question and --answer, of: {shown}.")
+        raise Unusable(f"has no column {missing[0]!r}", f"Name two with --question and --answer, of: {shown}.")
 
 
 def _refuse_large(row: bytes | str) -> None:
     if len(row) > LINE_BYTES:
-        raise Refused(f"has a row of more than {LINE_BYTES >> 20} MiB", _ANOTHER)
+        raise Unusable(f"has a row of more than {LINE_BYTES >> 20} MiB", _ANOTHER)
 
 
 def _text(value: Any) -> str:
@@ -87,7 +87,7 @@ def _main(question: str, answer: str, most: str, *paths: str) -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as told:
         for number, row in enumerate(rows):
             if number == int(most):
-                raise Refused(f"has more than {int(most):,} rows", _SMALLER)
+                raise Unusable(f"has more than {int(most):,} rows", _SMALLER)
             if asked := _text(row[question]):
                 pair = [asked, row[answer]]
                 _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=str))
@@ -96,7 +96,7 @@ def _main(question: str, answer: str, most: str, *paths: str) -> None:
 
 def _why(error: Exception) -> tuple[str, str]:
     """What is wrong, and what to do."""
-    if isinstance(error, Refused):
+    if isinstance(error, Unusable):
         return error.args[0], error.args[1]
     if isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.EFBIG:
         return f"unpacks to more than {MEMORY_BYTES >> 30} GiB, or {TEXT_BYTES >> 20} MiB of rows", _SMALLER
