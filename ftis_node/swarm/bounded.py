@@ -9,6 +9,26 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
+class Bounded(dict[Key, Value]):
+    """A dictionary that holds at most `most` entries: a new key removes the oldest. A key's age is that of its entry,
+    not of its latest value."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        if key not in self and len(self) >= self.most:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Key, default: Value) -> Value:
+        """A key's value; a missing key gets `default`, and may remove the oldest."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+
 def make_room(memory: dict[Key, Any], key: Key, most: int) -> Key | None:
     """Make room for `key` among at most `most`. Return the key that was removed, or None."""
     if key in memory or len(memory) < most:
