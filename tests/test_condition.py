@@ -11,7 +11,7 @@ import pytest
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.evaluate.greedy import Outcome
+from ftis_node.evaluate.greedy import GreedyResult
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
@@ -80,34 +80,34 @@ def test_every_trouble_says_what_to_do() -> None:
 
 def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
-    exams = EvaluationSchedule(0.1, lambda: now)
-    found = Outcome(
+    evaluations = EvaluationSchedule(0.1, lambda: now)
+    found = GreedyResult(
         prompts=4, correct=2, formatted=3, lenient=3, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
-    assert exams.due(), "the first is taken in any case"
-    exams.taken(0, found, found.seconds)  # before any training, so not counted
-    assert not exams.due()
+    assert evaluations.due(), "the first is taken in any case"
+    evaluations.taken(0, found, found.seconds)  # before any training, so not counted
+    assert not evaluations.due()
     now = 499.0
-    assert not exams.due()
+    assert not evaluations.due()
     now = 500.0
-    assert exams.due()
-    exams.taken(0, found, found.seconds)
+    assert evaluations.due()
+    evaluations.taken(0, found, found.seconds)
     now = 999.0
-    assert not exams.due()
+    assert not evaluations.due()
     now = 1000.0
-    assert exams.due()
+    assert evaluations.due()
 
 
 @pytest.mark.parametrize(("formatted", "code", "told"), [(0, False, 1), (1, False, 0), (0, True, 0)])
 def test_a_model_that_never_writes_the_form_is_told_of_once(
     caplog: pytest.LogCaptureFixture, formatted: int, code: bool, told: int
 ) -> None:
-    exams = EvaluationSchedule(0.1)
-    found = Outcome(
+    evaluations = EvaluationSchedule(0.1)
+    found = GreedyResult(
         64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
     for step in range(3):
-        exams.taken(step, found, found.seconds, code=code)
+        evaluations.taken(step, found, found.seconds, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
 
 
@@ -117,11 +117,11 @@ def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: 
         log.write(event, step=step, pass_at_1=score)
     log.write("started", step=60)
     log.write("evaluation", step=70, pass_at_1=0.4)
-    exams = EvaluationSchedule(0.1)
-    exams.recall(tmp_path / "metrics.jsonl")
-    assert list(exams.curve) == [(0, 0.1), (50, 0.2), (70, 0.4)]
-    exams.went_back(60)
-    assert list(exams.curve) == [(0, 0.1), (50, 0.2)]
+    evaluations = EvaluationSchedule(0.1)
+    evaluations.recall(tmp_path / "metrics.jsonl")
+    assert list(evaluations.curve) == [(0, 0.1), (50, 0.2), (70, 0.4)]
+    evaluations.went_back(60)
+    assert list(evaluations.curve) == [(0, 0.1), (50, 0.2)]
 
 
 def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

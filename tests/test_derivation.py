@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ftis_node.objective import PRESETS
-from ftis_node.objective.filter import keep
+from ftis_node.objective.filter import kept_by_filter
 
 WORDS, END, CAP = 3, 2, 3  # two words and an end; a completion has at most three tokens
 FTIS = PRESETS["ftis"]
@@ -191,7 +191,7 @@ def test_what_the_filter_takes_is_within_its_bound(threshold: float) -> None:
 def filtered(rewards: list[float], divergences: list[float], threshold: float) -> tuple[list[float], list[float]]:
     """Advantages before and after the filter."""
     advantages = FTIS.advantages(torch.tensor(rewards, dtype=torch.float64))
-    kept = keep(advantages, torch.tensor(divergences, dtype=torch.float64), threshold)
+    kept = kept_by_filter(advantages, torch.tensor(divergences, dtype=torch.float64), threshold)
     return advantages.tolist(), (advantages * kept).tolist()
 
 

@@ -98,18 +98,18 @@ def evaluate(
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
-        exam = _Exam(chosen, examples, scorer, cap, batch)
+        asked = _Questions(chosen, examples, scorer, cap, batch)
         total = len(examples) * (2 if compare else 1)
         advance = stack.enter_context(slow_bar("questions", total, TimeElapsedColumn()))
         of = {"of": "checkpoint"} if compare else {}
-        ours = _measure(first, exam, _teller(advance, lines, of))
-        theirs = _measure(second, exam, _teller(advance, lines, {"of": "base"})) if second is not None else None
+        ours = _measure(first, asked, _teller(advance, lines, of))
+        theirs = _measure(second, asked, _teller(advance, lines, {"of": "base"})) if second is not None else None
     other = _compared(ours, second, theirs) if second is not None and theirs is not None else None
     shown = _examples(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
-        print_json(_figures(first, exam, ours, other) | ({"examples": to_builtins(shown)} if compare or show else {}))
+        print_json(_figures(first, asked, ours, other) | ({"examples": to_builtins(shown)} if compare or show else {}))
     else:
-        _print(first, exam, ours, other)
+        _print(first, asked, ours, other)
         _print_examples(shown)
 
 
@@ -137,7 +137,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class _Exam:
+class _Questions:
     task: Task
     examples: Sequence[Example]
     scorer: Scorer
@@ -198,7 +198,7 @@ class _Example(Struct, frozen=True, omit_defaults=True):
 
 
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
-    from ftis_node.export.history import History, history_of
+    from ftis_node.export.record import TrainingRecord, record_of
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(name)
@@ -206,10 +206,10 @@ def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Ma
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
     name = model or (found.model if found else name)
-    history = history_of(found) if found is not None else History()
-    settings, origins = settings_for(found, name, {**history.asked(), **flags}, task)
+    record = record_of(found) if found is not None else TrainingRecord()
+    settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
     tell_choice(found, settings, origins)
-    return _Chosen(name, found, settings, history.run if "chat" not in flags else None)
+    return _Chosen(name, found, settings, record.run if "chat" not in flags else None)
 
 
 def _other(
@@ -227,7 +227,7 @@ def _other(
     return replace(chosen, run=first.run) if base is None else chosen
 
 
-def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], None]) -> _Result:
+def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
     from ftis_node.evaluate.episodes import Episodes
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
@@ -239,19 +239,19 @@ def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], No
 
     _release()
     policy = load_trained(chosen.settings, chosen.found)
-    chat = chat_in(chosen.run, policy.tokenizer, exam.task.template, chosen.settings)
-    ids = tokenised(policy, exam.task, exam.examples, exam.cap, chat)
+    chat = chat_in(chosen.run, policy.tokenizer, asked.task.template, chosen.settings)
+    ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat)
     budget = memory_budget(chosen.settings, policy.device)
-    batch = exam.batch or batch_that_fits(policy, max(map(len, ids)), exam.cap, budget)
+    batch = asked.batch or batch_that_fits(policy, max(map(len, ids)), asked.cap, budget)
     judged: list[Judged] = []
 
     def told(some: Sequence[Judged]) -> None:
         judged.extend(some)
         tell(some)
 
-    sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
-    episodes = Episodes.of(policy.tokenizer, exam.task.template, chat, exam.task.turns)
-    outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, episodes=episodes, batch=batch, tell=told)
+    sampling = Sampling(asked.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
+    episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
+    outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=told)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
     return _Result(outcome.figures(), judged, trained, str(policy.device), dtype)
 
@@ -283,7 +283,7 @@ def _teller(
     return tell
 
 
-def _figures(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> dict[str, Any]:
+def _figures(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared | None) -> dict[str, Any]:
     """The object of `--json`."""
     compared = {}
     if other is not None:
@@ -293,10 +293,10 @@ def _figures(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | N
         "trained": result.trained,
         "device": result.device,
         "dtype": result.dtype,
-        "task": exam.task.name,
-        "data": exam.task.data,
-        "reward": exam.task.reward,
-        "completion_tokens": exam.cap,
+        "task": asked.task.name,
+        "data": asked.task.data,
+        "reward": asked.task.reward,
+        "completion_tokens": asked.cap,
         "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
         **asdict(result.figures),
         **compared,
@@ -314,14 +314,14 @@ def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[_Exampl
     ]
 
 
-def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> None:
+def _print(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared | None) -> None:
     figures = result.figures
     trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
-    say(f"{chosen.name}{trained} on {exam.task.name}, {figures.prompts} questions, greedy", "")
+    say(f"{chosen.name}{trained} on {asked.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
     say(f"  formatted  {_percent(figures.formatted)}  <think>…</think><answer>…</answer>, and nothing else")
     say(f"  lenient    {_percent(figures.lenient)}  the last answer is right, whatever the format")
-    say(f"  finished   {_percent(figures.finished)}  within {exam.cap} tokens")
+    say(f"  finished   {_percent(figures.finished)}  within {asked.cap} tokens")
     if other is not None:
         _print_comparison(other)
     say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")

@@ -39,7 +39,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GreedyResult:
     """Counts over all questions; `batch` is how many fitted into memory side by side."""
 
     prompts: int
@@ -153,7 +153,7 @@ def evaluate(
     batch: int = LARGEST_BATCH,
     room: Room | None = None,
     tell: Callable[[Sequence[Judged]], None] | None = None,
-) -> Outcome:
+) -> GreedyResult:
     """One completion of every prompt, scored against its example.
 
     An unfinished completion is wrong and without format, whatever it says; it may be lenient.
@@ -191,7 +191,7 @@ def evaluate(
         if tell is not None:
             tell(judged)
     seconds = time.perf_counter() - began
-    return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
+    return GreedyResult(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
 
 
 def play(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
-from ftis_node.export.history import History
+from ftis_node.export.record import TrainingRecord
 from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
 from ftis_node.tokenizer.chat import message_of
@@ -34,7 +34,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
 def card(
     checkpoint: Checkpoint,
     settings: Settings,
-    history: History,
+    record: TrainingRecord,
     *,
     base: str,
     kind: str,
@@ -47,8 +47,8 @@ def card(
         settings: what the checkpoint was loaded with; base: the base model's public name; kind: full, merged, adapter.
         chat: whether questions were messages of a chat.
     """
-    task = history.run.task if history.run else checkpoint.task
-    rows = dict(_rows(checkpoint, settings, history, base=base, kind=kind, dtype=dtype))
+    task = record.run.task if record.run else checkpoint.task
+    rows = dict(_rows(checkpoint, settings, record, base=base, kind=kind, dtype=dtype))
     load = _LOAD["adapter" if kind == "adapter" else "model"].replace("{base}", json.dumps(base))
     parts = [
         _front_matter(base, kind),
@@ -58,7 +58,7 @@ def card(
         "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
         "## Loading it",
         _fenced(load, "python"),
-        *_prompt(history, chat=chat),
+        *_prompt(record, chat=chat),
         "## Licence",
         f"These weights are derived from {_cell(base)}: the licence of that model applies to them too. What its "
         "outputs, or the data of the task, were licensed under may add to that.",
@@ -79,9 +79,9 @@ def _front_matter(base: str, kind: str) -> str:
 
 
 def _rows(
-    checkpoint: Checkpoint, settings: Settings, history: History, *, base: str, kind: str, dtype: str
+    checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, *, base: str, kind: str, dtype: str
 ) -> Iterator[tuple[str, str]]:
-    run, progress = history.run, checkpoint.progress
+    run, progress = record.run, checkpoint.progress
     yield "base model", base
     yield "trained", _trained(settings, kind)
     if checkpoint.quantisation == "nf4":
@@ -96,13 +96,13 @@ def _rows(
         yield "steps", f"{checkpoint.step:,}"
     if "own_groups_used" in progress:
         yield "groups trained on", _groups(progress)
-    if (told := _pass_at_1(checkpoint, history)) is not None:
+    if (told := _pass_at_1(checkpoint, record)) is not None:
         yield "greedy pass@1, held-out questions", told
-    yield from _settings(history, run.task if run else checkpoint.task, lora=checkpoint.lora)
+    yield from _settings(record, run.task if run else checkpoint.task, lora=checkpoint.lora)
     if run is not None:
         yield "sampling", f"{run.group} completions a prompt, temperature {run.temperature:g}"
-    if history.versions:
-        yield "trained by", _versions(history.versions)
+    if record.versions:
+        yield "trained by", _versions(record.versions)
     yield "exported by", _versions(versions())
 
 
@@ -121,10 +121,10 @@ def _groups(progress: Mapping[str, Any]) -> str:
     return f"{progress['own_groups_used']:,} of its own, {sum(foreign.values()):,} foreign{whose}"
 
 
-def _pass_at_1(checkpoint: Checkpoint, history: History) -> str | None:
+def _pass_at_1(checkpoint: Checkpoint, record: TrainingRecord) -> str | None:
     """By the home's log, which has intervals, or by the checkpoint's own facts."""
-    if history.evaluations:
-        first, last = history.evaluations[0], history.evaluations[-1]
+    if record.evaluations:
+        first, last = record.evaluations[0], record.evaluations[-1]
         told = f"{_rate(first)} at step {first['step']}"
         return told if first is last else f"{told}; {_rate(last)} at step {last['step']}"
     before, now = (checkpoint.progress.get(key) for key in ("pass_at_1_before", "pass_at_1"))
@@ -140,9 +140,9 @@ def _rate(evaluation: Mapping[str, Any]) -> str:
     return told
 
 
-def _settings(history: History, task: str, *, lora: bool) -> Iterator[tuple[str, str]]:
+def _settings(record: TrainingRecord, task: str, *, lora: bool) -> Iterator[tuple[str, str]]:
     try:
-        settings = Settings(**history.settings) if history.settings else None
+        settings = Settings(**record.settings) if record.settings else None
     except ValidationError:  # of another version
         settings = None
     if settings is None:
@@ -157,13 +157,13 @@ def _settings(history: History, task: str, *, lora: bool) -> Iterator[tuple[str,
     )
 
 
-def _prompt(history: History, *, chat: bool) -> list[str]:
-    if history.run is None:
+def _prompt(record: TrainingRecord, *, chat: bool) -> list[str]:
+    if record.run is None:
         return []
     if chat:
-        form = _fenced(message_of(history.run.template, "{question}"))
+        form = _fenced(message_of(record.run.template, "{question}"))
         return ["The questions were put to it as messages of a user, in its chat template:", form]
-    return ["The questions were put to it in this form:", _fenced(history.run.template)]
+    return ["The questions were put to it in this form:", _fenced(record.run.template)]
 
 
 def _versions(of: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.card import card
 from ftis_node.export.folder import appearing, check_target
-from ftis_node.export.history import History, history_of
+from ftis_node.export.record import TrainingRecord, record_of
 from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
@@ -74,20 +74,20 @@ def export(
             f"{checkpoint.path} is of a model that was trained in full, so there is no adapter.", "Leave out --adapter."
         )
     check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
-    history = history_of(checkpoint)
+    record = record_of(checkpoint)
     base = public_name(settings.model)
     kind = "adapter" if adapter else "merged" if checkpoint.lora else "full"
     with appearing(to) as folder:
         if adapter:
             dtype = _write_adapter(folder, checkpoint, settings, base)
         else:
-            dtype = _write_model(folder, checkpoint, settings, history, shard_bytes)
+            dtype = _write_model(folder, checkpoint, settings, record, shard_bytes)
         tokenizer = load_tokenizer(settings.model)
         tokenizer.save_pretrained(folder)
-        run, asked = history.run, settings.model_copy(update=history.asked())
+        run, asked = record.run, settings.model_copy(update=record.asked())
         chat = chat_in(run, tokenizer, run.template, asked) if run is not None else None
         _generation(settings.model, tokenizer, chat).save_pretrained(folder)
-        text = card(checkpoint, settings, history, base=base, kind=kind, dtype=dtype, chat=chat is not None)
+        text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=chat is not None)
         (folder / "README.md").write_text(text, encoding="utf-8")
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     return Exported(
@@ -103,8 +103,10 @@ def export(
     )
 
 
-def _write_model(folder: Path, checkpoint: Checkpoint, settings: Settings, history: History, shard_bytes: int) -> str:
-    dtype = settings.dtype or history.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
+def _write_model(
+    folder: Path, checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, shard_bytes: int
+) -> str:
+    dtype = settings.dtype or record.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
     # LoRA layers are added to the base model's own weights, not to those of four bits.
     policy = load_trained(settings.model_copy(update={"dtype": dtype, "quantisation": "none"}), checkpoint)
     model: Any = policy.model

@@ -87,7 +87,7 @@ def _gradient(
     learner.objective, learner.gate = choose_objective(asked, node.run.task, node.run.completion_tokens), None
     try:
         if learner.objective.gate is not None:
-            learner.gate = learner.next_gate(learner.accumulate(Batch.of(own, learner.objective, OWN)))
+            learner.gate = learner.next_gate(learner.gradient_that_fits(Batch.of(own, learner.objective, OWN)))
         parts = source_gradients(learner, groups)
     finally:
         learner.objective, learner.gate = before

@@ -25,7 +25,7 @@ def source_gradients(learner: Learner, groups: Sequence[TrainingGroup]) -> dict[
     batch = Batch.of(groups, learner.objective, learner.own)
     parts, computed = {}, []
     for source in sorted({sample.source for sample in batch.computed}):
-        computed += learner.accumulate(batch.only(source))
+        computed += learner.gradient_that_fits(batch.only(source))
         parts[source] = _flat(learner)
     divisor = learner.divisor(batch, computed)
     return {source: gradient / divisor for source, gradient in parts.items()}

@@ -124,7 +124,7 @@ class Learner:
         start: list[Tensor] = []
         gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
-            computed, norm = self._scaled(batch, start)
+            computed, norm = self._gradient_without_overflow(batch, start)
             self._tell(diagnostics, computed, inner)
             loss, norm, skipped = self._apply(batch, computed, norm)
             if skipped:
@@ -158,17 +158,17 @@ class Learner:
 
     # --- the gradient ---------------------------------------------------------------------------------------------
 
-    def _scaled(self, batch: Batch, start: Sequence[Tensor]) -> tuple[list[Computed], float]:
-        """`accumulate`, again with a smaller loss scale where the gradient overflowed; and the gradient's norm."""
+    def _gradient_without_overflow(self, batch: Batch, start: Sequence[Tensor]) -> tuple[list[Computed], float]:
+        """`gradient_that_fits`, again with a smaller loss scale where it overflowed; and the gradient's norm."""
         while True:
-            computed = self.accumulate(batch, start)
+            computed = self.gradient_that_fits(batch, start)
             norm = self.optimiser.gradient_norm() / self.loss_scale.value
             if self._team is not None:
                 (norm,) = self._team.first(norm)
             if not self.loss_scale.overflowed(norm):
                 return computed, norm
 
-    def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
+    def gradient_that_fits(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
         """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_scale`, and change nothing else.
 
         In a team each rank computes a share of it; all return the micro-batches of all.
@@ -183,13 +183,13 @@ class Learner:
             self.optimiser.drop_gradients()
             try:
                 with self._training():
-                    return self._accumulated(batch, start)
+                    return self._gradient(batch, start)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
-    def _accumulated(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
+    def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         if self._team is None:
             return self._computed(batch.prompted, batch, start)
         if self._shards:

@@ -48,7 +48,7 @@ class Team:
     size: int
 
     @classmethod
-    def meet(cls, rank: int, size: int, place: str, device: torch.device) -> Team:
+    def init_process_group(cls, rank: int, size: int, place: str, device: torch.device) -> Team:
         """Wait until all ranks are there.
 
         Args:
@@ -147,7 +147,7 @@ class Team:
         dist.broadcast(told, 0)
         return told.tolist()
 
-    def level(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_parameters(self, tensors: Sequence[Tensor]) -> None:
         """Put the first rank's values into these tensors of all."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)

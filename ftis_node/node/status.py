@@ -43,8 +43,8 @@ STEP_SECONDS = 10.0  # between two log lines about steps
 logger = logging.getLogger(__name__)
 
 
-_EXAM = ("pass_at_1_before", "pass_at_1", "pass_at_1_step")
-_OF_PROGRESS = ("step", *_EXAM, "own_groups_used", "foreign_weight_share")
+_EVALUATED = ("pass_at_1_before", "pass_at_1", "pass_at_1_step")
+_OF_PROGRESS = ("step", *_EVALUATED, "own_groups_used", "foreign_weight_share")
 _JOINED = Status.__struct_fields__[Status.__struct_fields__.index("step") :]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def keep(advantages: Tensor, divergence: Tensor, threshold: float | None) -> Tensor:
+def kept_by_filter(advantages: Tensor, divergence: Tensor, threshold: float | None) -> Tensor:
     """Keep a sample if Â > 0 or D < g: advantages `[N]`, divergence `[N]` → bool `[N]`. All, when g is None.
 
     Section 3.2 says in words "Â < 0 and D > g". We follow the formula of section 3.3, which drops at Â ≤ 0 and D ≥ g.

@@ -2,9 +2,8 @@
 
 This objective is our own, not the paper's. A foreign sample is kept if its advantage is positive and its mean log-prob
 s_i is at least the level m. Here s_i = 1/|a_i| Σ_t log π_θ(a_t), under the policy at the start of the step. In words:
-learn
-from a peer's right answer if it is no stranger than one's own strangest right answer. No claimed log-prob is used, so
-no peer can lie its way in.
+learn from a peer's right answer if it is no stranger than one's own strangest right answer. No claimed log-prob is
+used, so no peer can lie its way in.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ftis_node.objective.quantiles import nearest_rank
 OLD_SHARE = 0.8  # of the level from step to step; the rest is the step's own quantile
 
 
-def admit(advantages: Tensor, likelihood: Tensor, own: Tensor, level: float | None) -> Tensor:
+def kept_by_gate(advantages: Tensor, likelihood: Tensor, own: Tensor, level: float | None) -> Tensor:
     """Own samples, and foreign ones with Â > 0 and s_i ≥ m: advantages, likelihood, own bool `[N]` → bool `[N]`.
 
     No foreign one while there is no level.

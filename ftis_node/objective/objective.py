@@ -15,8 +15,8 @@ from ftis_node.objective.advantages import ADVANTAGES, group_advantages
 from ftis_node.objective.aggregation import AGGREGATIONS, batch_divisor, sample_scale
 from ftis_node.objective.correction import MASKS, TRUSTS, sample_log_ratio, trust
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
-from ftis_node.objective.filter import keep
-from ftis_node.objective.gate import admit, next_level
+from ftis_node.objective.filter import kept_by_filter
+from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
@@ -186,11 +186,11 @@ class Objective:
                 reduction=self.reduction,
             )
             likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
-            kept = keep(samples.advantages, divergence, self.threshold)
+            kept = kept_by_filter(samples.advantages, divergence, self.threshold)
             # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
-                kept = kept & admit(samples.advantages, likelihood, samples.own, gate)
+                kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
             factor = self._factor(samples, log_ratio, likelihood)
             weighed = sample_log_ratio(samples, log_ratio)[samples.of_chunks(samples.owner)]
             ratio = (weighed if importance.of_samples else log_ratio).exp()

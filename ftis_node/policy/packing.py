@@ -53,7 +53,7 @@ class Prefixed:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _Cells:
     """Rows of unlike length, one after another in a flat array, and the way to a padded table and back.
 
     take    int64 `[rows · width]`  the token in each cell of the table; padding points at the first
@@ -115,8 +115,8 @@ class Packing:
     positions: Tensor
     where: Tensor
     targets: Tensor
-    prompts: _Rows
-    completions: _Rows
+    prompts: _Cells
+    completions: _Cells
     owner: Tensor
 
     @property
@@ -222,14 +222,14 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
     return Padded(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
-def _rows(lengths: Sequence[int], device: torch.device) -> _Rows:
+def _rows(lengths: Sequence[int], device: torch.device) -> _Cells:
     """Rows of these lengths, one after another."""
     sizes = np.asarray(lengths, dtype=np.int64)
     filled = np.arange(max(lengths)) < sizes[:, None]
     first = np.cumsum(sizes) - sizes
     take = np.where(filled, first[:, None] + np.arange(filled.shape[1]), 0).reshape(-1)
     there, back, cells = (torch.from_numpy(array).to(device) for array in (take, np.flatnonzero(filled), filled))
-    return _Rows(there, back, cells, padded=not filled.all())
+    return _Cells(there, back, cells, padded=not filled.all())
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, **kwargs: Any) -> Tensor:

@@ -26,7 +26,7 @@ with loading():
 _ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}), frozenset({"gpu"}), frozenset({"interrupt"}))
 
 
-class _Server:
+class _Dispatcher:
     """Reads requests, passes each to one of five threads, and writes the answers."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -81,7 +81,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)
-    _Server(connection).serve()
+    _Dispatcher(connection).serve()
 
 
 if __name__ == "__main__":

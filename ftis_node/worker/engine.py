@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class _Exam:
+class _EvaluationSet:
     """An evaluation's prompts and their examples, the reward rule and the task's own scorer (see `tasks.scoring`), the
     cap in tokens, and how its episodes go on."""
 
@@ -126,7 +126,8 @@ class Engine:
         self._scorer: Scorer
         self._side_scorer: Scorer
         self._scorers = ExitStack()
-        self._exams: dict[str | None, _Exam] = {}  # by the name from `add_evaluation`; None: the run's own task
+        # by the name from `add_evaluation`; None: the run's own task
+        self._evaluation_sets: dict[str | None, _EvaluationSet] = {}
 
     def load(
         self,
@@ -213,10 +214,10 @@ class Engine:
     def _planned(self) -> None:
         """The settings are settled; the model is loaded next."""
 
-    def meet(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
+    def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
-        self._team = Team.meet(rank, size, place, self.policy.device)
-        self._team.level([p for p in self.policy.model.parameters() if p.requires_grad])
+        self._team = Team.init_process_group(rank, size, place, self.policy.device)
+        self._team.broadcast_parameters([p for p in self.policy.model.parameters() if p.requires_grad])
         if sharded:
             parts = self.policy.causal_lm.get_decoder().modules()
             layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
@@ -252,20 +253,21 @@ class Engine:
         count, own = self._settings.eval_prompts, self.own_task
         asked = Prompts.of(run, self.packets, self.policy.name, self._context, self.task, own, count)
         self.prompts, held_out = asked.train, self.task.held_out[:count]
-        exam = (asked.held_out, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
-        self._exams[None] = _Exam(*exam)
+        chosen = (asked.held_out, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
+        self._evaluation_sets[None] = _EvaluationSet(*chosen)
         if own is not None:
             scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
             self._own_data = OwnData(own.template, own.train, asked.own, scorer)
             rows = own.held_out[:count]
-            self._exams[OWN_DATA] = _Exam(asked.own_held_out, rows, own.reward, run.completion_tokens, None, None)
+            chosen = (asked.own_held_out, rows, own.reward, run.completion_tokens, None, None)
+            self._evaluation_sets[OWN_DATA] = _EvaluationSet(*chosen)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         made = (self.policy, objective, self._settings, self.run.temperature, OWN)
         self.learner = Learner(*made, task=self.run.task, team=self._team)
         if self.policy.server is not None:
             longest = max(map(len, self.prompts)) + run.completion_tokens
             text = self._prompt(self.task.train[0])
-            self.policy.server.meet(self.policy, self.prompts[0], text, longest, self.learner.steps)
+            self.policy.server.connect(self.policy, self.prompts[0], text, longest, self.learner.steps)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
@@ -409,16 +411,16 @@ class Engine:
             also: a task from `add_evaluation` instead of the run's.
             part, parts: only every `parts`-th prompt, from `part` on.
         """
-        exam = self._exams[also]
-        sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
-        with self._phase("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
+        chosen = self._evaluation_sets[also]
+        sampling = self._sampling(greedy=True, cap=chosen.completion_tokens)
+        with self._phase("evaluate"), scoring(chosen.reward, chosen.scorer) as scorer:
             outcome = greedy.evaluate(
                 self.policy,
-                exam.prompts[part::parts],
-                exam.examples[part::parts],
+                chosen.prompts[part::parts],
+                chosen.examples[part::parts],
                 scorer,
                 sampling,
-                episodes=exam.episodes,
+                episodes=chosen.episodes,
                 room=self._evaluating,
             )
         return outcome.figures()
@@ -452,7 +454,7 @@ class Engine:
         ids = [self.packets.prompt(loaded.template, example.question) for example in examples]
         refuse_prompts(self.policy.name, self._context, ids, examples, name, completion_tokens=cap)
         episodes = Episodes.of(self.policy.tokenizer, loaded.template, self.packets.chat, loaded.turns)
-        self._exams[name] = _Exam(ids, examples, loaded.reward, cap, episodes, loaded.scorer)
+        self._evaluation_sets[name] = _EvaluationSet(ids, examples, loaded.reward, cap, episodes, loaded.scorer)
         return len(examples)
 
     def interrupt(self) -> None:

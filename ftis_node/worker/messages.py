@@ -171,13 +171,13 @@ class Open(Request[OpenedRun], frozen=True):
     run: Run
 
 
-class Meet(Request[None], frozen=True):
+class InitProcessGroup(Request[None], frozen=True):
     """Be one of so many ranks that train together; see `learner.team`.
 
     place: of their file; sharded: each keeps a part of the weights, see `learner.shards`
     """
 
-    op = "meet"
+    op = "init_process_group"
     rank: int
     size: int
     place: str

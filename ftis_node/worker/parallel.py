@@ -35,9 +35,9 @@ from ftis_node.worker.messages import (
     Gather,
     Generate,
     Generated,
+    InitProcessGroup,
     Interrupt,
     Load,
-    Meet,
     ModelFacts,
     OpenedRun,
     Request,
@@ -84,7 +84,7 @@ class ParallelEngine(Engine):
         if self._ranks:
             folder = Path(tempfile.mkdtemp(prefix="ftis-ranks-"))
             given = (self.ranks, str(folder / "ranks"), bool(facts.settings.sharded))
-            self._all(lambda rank: Meet(rank, *given), lambda: self.meet(0, *given))
+            self._all(lambda rank: InitProcessGroup(rank, *given), lambda: self.init_process_group(0, *given))
             if self.policy.device.type == "cpu":  # nccl may look for the others there again
                 shutil.rmtree(folder)
         return facts

@@ -173,7 +173,7 @@ def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, token
     return logits, Decoder(policy.causal_lm, policy.vocabulary, own, lengths, tokens - 1)
 
 
-class _Layer(DynamicLayer):  # type: ignore[misc]
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """As transformers', but its empty tensors are made on the device: those would be uploaded, and the host waits."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -184,7 +184,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
 def _empty_cache() -> DynamicCache:
     cache = DynamicCache()
-    cache.layer_class_to_replicate = _Layer
+    cache.layer_class_to_replicate = _GrowingLayer
     return cache
 
 

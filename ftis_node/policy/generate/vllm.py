@@ -82,7 +82,7 @@ class Server:
     _model: str = field(default="", init=False)
     _name: str = field(default="", init=False)  # of the weights that it has
     _step: int | None = field(default=None, init=False)
-    _known: tuple[Sequence[int], str, int] = field(default=((), "", 0), init=False)  # what `meet` was given
+    _known: tuple[Sequence[int], str, int] = field(default=((), "", 0), init=False)  # what `connect` was given
     _rest: float = field(default=0.0, init=False)  # seconds; and until when it is left alone
     _until: float = field(default=0.0, init=False)
 
@@ -103,7 +103,7 @@ class Server:
         place = Path(folder).expanduser().absolute()
         return cls(url.rstrip("/"), place, there or str(place), key)
 
-    def meet(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
+    def connect(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
 
         Args:
@@ -130,7 +130,7 @@ class Server:
             return
         try:
             if self.away is not None:  # it may be another one by now
-                self.meet(policy, *self._known, step)
+                self.connect(policy, *self._known, step)
             elif self._step != step:
                 self._publish(policy, step)
                 if policy.kind == "full":  # vLLM 0.32 for CPUs keeps an old copy of a head that is the embedding, too

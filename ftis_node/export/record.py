@@ -14,7 +14,7 @@ from ftis_node.worker.restore import Checkpoint
 
 
 @dataclass(frozen=True)
-class History:
+class TrainingRecord:
     """Nothing of it need be known: a checkpoint may lie outside the home it is from.
 
     `settings` and `versions` are of the last start before the checkpoint; `evaluations` are those up to its step.
@@ -30,10 +30,10 @@ class History:
         return {name: self.settings[name] for name in ("chat", "thinking") if name in self.settings}
 
 
-def history_of(checkpoint: Checkpoint) -> History:
+def record_of(checkpoint: Checkpoint) -> TrainingRecord:
     """Read the record of the checkpoint's home; nothing is changed there, and a daemon may be at work."""
     if checkpoint.home is None:
-        return History()
+        return TrainingRecord()
     home = Home(checkpoint.home)
     try:
         run = load_run_file(home.run_file).run
@@ -53,6 +53,6 @@ def history_of(checkpoint: Checkpoint) -> History:
             evaluations.append(event)
         else:  # what was evaluated after the step that it went on from was of weights that are lost
             evaluations = [one for one in evaluations if one["step"] <= event["step"]]
-    return History(
+    return TrainingRecord(
         run=run, settings=last.get("settings", {}), versions=last.get("versions", {}), evaluations=evaluations
     )
