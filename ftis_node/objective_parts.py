@@ -1,7 +1,7 @@
 """The parts of an objective: their names, and the limits of their numbers.
 
-Settings are checked before a model is loaded, so nothing here imports torch. `config.checks` and `objective` both read
-them here: mypy refuses a part whose name is not declared, and a test tries each declared one.
+Settings are checked before a model is loaded, so nothing here imports torch. `config.consistency` and `objective` both
+read them here: mypy refuses a part whose name is not declared, and a test tries each declared one.
 """
 
 from __future__ import annotations

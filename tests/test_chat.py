@@ -14,7 +14,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.tasks.task import REASONING
 from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with, end_ids, message_of, prompt_ids
-from ftis_node.worker.packets import TextPackets, TokenPackets, packets_of
+from ftis_node.worker.formats import TextPackets, TokenPackets, packets_of
 from tests.support.small_models import QWEN
 from tests.support.swarm import make_run, make_text_run
 from tests.support.tokenizers import CHATML, codec, speaker

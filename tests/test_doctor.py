@@ -25,7 +25,7 @@ from ftis_node.cli.flags import Given
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
 from ftis_node.node.options import JoinOptions
-from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
+from ftis_node.policy.availability import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
 from ftis_node.preflight.case import Case, case_of
@@ -260,7 +260,7 @@ def test_the_clock_is_compared_with_the_hubs(
 
 def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forever, asked = threading.Event(), []
-    monkeypatch.setattr("ftis_node.policy.hub.ask_hub", lambda: asked.append(1) or forever.wait())
+    monkeypatch.setattr("ftis_node.policy.availability.ask_hub", lambda: asked.append(1) or forever.wait())
     found = list(examine(a_case(tmp_path), [Check("hub", models.hub, 0.05), Check("memory", models.memory, 60.0)]))
     assert [(one.subject, one.verdict) for one in found] == [("hub", "fail"), ("memory", "ok")]
     assert asked == [1]
@@ -273,7 +273,7 @@ def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest
 def test_a_hub_that_does_not_give_the_model(
     code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis_node.policy.hub.get_token", lambda: "hf_secretsecretsecret")
+    monkeypatch.setattr("ftis_node.policy.availability.get_token", lambda: "hf_secretsecretsecret")
     with hub_that(lambda path: 200 if path == "/" else code, monkeypatch):
         found = seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))
     assert says in found["fail"].text and "hf_" not in f"{found}"

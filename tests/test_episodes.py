@@ -24,8 +24,8 @@ from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tokenizer.chat import Frame, chat_of, chat_with, frame_of
 from ftis_node.worker import engine as engines
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.formats import packets_of
 from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
-from ftis_node.worker.packets import packets_of
 from tests.support.small_models import arithmetic_settings, tiny_tokenizer
 from tests.support.swarm import make_run
 from tests.support.tokenizers import CHATML, speaker

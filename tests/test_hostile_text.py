@@ -12,7 +12,7 @@ from ftis_node.packet import prompt_digests
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.tokenizer.codec import Codec
-from ftis_node.worker.packets import TextPackets
+from ftis_node.worker.formats import TextPackets
 from tests.hostile import text
 from tests.hostile.arena import MIXED
 from tests.hostile.attack import Lies

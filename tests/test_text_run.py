@@ -30,8 +30,8 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import right_of
 from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.formats import Slot, TextPackets
 from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
-from ftis_node.worker.packets import Slot, TextPackets
 from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
 from tests.support.steppers import stepper
 

@@ -233,7 +233,7 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.tokenizer.chat import end_ids
-    from ftis_node.worker.packets import chat_in
+    from ftis_node.worker.formats import chat_in
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained
 

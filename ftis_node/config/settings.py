@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from ftis_node.config.checks import check
+from ftis_node.config.consistency import check
 from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all

@@ -20,7 +20,7 @@ from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.tokenizer.chat import Chat, end_ids
-from ftis_node.worker.packets import chat_in
+from ftis_node.worker.formats import chat_in
 from ftis_node.worker.restore import Checkpoint, gone, load_trained
 
 SHARD_BYTES = 4 << 30

@@ -95,7 +95,7 @@ class Workload:
 @dataclass(frozen=True)
 class Setup:
     """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. sharded: each
-    of `devices` keeps a part, see `learner.shards`."""
+    of `devices` keeps a part, see `learner.fsdp`."""
 
     lora: bool
     dtype: Dtype

@@ -31,8 +31,8 @@ from ftis_node.packet import Completion, TextPacket, decode, encode
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.tasks import Example
+from ftis_node.worker.formats import Slot
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket
-from ftis_node.worker.packets import Slot
 
 MODEL = "tiny-a"  # whose tokenizer a script writes in, and whose log-probs it copies, unless its node names another
 RIGHT = 0.5

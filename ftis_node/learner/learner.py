@@ -17,9 +17,9 @@ from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.fsdp import sharded
 from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
-from ftis_node.learner.shards import sharded
 from ftis_node.learner.team import Team
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms

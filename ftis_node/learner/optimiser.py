@@ -17,7 +17,7 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
 from ftis_node.host.quiet import without
 from ftis_node.learner.copies import copied
-from ftis_node.learner.shards import local, part_of, sharded
+from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
 from ftis_node.learner.team import Team
 from ftis_node.policy.room import patiently

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftis_node.config.checks import by_a_person
+from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation

@@ -21,7 +21,7 @@ from ftis_node.tasks import Task
 if TYPE_CHECKING:
     from ftis_node.fit.geometry import Geometry
     from ftis_node.fit.plan import Plan
-    from ftis_node.policy.hub import Hub
+    from ftis_node.policy.availability import Hub
 
 Layers = Callable[[str], tuple[Settings, Mapping[str, str]]]
 Origin = Literal["the home", "--run", "--peers"]

@@ -18,14 +18,14 @@ from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
 if TYPE_CHECKING:
-    from ftis_node.policy.hub import Hub
+    from ftis_node.policy.availability import Hub
 
 CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 
 
 def hub(case: Case) -> Iterator[Finding]:
     """The model: whether it is here, and if not, whether the hub would give it."""
-    from ftis_node.policy.hub import Hub, ask_hub, cached, offered
+    from ftis_node.policy.availability import Hub, ask_hub, cached, offered
 
     source = resolve(case.settings.model)
     case.hub = Hub(False, trouble="it did not answer in time")  # for later checks, if this one hangs
@@ -71,7 +71,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
     from ftis_node.node.checkpointing import LearnedSizes, settled
-    from ftis_node.policy.hub import described
+    from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
@@ -113,7 +113,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
 
 def _hub(case: Case) -> Hub:
     """The hub's answers; it is asked once."""
-    from ftis_node.policy.hub import ask_hub
+    from ftis_node.policy.availability import ask_hub
 
     case.hub = case.hub or ask_hub()
     return case.hub
@@ -145,13 +145,13 @@ def checkpoints(case: Case) -> None:
 
 def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
-    from ftis_node.policy.hub import described
+    from ftis_node.policy.availability import described
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.tasks.rewards import TAGS
     from ftis_node.tokenizer.chat import end_ids
     from ftis_node.tokenizer.codec import text_refusal
     from ftis_node.tokenizer.fingerprint import fingerprint
-    from ftis_node.worker.packets import chat_in
+    from ftis_node.worker.formats import chat_in
 
     if case.starting and case.plan is None:
         return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
@@ -190,7 +190,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 
 def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
-    from ftis_node.worker.packets import Prompts, packets_of
+    from ftis_node.worker.formats import Prompts, packets_of
 
     run = case.run_file.run if case.run_file is not None else case.to_start
     if case.task is None or case.shape is None or run is None:
@@ -203,8 +203,8 @@ def weights(case: Case) -> None:
     """The weights: whether they load, and this program computes what they mean; where they are here, and have room."""
     from transformers.utils.logging import disable_progress_bar
 
+    from ftis_node.policy.availability import cached
     from ftis_node.policy.generate.vllm import KEY, Server
-    from ftis_node.policy.hub import cached
     from ftis_node.policy.load import load_policy
 
     settings, source = case.settled, resolve(case.settings.model)

@@ -111,7 +111,7 @@ def disk(case: Case) -> Iterator[Finding]:
     from huggingface_hub import constants
 
     from ftis_node.node.assembly import CHECKPOINTS, LOG_BYTES, quotas
-    from ftis_node.policy.hub import cached
+    from ftis_node.policy.availability import cached
     from ftis_node.policy.names import resolve
 
     place = standing(case.home.path)

@@ -29,7 +29,7 @@ from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.shards import Shards
+from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import Team
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
@@ -50,6 +50,7 @@ from ftis_node.text import rounded
 from ftis_node.tokenizer.chat import end_ids
 from ftis_node.tokenizer.codec import text_refusal
 from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
+from ftis_node.worker.formats import Packets, Prompts, Slot, chat_in, packets_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,
@@ -65,7 +66,6 @@ from ftis_node.worker.messages import (
     StepGroup,
 )
 from ftis_node.worker.own_data import OwnData
-from ftis_node.worker.packets import Packets, Prompts, Slot, chat_in, packets_of
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage

@@ -174,7 +174,7 @@ class Open(Request[OpenedRun], frozen=True):
 class InitProcessGroup(Request[None], frozen=True):
     """Be one of so many ranks that train together; see `learner.team`.
 
-    place: of their file; sharded: each keeps a part of the weights, see `learner.shards`
+    place: of their file; sharded: each keeps a part of the weights, see `learner.fsdp`
     """
 
     op = "init_process_group"

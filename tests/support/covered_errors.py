@@ -10,8 +10,8 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_api.py": {"observe/api.py": ("The daemon answered … with",)},
     "test_bench_step.py": {"lab/bench/step.py": ("… cannot be written: ….",)},
     "test_checkpointing.py": {"node/checkpointing.py": ("The LoRA layers under … were trained with …=…,",)},
-    "test_checks.py": {
-        "config/checks.py": (
+    "test_consistency.py": {
+        "config/consistency.py": (
             "by_need is false (…), and",
             "… is no device (…).",
             "vram_gb (…) and vram_share",
@@ -28,7 +28,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "swarm/addresses.py": ("An announced address names",),
     },
     "test_daemons.py": {"node/assembly.py": ("The --peers are all in another",)},
-    "test_doctor.py": {"policy/hub.py": ("The hub has no model …, or", "The hub answers … for ….")},
+    "test_doctor.py": {"policy/availability.py": ("The hub has no model …, or", "The hub answers … for ….")},
     "test_engine.py": {"worker/engine.py": ("There is no objective ….", "str(error)")},
     "test_errors_within.py": {
         "cli/detach.py": ("what.removeprefix('error:",),
@@ -150,7 +150,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_tokenizer.py": {"tokenizer/chat.py": ("This tokenizer has no end-of-sequence",)},
     "test_tracking.py": {"observe/tracking.py": ("The tracker … is not installed.",)},
     "test_vllm.py": {
-        "config/checks.py": ("engine=vllm (…) goes with",),
+        "config/consistency.py": ("engine=vllm (…) goes with",),
         "policy/generate/vllm.py": (
             "The log-probs of the vLLM",
             "The vLLM server … takes …",

@@ -33,7 +33,7 @@ def bench_reading(tokens: int, repeats: int, tokenizers: Mapping[str, PreTrained
     A group has 12 completions of so many tokens. spell: the author's ids become text and piece lengths, and the
     reader encodes the text to own ids. align: chunks from both cuts. read: all that a reader does with a text, from
     bytes to a sample with chunks. A node does none of this on its event loop: it runs in the compute process, and
-    there `worker.packets` calls it.
+    there `worker.formats` calls it.
 
     Raises:
         RuntimeError: a reader cannot read a text, or reads it in its author's cut, so the times would mean nothing.
