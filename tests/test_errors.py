@@ -1,59 +1,39 @@
 """Every mistake that a person can make at the command line: what is wrong, what to do, the right exit code.
 
-And no error without a test: each place in the code that makes a `UserError` is reached by a row of
-`tests.support.mistakes`, or a test quotes words of it that no other error has, or it is one of
-`tests.support.covered_errors`, which names the tests that reach it without such a quotation.
+And no error without a test: at the end of a run of all tests, `tests.support.reached` names each place in the code that
+makes a `UserError` and that none of them reached.
 """
 
 from __future__ import annotations
 
-import ast
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
 
-import ftis_node
 from ftis_node.config.run import RunFile, dump_run_file
-from ftis_node.errors import UserError
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
 from tests.support.cli import Cli
-from tests.support.covered_errors import COVERED
 from tests.support.daemons import PATIENCE, Join, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
 from tests.support.ports import taken_port
+from tests.support.reached import noted, sites, unreached, watching
 from tests.support.swarm import RUN
-
-SOURCE = Path(ftis_node.__file__).parent
-
-reached: set[tuple[str, int]] = set()
-done: set[str] = set()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def recording() -> Iterator[None]:
-    """Where each error of this process was made."""
-    before = UserError.__init__
-
-    def made(self: UserError, what: str, fix: str) -> None:
-        place = sys._getframe(1)
-        path = Path(place.f_code.co_filename)
-        if path.is_relative_to(SOURCE):
-            reached.add((path.relative_to(SOURCE).as_posix(), place.f_lineno))
-        before(self, what, fix)
-
+def no_hub() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(UserError, "__init__", made)
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         yield
 
@@ -92,7 +72,6 @@ def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path) -> Non
     refused(ended, row)
     for path, content in before.items():
         assert path.read_bytes() == content, f"{path} was changed"
-    done.add(mistake)
 
 
 def _prepare(tmp: Path, row: Row, run_text: str) -> None:
@@ -131,7 +110,6 @@ def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.Monkey
     refused(cli(*shlex.split(line)), Row(line, "no GPU here", "--vram GB"))
     row = Row(f"{JOIN} --device cuda", "no usable CUDA", "doctor")
     refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
-    done.add(line)
 
 
 def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_path: Path) -> None:
@@ -140,7 +118,6 @@ def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_p
     line = f"join --host 127.0.0.1 --device cpu --home {tmp_path}/home --run {tmp_path}/run.toml"
     refused(cli(*shlex.split(f"{line} --task arithmetic")), Row(line, "tokenizer", "family"))
     refused(cli(*shlex.split(f"{line} --task poetry")), Row(line, "no task 'poetry'", "gsm8k"))
-    done.add("the compute process")
 
 
 def test_a_home_in_use_loses_nothing(join: Join, cli: Cli) -> None:
@@ -155,7 +132,6 @@ def test_a_home_in_use_loses_nothing(join: Join, cli: Cli) -> None:
     assert running.stop() == 0
     row = Row(f"join --host 127.0.0.1 --model tiny-b --home {home}", "another model", "first start")
     refused(cli(*shlex.split(row.line)), row)
-    done.add("a home in use")
 
 
 def test_wrong_flags_are_wrong_usage_and_no_traceback() -> None:
@@ -176,76 +152,22 @@ def test_who_stops_reading_is_no_error() -> None:
 # --- no error without a test ------------------------------------------------------------------------------------------
 
 
-LONG = 14  # characters in a row: what a test quotes and only one error says
-Site = tuple[str, str]  # the file and the words of an error (gaps are …)
+def test_an_error_that_no_test_makes_is_found() -> None:
+    """`tests.support.reached` asks this of the whole product, at the end of a run of all tests."""
+    lines = [
+        "def f():",
+        "    raise UserError(",
+        "    'No.', 'Mend it.'",
+        "    )",
+        "raise UsageError('Never.', 'x')",
+    ]
+    places = sorted(sites("\n".join(lines), "a.py"), key=lambda place: place[1][0])
+    assert [(name, found[0], found[-1]) for name, found, _ in places] == [("a.py", 2, 4), ("a.py", 5, 5)]
+    assert unreached(places, {("a.py", 3), ("b.py", 5)}) == ["a.py:5: 'Never.'"]
+    assert unreached(places, {("a.py", 2), ("a.py", 5)}) == []
 
 
-def sites() -> dict[Site, list[ast.Call]]:
-    """Every place that makes a UserError: its file and its words → the calls."""
-    found: dict[Site, list[ast.Call]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "UsageError") and node.args:
-                key = path.relative_to(SOURCE).as_posix(), _words(node.args[0])
-                found.setdefault(key, []).append(node)
-    return found
-
-
-def _words(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    return ast.unparse(node)
-
-
-def pieces(tree: ast.AST) -> set[str]:
-    """Every LONG characters in a row of the texts of a program, without its docstrings."""
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone)
-    return {text[at : at + LONG] for text in texts if isinstance(text, str) for at in range(len(text) - LONG + 1)}
-
-
-def unquoted(tests: Iterable[str]) -> set[Site]:
-    """The errors of whose words the tests quote nothing that no other error says."""
-    quoted = set[str]().union(*(pieces(ast.parse(test)) for test in tests))
-    said = {site: set[str]().union(*(pieces(call.args[0]) for call in calls)) for site, calls in sites().items()}
-    common = Counter(piece for own in said.values() for piece in own)
-    return {site for site, own in said.items() if not any(common[piece] == 1 for piece in own & quoted)}
-
-
-def others() -> dict[str, str]:
-    """The files of tests beside this one, which quotes an error only to show that it could be missed."""
-    here = Path(__file__)
-    return {path.name: path.read_text(encoding="utf-8") for path in here.parent.glob("test_*.py") if path != here}
-
-
-def test_every_error_is_reached_by_a_test() -> None:
-    everything = {*ROWS, "fit --model tiny-a", "the compute process", "a home in use"}
-    if not everything <= done:
-        pytest.skip("not all rows were run, or not all went well")
-    listed = [(file, start) for files in COVERED.values() for file, starts in files.items() for start in starts]
-    left = unquoted(others().values())
-    missing = []
-    for (file, words), calls in sites().items():
-        if (file, words) in left and not any(file == at and words.startswith(start) for at, start in listed):
-            for call in calls:
-                if not any(at == file and call.lineno <= line <= (call.end_lineno or 0) for at, line in reached):
-                    missing.append(f"{file}:{call.lineno}: {words}")
-    assert not missing, "no row reaches, no test quotes, and no covered_errors.py lists:\n" + "\n".join(missing)
-
-
-def test_what_is_listed_is_an_error_that_no_test_quotes() -> None:
-    left = unquoted(others().values())
-    for test, files in COVERED.items():
-        assert test in others(), f"there is no {test}"
-        for file, starts in files.items():
-            for start in starts:
-                found = any(at == file and words.startswith(start) for at, words in left)
-                assert found, f"{file} has no such error, or a test quotes it: {start}"
-
-
-def test_an_error_that_is_quoted_no_more_is_found() -> None:
-    site = "lab/participant.py", "Node … shares no run with the first node. …"
-    assert site not in unquoted(others().values())
-    assert site in unquoted(text for name, text in others().items() if name != "test_lab_trial.py")
+def test_another_process_tells_where_it_made_an_error(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from ftis_node.tasks.rewards import check_rule; check_rule('none such')"]
+    ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": watching(tmp_path)}, capture_output=True)
+    assert ended.returncode and [path for path, _ in noted(tmp_path)] == ["tasks/rewards.py"]

@@ -1,0 +1,78 @@
+"""Each error that a person can mend is made by a test: measured in all processes, at the end of a run of all tests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ftis_node
+from tests.support.reaching import watch
+
+SOURCE = Path(ftis_node.__file__).parent
+ERRORS = ("UserError", "UsageError")
+FOLDER = pytest.StashKey[str]()
+MISSED = pytest.StashKey[list[str]]()
+
+
+def sites(source: str, name: str) -> Iterator[tuple[str, range, str]]:
+    """The places of a program's text that make a UserError: its name, lines and words."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
+            yield name, range(node.lineno, (node.end_lineno or node.lineno) + 1), ast.unparse(node.args[0])
+
+
+def unreached(found: Iterable[tuple[str, range, str]], reached: set[tuple[str, int]]) -> list[str]:
+    """Those of the places where no error was made."""
+    return [
+        f"{name}:{lines[0]}: {words}"
+        for name, lines, words in found
+        if not any((name, line) in reached for line in lines)
+    ]
+
+
+def noted(folder: Path) -> set[tuple[str, int]]:
+    """What the processes of a run wrote."""
+    lines = (line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
+    return {(path, int(line)) for path, _, line in (line.rpartition(":") for line in lines)}
+
+
+def watching(folder: Path) -> str:
+    """Make the folder one in which Python processes note their errors, and return the PYTHONPATH for that."""
+    shutil.copy(Path(__file__).with_name("reaching.py"), folder / "sitecustomize.py")
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # its `sitecustomize` watches
+    folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="ftis-reached-")
+    os.environ["PYTHONPATH"] = watching(Path(folder))
+    watch(folder)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if (folder := config.stash.get(FOLDER, None)) is None:
+        return
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    if whole and exitstatus == 0:
+        all_sites = (
+            site
+            for path in sorted(SOURCE.rglob("*.py"))
+            for site in sites(path.read_text(encoding="utf-8"), path.relative_to(SOURCE).as_posix())
+        )
+        config.stash[MISSED] = missed = unreached(all_sites, noted(Path(folder)))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED if missed else exitstatus
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if missed := config.stash.get(MISSED, []):
+        terminalreporter.section("errors for people that no test reaches")
+        terminalreporter.write("\n".join(missed) + "\n")
