@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ftis_node
+from ftis_node import errors
 from tests.support.reaching import watch
 
 SOURCE = Path(ftis_node.__file__).parent
@@ -53,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # its `sitecustomize` watches
     folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="ftis-reached-")
     os.environ["PYTHONPATH"] = watching(Path(folder))
-    watch(folder)
+    watch(errors, folder)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

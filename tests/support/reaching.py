@@ -6,15 +6,18 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+ERRORS = "ftis_node.errors"
 
 
-def watch(folder: str) -> None:
+def watch(errors: Any, folder: str) -> None:
     """Append each place that makes a `UserError` to a file of this process in `folder`."""
-    from ftis_node import errors
-
     source, noted, before = os.path.dirname(errors.__file__) + os.sep, set[tuple[str, int]](), errors.UserError.__init__
 
-    def made(self: errors.UserError, what: str, fix: str) -> None:
+    def made(self: Any, what: str, fix: str) -> None:
         frame = sys._getframe(1)
         place = frame.f_code.co_filename, frame.f_lineno
         if place not in noted and place[0].startswith(source):
@@ -23,9 +26,25 @@ def watch(folder: str) -> None:
                 file.write(f"{place[0].removeprefix(source)}:{place[1]}\n")
         before(self, what, fix)
 
-    errors.UserError.__init__ = made  # type: ignore[method-assign]
+    errors.UserError.__init__ = made
+
+
+class Waiting:
+    """Watches from the moment at which the process imports the product's errors: nothing is imported for it."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == ERRORS else None
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                watch(module, os.path.dirname(os.path.abspath(__file__)))
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 if __name__ == "sitecustomize":
-    with suppress(ImportError):  # a Python without the product
-        watch(os.path.dirname(os.path.abspath(__file__)))
+    sys.meta_path.insert(0, Waiting)
