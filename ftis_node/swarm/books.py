@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ftis_node.swarm.bounded import entry, put
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.claims import Claims
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
@@ -107,7 +107,7 @@ class AuthorBooks:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.books: dict[bytes, Author] = {}
-        self.strangers: dict[bytes, Ban] = {}
+        self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock
 
     def open(self, author: bytes) -> Author:
@@ -142,13 +142,13 @@ class AuthorBooks:
         if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
             ban = book.ban
         else:
-            ban = entry(self.strangers, author, Ban(), STRANGERS_BANNED_MAX)
+            ban = self.strangers.setdefault(author, Ban())
         ban.extend(self._clock(), reason)
 
     def take_stranger(self, author: bytes, ban: Ban) -> None:
         """Restore a ban of an author without evidence from before a restart."""
         if ban.level:
-            put(self.strangers, author, ban, STRANGERS_BANNED_MAX)
+            self.strangers[author] = ban
 
     def _least(self, authors: Iterable[bytes]) -> bytes:
         """The author with the least evidence; if several, one without a ban."""

@@ -20,8 +20,10 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from ftis_node.errors import FtisError
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, peer_id, verify
 
+KEYS_MAX = 4096  # that redeemed an invitation
 LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
@@ -130,6 +132,8 @@ class Book(msgspec.Struct, omit_defaults=True):
             if record.member not in tree or tree[record.member].issued_at < record.issued_at:
                 tree[record.member] = record
         self.members, self.removals = {}, []
+        redeemed, self.redeemed = self.redeemed, Bounded(KEYS_MAX)
+        self.redeemed.update(redeemed)  # no more than a file of this node's had
 
     def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
         """Where records of this kind are."""

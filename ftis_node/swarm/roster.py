@@ -18,14 +18,14 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm.bounded import entry, put, remember
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
-KEYS_MAX = 4096  # that redeemed an invitation, or showed who let them in
+KEYS_MAX = 4096  # that showed who let them in
 RECORDS_TOLD = 32  # in one message
 PEERS_MAX = 256  # for which the roster remembers what it told them
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for the founder's members each, and all of an inviter's
@@ -60,8 +60,8 @@ class Roster:
         self._me, self._identity, self._clock = identity.author, identity, clock
         self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
-        self._told: dict[bytes, set[bytes]] = {}  # by peer, the records that it has or gave
-        self._inviters: dict[bytes, bytes] = {}  # by peer, whose member it showed itself to be
+        self._told = Bounded[bytes, set[bytes]](PEERS_MAX)  # by peer, the records that it has or gave
+        self._inviters = Bounded[bytes, bytes](KEYS_MAX)  # by peer, whose member it showed itself to be
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
@@ -111,7 +111,7 @@ class Roster:
         held = chain[-1] if why is None else self.book.best(peer, self._clock())
         if refused is None and held is not None:
             self._inviters.pop(peer, None)
-            put(self._inviters, peer, peer if held.issuer == self.book.founder else held.issuer, KEYS_MAX)
+            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
         return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
@@ -160,7 +160,7 @@ class Roster:
 
     def redeem(self, found: Invitation, peer: bytes) -> bytes:
         """Issue the certificate of an invitation that `why_no_ticket` accepts; the same again for the same key."""
-        remember(self.book.redeemed, found.nonce, peer, KEYS_MAX)
+        self.book.redeemed.setdefault(found.nonce, peer)
         held = self._issued_to(peer)
         if held is None or self.book.why_refused(held, self._clock()) or (found.invites and not held.invites):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
@@ -210,7 +210,7 @@ class Roster:
     def news(self, peer: bytes) -> list[bytes]:
         """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
         an inviter's certificate comes before what it signed."""
-        told, book = entry(self._told, peer, set(), PEERS_MAX), self.book
+        told, book = self._told.setdefault(peer, set()), self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
         records = [record for tree in trees for record in tree.values()]
@@ -226,7 +226,7 @@ class Roster:
 
     def hear(self, records: Sequence[bytes], peer: bytes) -> None:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
-        told = entry(self._told, peer, set(), PEERS_MAX)
+        told = self._told.setdefault(peer, set())
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(RecordError):
                 kept = self._hear(record, peer)
