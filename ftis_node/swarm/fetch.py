@@ -9,6 +9,7 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
+from ftis_node.host.clocks import backoff
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.bounded import Bounded
@@ -56,8 +57,7 @@ class Rests:
 
     def seconds(self, holder: bytes, interval: float) -> float:
         """The holder's pause in seconds; interval: seconds between exchanges."""
-        times = min(max(self._in_vain.get(holder, 0) - 1, 0), 16)
-        return float(min(interval * 2**times, max(LONGEST_REST_SECONDS, interval)))
+        return backoff(self._in_vain.get(holder, 1), interval, max(LONGEST_REST_SECONDS, interval))
 
 
 class Uploads:
