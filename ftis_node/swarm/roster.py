@@ -20,9 +20,10 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
+from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.signed import Malformed
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
 KEYS_MAX = 4096  # that showed who let them in
@@ -105,7 +106,7 @@ class Roster:
         """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
         try:
             chain = decode(shown, Chain) if shown else ()
-        except RecordError as error:
+        except Malformed as error:
             return str(error)
         why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
         held = chain[-1] if why is None else self.book.best(peer, self._clock())
@@ -183,7 +184,7 @@ class Roster:
         own = self._own
         why: str | None = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(Malformed):
                 why = self._take(decode(granted, Chain), self._me, peer)
         held = self.book.issued.get(peer, {}).get(self._me)
         why = why or self.book.why_refused(held, self._clock())
@@ -228,7 +229,7 @@ class Roster:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
         told = self._told.setdefault(peer, set())
         for record in islice(records, RECORDS_TOLD):
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(Malformed):
                 kept = self._hear(record, peer)
                 if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
                     told.add(kept.signature)
@@ -238,7 +239,7 @@ class Roster:
     def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
         try:
             removal = decode(record, Removal)
-        except RecordError:
+        except Malformed:
             chain = decode(record, Chain)
             return chain[-1] if chain and self._take(chain, chain[-1].member, peer) is None else None
         return removal if self._keep(removal, peer) is None else None
@@ -300,7 +301,7 @@ class Roster:
                     self.book.voided = max(self.book.voided, int(file.stem))
                 elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
                     logger.error("The order %s has no effect: %s.", file, why)
-            except (RecordError, ValueError):
+            except (Malformed, ValueError):
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
             self.save(durable=True)
             file.unlink()
