@@ -354,8 +354,8 @@ class TableMachine(RuleBasedStateMachine):
             for one in known:
                 if whose(one) is not None:
                     held.setdefault(whose(one), {})[one.key] = one
-            assert {who: share.known for who, share in shares.by.items()} == held
-            assert all(share.size == sum(one.size for one in share.known.values()) for share in shares.by.values())
+            assert shares.by == held
+            assert shares.size == {who: sum(one.size for one in ones.values()) for who, ones in held.items()}
             assert all(len(ones) <= max(1, table.capacity // INTRODUCER_PART) for ones in held.values())
         assert table._bytes == sum(one.size for one in known)
         assert len(known) <= table.capacity and len(table._left) <= 2 * table.capacity

@@ -399,7 +399,7 @@ class Table:
         few random ones it is that of the introducer with the largest share."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
             drawn = self._rng.choices(self._strange.all, k=VICTIMS)
-            known = max(drawn, key=lambda one: self._introduced.count(one.introducer))
+            known = max(drawn, key=lambda one: len(self._introduced.by.get(one.introducer, ())))
             if not self._vouch(known):
                 return known
             self._strange.take(known)  # its author has gained a record since
