@@ -384,7 +384,7 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
 _Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
-class _Plan(msgspec.Struct, forbid_unknown_fields=True):
+class _KeptSizes(msgspec.Struct, forbid_unknown_fields=True):
     """The file of `LearnedSizes`."""
 
     model: str
@@ -409,7 +409,7 @@ class LearnedSizes:
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
 
     def _read(self) -> dict[str, int]:
-        found = kept(self._path, msgspec.json.Decoder(_Plan).decode, "it is made anew.")
+        found = kept(self._path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
         if found is None or not same_model(found.model, self._model):
             return {}
         return {name: size for name in found.__struct_fields__[1:] if (size := getattr(found, name))}
