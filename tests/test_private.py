@@ -24,12 +24,13 @@ from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from ftis_node.swarm import certificates, ftis_pb2, overview
-from ftis_node.swarm.certificates import DAY, Book, Certificate, Chain, RecordError, Removal, decode, encode
+from ftis_node.swarm.certificates import DAY, Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite, read, read_line
 from ftis_node.swarm.roster import Roster, read_book
 from ftis_node.swarm.self_report import SelfReport
+from ftis_node.swarm.signed import Malformed
 from tests.support.cli import answer, printed, refused
 from tests.support.clock import Clock
 from tests.support.daemons import PATIENCE, Join
@@ -125,11 +126,11 @@ def test_a_signature_of_one_kind_is_none_of_another() -> None:
 def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
     kinds: tuple[Any, ...] = (Chain, Removal)
     for kind in kinds:
-        with contextlib.suppress(RecordError):
+        with contextlib.suppress(Malformed):
             decode(data, kind)
     with pytest.raises(UsageError):
         read(data, NOW)
-    with pytest.raises(RecordError, match="more than"):
+    with pytest.raises(Malformed, match="more than"):
         decode(encode(20 * ANNS), Chain)
 
 

@@ -32,32 +32,22 @@ from ftis_node.swarm.wire.records import (
     record_key,
     unpack_addresses,
 )
-from tests.support.swarm import (
-    OTHER_RUN,
-    RUN,
-    identity,
-    transport,
-)
+from tests.support.swarm import OTHER_RUN, RUN, identity, transport
 
 ALICE, BOB = identity(1), identity(2)
 ADDRESSES = [f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE.peer_id}"]
+PACKED = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
 VALIDATOR = OwnerSigned(BOB, RUN.id)
 
 
-def record(
-    who: Identity = ALICE, value: bytes | None = None, run_id: bytes = RUN.id, lifetime: float = 60
-) -> DHTRecord:
+def record(who: Identity = ALICE, value: bytes = PACKED, run_id: bytes = RUN.id, lifetime: float = 60) -> DHTRecord:
     unsigned = DHTRecord(
         key=DHTID.generate(source=record_key(run_id)).to_bytes(),
         subkey=MSGPackSerializer.dumps(who.peer_id),
-        value=MSGPackSerializer.dumps(pack_addresses(ADDRESSES)) if value is None else value,
+        value=value,
         expiration_time=time.time() + lifetime,
     )
     return replace(unsigned, value=OwnerSigned(who, run_id).sign_value(unsigned))
-
-
-def flipped(record: DHTRecord) -> DHTRecord:
-    return replace(record, value=record.value[:-1] + bytes([record.value[-1] ^ 1]))
 
 
 def bomb(depth: int) -> bytes:
@@ -70,7 +60,7 @@ def bomb(depth: int) -> bytes:
 
 def test_a_record_that_its_owner_signed_is_accepted_by_anyone() -> None:
     assert VALIDATOR.owner(record()) == ALICE.author
-    assert record().value[:-64] == MSGPackSerializer.dumps(pack_addresses(ADDRESSES)), "as older versions wrote it"
+    assert record().value[:-64] == PACKED, "as older versions wrote it"
 
 
 # Made when the test runs: a minute after they are signed they would be refused for their age.
@@ -80,7 +70,7 @@ REFUSED: dict[str, Callable[[], DHTRecord]] = {
     "without a name": lambda: replace(record(), subkey=MSGPackSerializer.dumps(None)),
     "under a name as bytes": lambda: replace(record(), subkey=msgpack.packb(ALICE.author)),
     "with an altered value": lambda: replace(made := record(), value=b"x" + made.value[1:]),
-    "with an altered signature": lambda: flipped(record()),
+    "with an altered signature": lambda: replace(made := record(), value=made.value[:-1] + bytes([made.value[-1] ^ 1])),
     "with a prolonged life": lambda: replace(made := record(), expiration_time=made.expiration_time + 60),
     "too large": lambda: record(value=bytes(MAX_VALUE_BYTES)),
     "too long-lived": lambda: record(lifetime=MAX_LIFETIME + 10),

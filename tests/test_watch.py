@@ -37,11 +37,11 @@ from ftis_node.swarm.self_report import (
     REPORT_BYTES_MAX,
     REPORTS_MAX,
     REPORTS_TOLD,
-    ReportError,
     SelfReport,
     SelfReports,
     read_report,
 )
+from ftis_node.swarm.signed import Malformed
 from tests.support.browser import Browser, missing
 from tests.support.cli import refused
 from tests.support.clock import Clock
@@ -102,7 +102,7 @@ def reports(who: Identity = BEN, *, observing: bool = False, tells: bool = True)
 
 @given(st.binary(max_size=300) | st.just(sent()).flatmap(lambda data: st.builds(swap, st.just(data), st.randoms())))
 def test_any_bytes_are_a_report_or_none_and_never_another_error(data: bytes) -> None:
-    with contextlib.suppress(ReportError):
+    with contextlib.suppress(Malformed):
         assert read_report(data).run_id is not None
 
 
@@ -125,7 +125,7 @@ def swap(data: bytes, rng: Any) -> bytes:
     ],
 )
 def test_claims_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ReportError):
+    with pytest.raises(Malformed):
         read_report(msgspec.msgpack.encode(msgspec.structs.replace(report(), **fields)))
 
 
@@ -133,7 +133,7 @@ def test_the_largest_report_fits() -> None:
     most = {name: "ü" * 64 for name in ("name", "model", "tokenizer", "version", "reach", "state")}
     teachers = {identity(number).author: (1 << 53) - 1 for number in range(16)}
     assert len(sent(**most, teachers=teachers)) <= REPORT_BYTES_MAX
-    with pytest.raises(ReportError, match="more than"):
+    with pytest.raises(Malformed, match="more than"):
         read_report(bytes(REPORT_BYTES_MAX + 1))
 
 

@@ -37,6 +37,12 @@ def unix_seconds() -> float:
     return _clocks.unix()
 
 
+def backoff(times: int, first: float, longest: float, factor: float = 2.0) -> float:
+    """The pause after so many failures in a row, one or more: `first`, then `factor` times as long each, up to
+    `longest`."""
+    return min(first * factor ** min(times - 1, 64), longest)
+
+
 def thread_seconds() -> float:
     """Processor time of this thread, in seconds."""
     return _clocks.thread()

@@ -8,7 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+import msgspec
 
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
@@ -379,10 +381,20 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
     return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
+
+
+class _KeptSizes(msgspec.Struct, forbid_unknown_fields=True):
+    """The file of `LearnedSizes`."""
+
+    model: str
+    budget: _Size | None = None
+    micro_batch_tokens: _Size | None = None
+    generation_batch: _Size | None = None
+
+
 class LearnedSizes:
     """Batch sizes that fitted into memory, with the memory budget at that time; kept for the next start."""
-
-    _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 1, "generation_batch": 1}
 
     def __init__(self, path: Path, model: str) -> None:
         self._path = path
@@ -397,18 +409,10 @@ class LearnedSizes:
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
 
     def _read(self) -> dict[str, int]:
-        return kept(self._path, self._of_this_model, "it is made anew.") or {}
-
-    def _of_this_model(self, data: bytes) -> dict[str, int]:
-        found = json.loads(data)
-        if not same_model(str(found.pop("model")), self._model):
+        found = kept(self._path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
+        if found is None or not same_model(found.model, self._model):
             return {}
-        if not (found.keys() <= self._LEAST.keys() and all(self._sound(name, found[name]) for name in found)):
-            raise ValueError("these are no sizes")
-        return dict(found)
-
-    def _sound(self, name: str, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
+        return {name: size for name in found.__struct_fields__[1:] if (size := getattr(found, name))}
 
 
 class StandingFile:

@@ -14,7 +14,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError, first_line
 from ftis_node.fit.plan import MIN_TOKENS
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
@@ -25,7 +25,7 @@ from ftis_node.worker.messages import Gpu, Interrupt, Load, ModelFacts
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
-LONGEST_PAUSE = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 INTERRUPT_SECONDS = 4.0  # a step stops after its present token or micro-batch
 GPU_SECONDS = 2.0  # between measurements of the GPU
 UNWRITABLE = (
@@ -180,7 +180,7 @@ class ComputeProcess:
             )
         logger.error("The compute process failed (%s); starting a new one.", fault)
         await self.stop()
-        await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
+        await asyncio.sleep(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
 
     def owing(self, limit: float) -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
@@ -42,9 +45,6 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 
 def _read(home: Home) -> dict[str, str]:
     """What the home keeps; empty if the file is missing or damaged."""
-
-    def named(data: bytes) -> dict[str, str]:
-        found = json.loads(data)
-        return {name: found[name] for name in ("data", "eval_data", "run") if isinstance(found.get(name), str)}
-
-    return kept(home.task_files, named, "name the task's files again, if it does not find them.") or {}
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    found = kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
+    return {name: found[name] for name in ("data", "eval_data", "run") if isinstance(found.get(name), str)}

@@ -6,17 +6,18 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UserError
 from ftis_node.host.files import sync
 from ftis_node.store.migrations import Schema
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 
 def labelled(model: str, kind: str) -> str:
@@ -160,8 +161,8 @@ def newest_facts(path: Path) -> Facts | None:
     """
     for directory in reversed(_complete(path) if path.exists() else []):
         try:
-            return _facts(directory, json.loads((directory / _MANIFEST).read_text()))
-        except (OSError, ValueError, KeyError, TypeError):
+            return _manifest(directory)[1]
+        except _UNREADABLE:
             continue
     return None
 
@@ -184,22 +185,22 @@ def verify(directory: Path) -> Facts:
         UserError: a newer version wrote it.
     """
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text())
-        files, facts = dict(manifest["files"]), _facts(directory, manifest)
+        files, facts = _manifest(directory)
         sound = all(_sha256(directory / name) == digest for name, digest in files.items())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"The checkpoint {directory} cannot be read: {error}") from error
     if not sound:
         raise CheckpointError(f"The checkpoint {directory} is damaged: a checksum differs.")
     return facts
 
 
-def _facts(directory: Path, manifest: Mapping[str, Any]) -> Facts:
-    """As the newest schema has them."""
-    facts = dict(manifest["facts"])
+def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
+    """Checksums and facts, as the newest schema has them. Raises UserError, or one of `_UNREADABLE`."""
+    manifest = json.loads((directory / _MANIFEST).read_text())
+    files, facts = dict(manifest["files"]), dict(manifest["facts"])
     for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
         step(facts)
-    return facts
+    return files, facts
 
 
 def _step(directory: Path) -> int:
@@ -208,10 +209,9 @@ def _step(directory: Path) -> int:
 
 def _age(directory: Path) -> tuple[int, int]:
     """Branch and step, by which checkpoints are ordered; the branch is 0 where none can be read."""
-    try:
-        branch = json.loads((directory / _MANIFEST).read_text())["facts"].get("branch", 0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        branch = 0
+    branch = 0
+    with suppress(*_UNREADABLE, UserError):
+        branch = _manifest(directory)[1].get("branch", 0)
     return branch if isinstance(branch, int) else 0, _step(directory)
 
 

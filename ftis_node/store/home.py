@@ -20,7 +20,7 @@ import psutil
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
-from ftis_node.host.files import remove_unfinished, replace_text
+from ftis_node.host.files import kept, remove_unfinished, replace_text
 from ftis_node.store.migrations import Schema
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
@@ -74,10 +74,8 @@ class Home:
 
     def last_port(self) -> int:
         """The port that it listened on last, so that others find it again; 0 if there is none."""
-        with suppress(OSError, ValueError):
-            port = int(self.port.read_text())
-            return port if 0 < port < 1 << 16 else 0
-        return 0
+        port = kept(self.port, int, "the node takes another port.") or 0
+        return port if 0 < port < 1 << 16 else 0
 
     def open(self) -> None:
         """Create and lock the home, and clear what a killed daemon left behind; an open one stays as it is.
@@ -192,11 +190,8 @@ class Home:
 
     def runtime(self) -> Runtime | None:
         """The record of the running (or last) daemon, or None."""
-        try:
-            record = msgspec.json.decode(self._runtime_file.read_bytes(), type=Runtime)
-        except (OSError, ValueError):
-            return None
-        return record if Path(record.directory).name.startswith(RUNTIME_PREFIX) else None
+        record = kept(self._runtime_file, msgspec.json.Decoder(Runtime).decode, "no daemon is found by it.")
+        return record if record is not None and Path(record.directory).name.startswith(RUNTIME_PREFIX) else None
 
     @staticmethod
     def lives(record: Runtime | None) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from ftis_node.swarm.bounded import entry, put
+from ftis_node.host.clocks import backoff
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.claims import Claims
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
@@ -22,6 +24,8 @@ FAILURE_HALF_LIFE = 600.0
 # Evidence is the count of an author's sound groups with a half-life of a week, so an author that left makes room.
 EVIDENCE_HALF_LIFE = 7 * 24 * 3600.0
 ADMITTED_EVIDENCE = 0.01  # evidence of one admitted packet
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Ban:
 
     def extend(self, now: float, reason: str) -> None:
         self.level = self.level + 1 if now - self.until < FORGIVING_SECONDS else 1
-        self.until = now + min(BAN_SECONDS * 4.0 ** (self.level - 1), LONGEST_BAN_SECONDS)
+        self.until = now + backoff(self.level, BAN_SECONDS, LONGEST_BAN_SECONDS, 4.0)
         self.reason = reason
 
 
@@ -98,28 +102,41 @@ class Holder:
     ban: Ban = field(default_factory=Ban)
 
 
-class AuthorBooks:
-    """At most `AUTHORS_MAX` books. Authors with a record may have half of them. While they have no more, only books of
-    other authors make room. The book with the least evidence goes first.
+class Books(dict[bytes, Kind]):
+    """One book for each of at most `most` peers; the worth of a book decides who makes room.
+
+    Books that are kept may have half of the places. While they have no more, only other books make room.
+    """
+
+    def __init__(
+        self, make: Callable[[], Kind], most: int, kept: Callable[[Kind], bool], worth: Callable[[Kind], Any]
+    ) -> None:
+        super().__init__()
+        self._make, self._most, self._kept, self._worth = make, most, kept, worth
+
+    def open(self, peer: bytes) -> Kind:
+        """Return the peer's book; create it if there is none."""
+        if peer not in self:
+            if len(self) >= self._most:
+                crowded = sum(map(self._kept, self.values())) > self._most // 2
+                crowd = (one for one, book in self.items() if self._kept(book) == crowded)
+                del self[min(crowd, key=lambda one: self._worth(self[one]))]
+            self[peer] = self._make()
+        return self[peer]
+
+
+class AuthorBooks(Books[Author]):
+    """The books on authors: those with a record are kept, and worth is evidence; if equal, one without a ban goes.
 
     Bans of authors without evidence are kept apart, so that throw-away keys evict only one another.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.books: dict[bytes, Author] = {}
-        self.strangers: dict[bytes, Ban] = {}
+        super().__init__(
+            Author, AUTHORS_MAX, lambda book: book.has_record, lambda book: (book.evidence.now(clock()), book.ban.level)
+        )
+        self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock
-
-    def open(self, author: bytes) -> Author:
-        """Return the author's book; create it if there is none."""
-        found = self.books.get(author)
-        if found is None:
-            if len(self.books) >= AUTHORS_MAX:
-                recorded = set(self.recorded())
-                crowded = len(recorded) > AUTHORS_MAX // 2
-                del self.books[self._least(recorded if crowded else self.books.keys() - recorded)]
-            found = self.books[author] = Author()
-        return found
 
     def earn(self, author: bytes, groups: int) -> None:
         """Credit the author with so many groups that were trained on while its claims were sound."""
@@ -129,48 +146,31 @@ class AuthorBooks:
 
     def recorded(self) -> Iterator[bytes]:
         """The authors with a record, banned or not."""
-        return (author for author, book in self.books.items() if book.has_record)
+        return (author for author, book in self.items() if book.has_record)
 
     def ban_of(self, author: bytes) -> Ban | None:
         """The author's ban, past or present."""
-        book = self.books.get(author)
+        book = self.get(author)
         return book.ban if book is not None and book.ban.level else self.strangers.get(author)
 
     def ban(self, author: bytes, reason: str) -> None:
         """Extend the author's ban: in its book if that has evidence, otherwise among the strangers' bans."""
-        book = self.books.get(author)
+        book = self.get(author)
         if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
             ban = book.ban
         else:
-            ban = entry(self.strangers, author, Ban(), STRANGERS_BANNED_MAX)
+            ban = self.strangers.setdefault(author, Ban())
         ban.extend(self._clock(), reason)
 
     def take_stranger(self, author: bytes, ban: Ban) -> None:
         """Restore a ban of an author without evidence from before a restart."""
         if ban.level:
-            put(self.strangers, author, ban, STRANGERS_BANNED_MAX)
-
-    def _least(self, authors: Iterable[bytes]) -> bytes:
-        """The author with the least evidence; if several, one without a ban."""
-        now = self._clock()
-        books = self.books
-        return min(authors, key=lambda author: (books[author].evidence.now(now), books[author].ban.level))
+            self.strangers[author] = ban
 
 
-def open_holder(holders: dict[bytes, Holder], holder: bytes) -> Holder:
-    """Return a holder's book; create it if there is none.
-
-    There are at most `HOLDERS_MAX`. The holder that delivered least makes room, banned ones last unless they fill half.
-    """
-    found = holders.get(holder)
-    if found is None:
-        if len(holders) >= HOLDERS_MAX:
-            banned = [peer for peer, book in holders.items() if book.ban.level]
-            idle = (peer for peer, book in holders.items() if not book.ban.level)
-            crowded = len(banned) > HOLDERS_MAX // 2
-            del holders[banned[0] if crowded else min(idle, key=lambda peer: holders[peer].delivered)]
-        found = holders[holder] = Holder()
-    return found
+def holder_books() -> Books[Holder]:
+    """The books on holders: banned ones are kept, and worth is what was delivered."""
+    return Books(Holder, HOLDERS_MAX, lambda book: book.ban.level > 0, lambda book: book.delivered)
 
 
 def struck_out(strikes: Fading, now: float) -> bool:

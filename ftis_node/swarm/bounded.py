@@ -13,6 +13,8 @@ class Bounded(dict[Key, Value]):
     """A dictionary that holds at most `most` entries: a new key removes the oldest. A key's age is that of its entry,
     not of its latest value."""
 
+    __slots__ = ("most",)
+
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most

@@ -15,46 +15,22 @@ no signature of one kind passes for another.
 from __future__ import annotations
 
 import time
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from ftis_node.errors import FtisError
-from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, peer_id, verify
+from ftis_node.swarm import signed
+from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.signed import Signed
 
+KEYS_MAX = 4096  # that redeemed an invitation
 LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
 MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
-
-
-class RecordError(FtisError):
-    """Bytes that are no record of a private run."""
-
-
-class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields with an Ed25519 signature. run_id: 16 bytes."""
-
-    run_id: bytes
-    signature: bytes = b""
-
-    @classmethod
-    def context(cls) -> bytes:
-        """What is signed before the fields."""
-        return f"ftis/{cls.__name__.lower()}/1".encode()
-
-    def signed_by(self, identity: Identity) -> Self:
-        """The same with this identity's signature."""
-        return msgspec.structs.replace(self, signature=identity.sign(self._message()))
-
-    def verify(self, signer: bytes) -> bool:
-        """Whether the signature is that of `signer`, a 38-byte peer id."""
-        return len(self.signature) == SIGNATURE_BYTES and verify(signer, self._message(), self.signature)
-
-    def _message(self) -> bytes:
-        return self.context() + msgspec.msgpack.encode(msgspec.structs.replace(self, signature=b""))
 
 
 class Record(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,13 +67,8 @@ def encode(record: Chain | Removal) -> bytes:
 
 
 def decode(data: bytes, kind: type[Kind]) -> Kind:
-    """Read a record; signatures are not checked. Raises RecordError."""
-    if len(data) > RECORD_BYTES_MAX:
-        raise RecordError(f"a record of a private run has more than {RECORD_BYTES_MAX} bytes")
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RecordError(f"no record of a private run: {error}") from None
+    """Read a record; signatures are not checked. Raises Malformed."""
+    return signed.decode(data, kind, RECORD_BYTES_MAX, "a record of a private run")
 
 
 def day(at: int) -> str:
@@ -130,6 +101,8 @@ class Book(msgspec.Struct, omit_defaults=True):
             if record.member not in tree or tree[record.member].issued_at < record.issued_at:
                 tree[record.member] = record
         self.members, self.removals = {}, []
+        redeemed, self.redeemed = self.redeemed, Bounded(KEYS_MAX)
+        self.redeemed.update(redeemed)  # no more than a file of this node's had
 
     def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
         """Where records of this kind are."""

@@ -9,9 +9,10 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
+from ftis_node.host.clocks import backoff
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.bounded import put
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
@@ -45,19 +46,18 @@ class Rests:
     nothing. So a peer that announces much and delivers nothing costs ever less."""
 
     def __init__(self) -> None:
-        self._in_vain: dict[bytes, int] = {}
+        self._in_vain = Bounded[bytes, int](HOLDERS_MAX)
 
     def note(self, holder: bytes, brought: bool) -> None:
         """Note the end of a pull and whether it brought anything."""
         if brought:
             self._in_vain.pop(holder, None)
         else:
-            put(self._in_vain, holder, self._in_vain.get(holder, 0) + 1, HOLDERS_MAX)
+            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
 
     def seconds(self, holder: bytes, interval: float) -> float:
         """The holder's pause in seconds; interval: seconds between exchanges."""
-        times = min(max(self._in_vain.get(holder, 0) - 1, 0), 16)
-        return float(min(interval * 2**times, max(LONGEST_REST_SECONDS, interval)))
+        return backoff(self._in_vain.get(holder, 1), interval, max(LONGEST_REST_SECONDS, interval))
 
 
 class Uploads:

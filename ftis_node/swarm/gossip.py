@@ -11,12 +11,13 @@ from itertools import islice
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
+from ftis_node.swarm.announcement import Announcement, decode_announcement
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
+from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
 
@@ -293,7 +294,7 @@ class Gossip:
     def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
         try:
             announcement = self._decode(entry.announcement, max_packets=self._run.slots)
-        except AnnouncementError:
+        except Malformed:
             return "malformed"
         if announcement.run_id != self._run_id:
             return "other run"

@@ -15,8 +15,8 @@ import msgspec
 
 from ftis_node.errors import UsageError
 from ftis_node.swarm.addresses import is_multiaddr, is_plain
-from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import Identity, is_author, peer_id
+from ftis_node.swarm.signed import Malformed, Signed, decode
 
 PREFIX = "ftis:"
 VERSION = 1
@@ -107,8 +107,8 @@ def read(data: bytes, now: float) -> Invitation:
         UsageError: it is none, is not the inviter's, or has expired.
     """
     try:
-        found = msgspec.msgpack.decode(data[:CHARACTERS_MAX], type=Invitation)
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        found = decode(data, Invitation, CHARACTERS_MAX, "an invitation")
+    except Malformed:
         raise UsageError(
             "That is no invitation, or not a whole one.", "Copy the whole line; it begins with ftis:"
         ) from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ftis_node.host.clocks import backoff
+
 # A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
 # the peer, or it calls this node, no pause is longer than 20 s.
 FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
 TRIES_OF_MET = 12
+LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
 
@@ -26,8 +29,7 @@ class _Failures:
         """Seconds from the last greeting to the next."""
         if self.refused:
             return REFUSED_PAUSE
-        pause = FIRST_PAUSE * 2.0 ** min(self.times - 1, TRIES_OF_MET)
-        return min(pause, NAMED_PAUSE) if self.named else pause
+        return backoff(self.times, FIRST_PAUSE, NAMED_PAUSE if self.named else LONGEST_PAUSE)
 
 
 class Retries:

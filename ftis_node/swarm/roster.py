@@ -18,14 +18,15 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm.bounded import entry, put, remember
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.certificates import Book, Certificate, Chain, RecordError, Removal, decode, encode
+from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.signed import Malformed
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
-KEYS_MAX = 4096  # that redeemed an invitation, or showed who let them in
+KEYS_MAX = 4096  # that showed who let them in
 RECORDS_TOLD = 32  # in one message
 PEERS_MAX = 256  # for which the roster remembers what it told them
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for the founder's members each, and all of an inviter's
@@ -60,8 +61,8 @@ class Roster:
         self._me, self._identity, self._clock = identity.author, identity, clock
         self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
-        self._told: dict[bytes, set[bytes]] = {}  # by peer, the records that it has or gave
-        self._inviters: dict[bytes, bytes] = {}  # by peer, whose member it showed itself to be
+        self._told = Bounded[bytes, set[bytes]](PEERS_MAX)  # by peer, the records that it has or gave
+        self._inviters = Bounded[bytes, bytes](KEYS_MAX)  # by peer, whose member it showed itself to be
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
@@ -105,13 +106,13 @@ class Roster:
         """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
         try:
             chain = decode(shown, Chain) if shown else ()
-        except RecordError as error:
+        except Malformed as error:
             return str(error)
         why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
         held = chain[-1] if why is None else self.book.best(peer, self._clock())
         if refused is None and held is not None:
             self._inviters.pop(peer, None)
-            put(self._inviters, peer, peer if held.issuer == self.book.founder else held.issuer, KEYS_MAX)
+            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
         return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
@@ -160,7 +161,7 @@ class Roster:
 
     def redeem(self, found: Invitation, peer: bytes) -> bytes:
         """Issue the certificate of an invitation that `why_no_ticket` accepts; the same again for the same key."""
-        remember(self.book.redeemed, found.nonce, peer, KEYS_MAX)
+        self.book.redeemed.setdefault(found.nonce, peer)
         held = self._issued_to(peer)
         if held is None or self.book.why_refused(held, self._clock()) or (found.invites and not held.invites):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
@@ -183,7 +184,7 @@ class Roster:
         own = self._own
         why: str | None = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(Malformed):
                 why = self._take(decode(granted, Chain), self._me, peer)
         held = self.book.issued.get(peer, {}).get(self._me)
         why = why or self.book.why_refused(held, self._clock())
@@ -210,7 +211,7 @@ class Roster:
     def news(self, peer: bytes) -> list[bytes]:
         """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
         an inviter's certificate comes before what it signed."""
-        told, book = entry(self._told, peer, set(), PEERS_MAX), self.book
+        told, book = self._told.setdefault(peer, set()), self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
         records = [record for tree in trees for record in tree.values()]
@@ -226,9 +227,9 @@ class Roster:
 
     def hear(self, records: Sequence[bytes], peer: bytes) -> None:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
-        told = entry(self._told, peer, set(), PEERS_MAX)
+        told = self._told.setdefault(peer, set())
         for record in islice(records, RECORDS_TOLD):
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(Malformed):
                 kept = self._hear(record, peer)
                 if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
                     told.add(kept.signature)
@@ -238,7 +239,7 @@ class Roster:
     def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
         try:
             removal = decode(record, Removal)
-        except RecordError:
+        except Malformed:
             chain = decode(record, Chain)
             return chain[-1] if chain and self._take(chain, chain[-1].member, peer) is None else None
         return removal if self._keep(removal, peer) is None else None
@@ -300,7 +301,7 @@ class Roster:
                     self.book.voided = max(self.book.voided, int(file.stem))
                 elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
                     logger.error("The order %s has no effect: %s.", file, why)
-            except (RecordError, ValueError):
+            except (Malformed, ValueError):
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
             self.save(durable=True)
             file.unlink()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ftis_node.swarm.bounded import put
+from ftis_node.swarm.bounded import Bounded
 
 # Round numbers are milliseconds. An author's first round, and the first of a new series, lies this near the clock.
 FENCE_SECONDS = 3 * 3600.0
@@ -41,7 +41,7 @@ class Rounds:
         """
         self._clock = clock
         self._unix = unix
-        self._series: dict[bytes, _Series] = {}
+        self._series = Bounded[bytes, _Series](AUTHORS_MAX)
 
     def __len__(self) -> int:
         return len(self._series)
@@ -64,5 +64,5 @@ class Rounds:
         return may and round >= number - fence and self._begin(author, round, now)
 
     def _begin(self, author: bytes, round: int, began: float) -> bool:
-        put(self._series, author, _Series(round, self._clock() - LATE_SECONDS, began), AUTHORS_MAX)
+        self._series[author] = _Series(round, self._clock() - LATE_SECONDS, began)
         return True

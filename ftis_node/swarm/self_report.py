@@ -14,12 +14,11 @@ from typing import Annotated
 
 import msgspec
 
-from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
+from ftis_node.swarm.signed import Malformed, Signed, decode
 
 REPORT_SECONDS = 60.0
 REPORT_BYTES_MAX = 2048
@@ -35,10 +34,6 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Author = Annotated[bytes, msgspec.Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
-
-
-class ReportError(FtisError):
-    """Bytes that are no self-report."""
 
 
 class SelfReport(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,13 +65,8 @@ class SelfReport(Signed, frozen=True, array_like=True, kw_only=True, forbid_unkn
 
 
 def read_report(data: bytes) -> SelfReport:
-    """A report in these bytes; its signature is not checked. Raises ReportError."""
-    if len(data) > REPORT_BYTES_MAX:
-        raise ReportError(f"a self-report has more than {REPORT_BYTES_MAX} bytes")
-    try:
-        return msgspec.msgpack.decode(data, type=SelfReport)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ReportError(f"no self-report: {error}") from None
+    """A report in these bytes; its signature is not checked. Raises Malformed."""
+    return decode(data, SelfReport, REPORT_BYTES_MAX, "a self-report")
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,7 @@ class SelfReports:
         for data in islice(reports, REPORTS_TOLD if self._observing else 1):
             try:
                 report = read_report(data)
-            except ReportError:
+            except Malformed:
                 continue
             known = self.known.get(report.author)
             if known is not None and known.report.at >= report.at:

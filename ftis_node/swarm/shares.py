@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,44 +28,31 @@ class Pile:
             self.all[known.place], last.place = last, known.place
 
 
-class Share:
-    """The announcements of one author, or through one introducer. size: their bytes together."""
-
-    __slots__ = ("known", "size")
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[bytes, int], Known] = {}
-        self.size = 0
-
-
 class Shares:
-    """The shares of all authors, or of all introducers; each has at most an eighth of the table."""
+    """The announcements of each author, or through each introducer; nobody's are more than an eighth of the table.
+
+    by: in order of arrival. size: bytes together.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self.by: dict[bytes, Share] = {}
+        self.by: dict[bytes | None, dict[tuple[bytes, int], Known]] = {}
+        self.size: Counter[bytes | None] = Counter()
 
     def full(self, whose: bytes, size: int) -> bool:
         """Whether this share has no room for so many more bytes."""
         share = self.by.get(whose)
-        return share is not None and (len(share.known) >= self._most or share.size + size > self._most_bytes)
+        return share is not None and (len(share) >= self._most or self.size[whose] + size > self._most_bytes)
 
     def put(self, whose: bytes, known: Known) -> None:
-        share = self.by.setdefault(whose, Share())
-        share.known[known.key] = known
-        share.size += known.size
+        self.by.setdefault(whose, {})[known.key] = known
+        self.size[whose] += known.size
 
     def take(self, whose: bytes, known: Known) -> None:
-        share = self.by[whose]
-        del share.known[known.key]
-        share.size -= known.size
-        if not share.known:
-            del self.by[whose]
+        del self.by[whose][known.key]
+        self.size[whose] -= known.size
+        if not self.by[whose]:
+            del self.by[whose], self.size[whose]
 
-    def count(self, whose: bytes | None) -> int:
-        share = self.by.get(whose) if whose is not None else None
-        return len(share.known) if share is not None else 0
-
-    def of(self, whose: bytes) -> list[Known]:
-        share = self.by.get(whose)
-        return list(share.known.values()) if share is not None else []
+    def of(self, whose: bytes | None) -> list[Known]:
+        return list(self.by.get(whose, {}).values())

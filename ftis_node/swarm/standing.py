@@ -21,7 +21,7 @@ from ftis_node.swarm.books import (
     AuthorBooks,
     Ban,
     Holder,
-    open_holder,
+    holder_books,
     struck_out,
 )
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
@@ -90,9 +90,8 @@ class Standing:
             defences: the members of `DEFENCES` that act; all gather evidence.
             unix: the wall clock, in seconds since 1970, near which authors number their rounds.
         """
-        self._books = AuthorBooks(clock)
-        self.authors = self._books.books
-        self.holders: dict[bytes, Holder] = {}
+        self.authors = AuthorBooks(clock)
+        self.holders = holder_books()
         self.rounds = Rounds(clock, unix)
         self.banned_author: list[Callable[[bytes], None]] = []  # called with each banned author
         self._clock = clock
@@ -102,7 +101,7 @@ class Standing:
 
     def admitted(self, author: bytes, *, completions: int, tokens: int, size: int) -> None:
         """Count an admitted packet of the author."""
-        book = self._books.open(author)
+        book = self.authors.open(author)
         book.admitted += 1
         book.evidence.add(self._clock(), ADMITTED_EVIDENCE)
         book.completions += completions
@@ -111,7 +110,7 @@ class Standing:
 
     def refused(self, author: bytes, reason: str) -> None:
         """Count a refused packet that the author signed; three within about an hour lead to a ban."""
-        book = self._books.open(author)
+        book = self.authors.open(author)
         book.refused[reason] += 1
         if struck_out(book.strikes, self._clock()):
             self.ban(author, f"{STRIKES} of its packets were refused, last: {reason}")
@@ -129,7 +128,7 @@ class Standing:
 
     def scored(self, author: bytes, rewards: Sequence[float], *, signal: bool) -> None:
         """Count a group of the author that this node has scored."""
-        book = self._books.open(author)
+        book = self.authors.open(author)
         book.rewarded += len(rewards)
         book.reward += sum(rewards)
         book.no_signal += not signal
@@ -141,13 +140,13 @@ class Standing:
         Args:
             figures: the author's figures from `Diagnostics.summary`.
         """
-        book = self._books.open(author)
+        book = self.authors.open(author)
         book.loss_share += 0.05 * (figures["loss_share"] - book.loss_share)
         if not figures["samples"]:
             return
         book.claims.add(figures)
         if book.claims.paid < DOUBTED:
-            self._books.earn(author, groups)
+            self.authors.earn(author, groups)
         if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
             evidence = book.claims.evidence
             book.claims, book.sound = Claims(), 0
@@ -157,7 +156,7 @@ class Standing:
         """Ignore its announcements and groups for ten minutes, four times as long each further time, up to a day."""
         if self.banned(author) is None:
             logger.warning("Author %s is left alone: %s", peer_id(author), reason)
-        self._books.ban(author, reason)
+        self.authors.ban(author, reason)
         for notify in self.banned_author:
             notify(author)
 
@@ -165,7 +164,7 @@ class Standing:
 
     def banned(self, author: bytes) -> str | None:
         """The reason of the author's present ban, or None."""
-        ban = self._books.ban_of(author)
+        ban = self.authors.ban_of(author)
         return ban.reason if ban is not None and ban.until > self._clock() else None
 
     def established(self, author: bytes) -> bool:
@@ -180,7 +179,7 @@ class Standing:
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
-        if NEWCOMERS not in self._defences or not any(map(self.established, self._books.recorded())):
+        if NEWCOMERS not in self._defences or not any(map(self.established, self.authors.recorded())):
             return None
         return max(1, batch // NEWCOMERS_PART)
 
@@ -204,7 +203,7 @@ class Standing:
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
         """Count a packet of the author whose pull begins."""
-        pulled = self._books.open(author).pulled
+        pulled = self.authors.open(author).pulled
         pulled.add(self._clock())
         pulled.half_life = max(step_seconds, 1e-3)
 
@@ -223,30 +222,30 @@ class Standing:
 
     def delivered(self, holder: bytes, size: int) -> None:
         """Count a requested packet that the holder delivered."""
-        book = open_holder(self.holders, holder)
+        book = self.holders.open(holder)
         book.delivered += 1
         book.bytes += size
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
-        book = open_holder(self.holders, holder)
+        book = self.holders.open(holder)
         book.failures += 1
         book.lately.add(self._clock())
 
     def faked(self, holder: bytes) -> None:
         """Count a packet that the holder had announced and lacked."""
-        book = open_holder(self.holders, holder)
+        book = self.holders.open(holder)
         book.fakes += 1
         book.lately.add(self._clock())
 
     def busy(self, holder: bytes) -> None:
         """Count a busy answer; a holder that is always busy gets fewer requests."""
-        open_holder(self.holders, holder).lately.add(self._clock(), 0.25)
+        self.holders.open(holder).lately.add(self._clock(), 0.25)
 
     def lied(self, holder: bytes, what: str) -> None:
         """Count a message that no honest node sends, such as forged announcements or wrong bytes; three within about an
         hour lead to a ban."""
-        book = open_holder(self.holders, holder)
+        book = self.holders.open(holder)
         now = self._clock()
         book.lies[what] += 1
         book.lately.add(now)
@@ -294,7 +293,7 @@ class Standing:
 
     def left_alone(self) -> dict[bytes, str]:
         """All banned authors and peers with their reasons."""
-        known = (*self.authors, *self._books.strangers)
+        known = (*self.authors, *self.authors.strangers)
         found = {author: reason for author in known if (reason := self.banned(author)) is not None}
         return found | {holder: reason for holder in self.holders if (reason := self.shunned(holder)) is not None}
 
@@ -311,7 +310,7 @@ class Standing:
         """Bans and records as plain values for the next start, with times as seconds from now."""
         now = self._clock()
         none = Author()
-        strangers = {author: none for author in self._books.strangers if author not in self.authors}
+        strangers = {author: none for author in self.authors.strangers if author not in self.authors}
         return {
             "authors": {
                 author.hex(): {
@@ -322,7 +321,7 @@ class Standing:
                     "ban": {"left": max(0.0, ban.until - now), "reason": ban.reason, "level": ban.level},
                 }
                 for author, book in (self.authors | strangers).items()
-                if (ban := self._books.ban_of(author) or none.ban).level or book.sound
+                if (ban := self.authors.ban_of(author) or none.ban).level or book.sound
             },
         }
 
@@ -335,9 +334,9 @@ class Standing:
             sound = int(row["sound"])
             evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:
-                self._books.take_stranger(author, ban)
+                self.authors.take_stranger(author, ban)
                 continue
-            book = self._books.open(author)
+            book = self.authors.open(author)
             book.sound, book.ban = sound, ban
             book.claims = Claims.of(row["claims"])
             book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import count
 
+from ftis_node.host.clocks import backoff
 from ftis_node.swarm.wire.transport import Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -35,12 +37,11 @@ class Supervisor:
             logger.info("The network is back.")
 
     async def _bring_back(self) -> None:
-        pause = FIRST_PAUSE
-        while True:
+        for times in count(1):
+            pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
             try:
                 await self._transport.restart()
                 return await self._revived()
             except Exception as error:  # a taken port, a lack of memory or a p2pd that died again may pass
                 logger.error("p2pd could not be started again: %s The next try is in %.0f s.", error, pause)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)

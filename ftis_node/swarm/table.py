@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import entry, put, remember
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
@@ -65,9 +65,9 @@ class Known:
     heard: float
     introducer: bytes | None
     rows: Mapping[int, int] = field(default_factory=dict)  # of the packets that may teach: index → row
-    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
+    holders: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
-    told: dict[bytes, int] = field(default_factory=dict)  # peers that know it → `have` as sent to them
+    told: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # who knows it → `have` as sent to them
     done: int = 0  # bit mask of the packets that it need not pull (any more)
     pulling: int = 0  # bit mask of the packets under way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
@@ -106,12 +106,12 @@ class Known:
 
     def tell(self, peer: bytes) -> None:
         """Note that `peer` learns of the announcement and of the packets that this node holds."""
-        put(self.told, peer, self.have, PEERS_MAX)
+        self.told[peer] = self.have
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
-        remember(self.told, peer, 0, PEERS_MAX)
-        before = entry(self.holders, peer, 0, PEERS_MAX)
+        self.told.setdefault(peer, 0)
+        before = self.holders.setdefault(peer, 0)
         self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
         return self.holders[peer] != before
 
@@ -125,7 +125,7 @@ class Known:
         newest = min(born, self.heard)
         if newest > self.born + slack:
             self.born = newest
-            self.told = dict.fromkeys(self.told, OTHER_AGE) | {peer: self.told[peer]}
+            self.told.update(dict.fromkeys(self.told.keys() - {peer}, OTHER_AGE))
         elif born < self.born - slack:
             self.told[peer] = OTHER_AGE
 
@@ -214,7 +214,7 @@ class Table:
         part = max(1, capacity // INTRODUCER_PART), bytes_max // INTRODUCER_PART
         self._introduced, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # a lower bound of `born` in the table
-        self._left: dict[tuple[bytes, int], float] = {}  # time of first receipt of removed ones
+        self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
         return len(self._known)
@@ -399,7 +399,7 @@ class Table:
         few random ones it is that of the introducer with the largest share."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
             drawn = self._rng.choices(self._strange.all, k=VICTIMS)
-            known = max(drawn, key=lambda one: self._introduced.count(one.introducer))
+            known = max(drawn, key=lambda one: len(self._introduced.by.get(one.introducer, ())))
             if not self._vouch(known):
                 return known
             self._strange.take(known)  # its author has gained a record since
@@ -443,7 +443,7 @@ class Table:
     def _remove(self, known: Known) -> None:
         del self._known[known.key]
         (self._vouched if known.vouched else self._strange).take(known)
-        put(self._left, known.key, known.heard, 2 * self.capacity)
+        self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)

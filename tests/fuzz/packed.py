@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import replace
 from typing import Any
 
 import msgpack
+from msgspec.structs import replace
 
 from ftis_node.config.run import Run
 from ftis_node.packet import MSGPACK_ERRORS, author_digest
-from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
+from ftis_node.swarm.announcement import decode_announcement
+from ftis_node.swarm.signed import Malformed
 from tests.fuzz.changes import LOGPROBS, any_integer, raw
 from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, TEXT, TURNS, drawn_digest
 
@@ -200,7 +201,7 @@ def _signed(data: bytes) -> bytes:
     """With its author's signature, if it is an announcement of somebody whose key is known here."""
     try:
         made = decode_announcement(data, max_packets=1 << 12)
-    except AnnouncementError:
+    except Malformed:
         return data
     who = IDENTITIES.get(made.author)
     return replace(made, signature=who.sign(made.signed_bytes())).encode() if who is not None else data

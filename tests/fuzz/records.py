@@ -15,11 +15,12 @@ from zeroconf import ServiceInfo
 from ftis_node.errors import UsageError
 from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.addresses import is_plain
-from ftis_node.swarm.certificates import Certificate, Removal, Signed, encode
+from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import PREFIX, Invitation, invite, read, read_line
 from ftis_node.swarm.lan import SERVICE, read_node
 from ftis_node.swarm.roster import Roster
+from ftis_node.swarm.signed import Signed
 from ftis_node.tasks.jail import read_reply
 from tests.fuzz.changes import raw
 from tests.fuzz.packed import other

@@ -34,8 +34,9 @@ from ftis_node.packet import (
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
-from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
+from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.identity import author_of, peer_id, verify
+from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.wire import dht_guard  # noqa: F401 - the guard puts its checks in place
 from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, keys_of
 from ftis_node.swarm.wire.shelf import Shelf
@@ -151,7 +152,7 @@ def read_announcement(data: bytes) -> None:
     signed = False
     try:
         announcement = decode_announcement(data, max_packets=RUN.slots)
-    except AnnouncementError as error:
+    except Malformed as error:
         require(str(error).isprintable(), "an error does not print")
     else:
         require(announcement.encode() == data, "an announcement has two spellings")

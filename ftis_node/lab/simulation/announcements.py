@@ -5,12 +5,10 @@ from __future__ import annotations
 from ftis_node.swarm.announcement import Announcement, decode_announcement
 
 
-class Checked(Announcement):
+class Checked(Announcement, frozen=True):
     """An announcement whose signature the first node that received it has verified."""
 
-    __slots__ = ("sound",)
-
-    sound: bool
+    sound: bool = False
 
     def verify(self) -> bool:
         return self.sound
@@ -26,7 +24,6 @@ class Reader:
         known = self._read.get(data)
         if known is None:
             a = decode_announcement(data, max_packets=max_packets)
-            known = Checked(a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature)
-            object.__setattr__(known, "sound", a.verify())
+            known = Checked(a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature, a.verify())
             self._read[data] = known
         return known

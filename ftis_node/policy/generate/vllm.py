@@ -31,6 +31,7 @@ import torch
 from safetensors import SafetensorError
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.host.clocks import backoff
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.sampling import Sampling
@@ -83,7 +84,7 @@ class Server:
     _name: str = field(default="", init=False)  # of the weights that it has
     _step: int | None = field(default=None, init=False)
     _known: tuple[Sequence[int], str, int] = field(default=((), "", 0), init=False)  # what `connect` was given
-    _rest: float = field(default=0.0, init=False)  # seconds; and until when it is left alone
+    _in_vain: int = field(default=0, init=False)  # failures in a row; and until when it is left alone
     _until: float = field(default=0.0, init=False)
 
     @classmethod
@@ -120,9 +121,9 @@ class Server:
         except AwayError as error:
             self._gone(str(error))
             return
-        if self._rest:
+        if self._in_vain:
             logger.warning("The vLLM server %s is back: it samples for this node again.", self.url)
-        self.away, self._rest = None, 0.0
+        self.away, self._in_vain = None, 0
 
     def prepare(self, policy: Policy, step: int) -> None:
         """Give it the weights of this step, if it is there; to be called before each work for it."""
@@ -138,7 +139,7 @@ class Server:
         except AwayError as error:
             self._gone(str(error))
         except UsageError as error:  # it may pass the next comparison by luck
-            self._rest = RESTS[1]
+            self._in_vain = 64  # the longest pause
             self._gone(error.what.rstrip("."))
 
     def changed(self) -> None:
@@ -342,8 +343,8 @@ class Server:
     def _gone(self, why: str) -> None:
         if self.away != why:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
-        self._rest = min(max(RESTS[0], 2 * self._rest), RESTS[1])
-        self.away, self._step, self._until = why, None, time.monotonic() + self._rest
+        self._in_vain += 1
+        self.away, self._step, self._until = why, None, time.monotonic() + backoff(self._in_vain, *RESTS)
 
 
 def _meanwhile(work: Callable[[], T]) -> T:

@@ -1,0 +1,54 @@
+"""Signed messages, and reading what a stranger sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from ftis_node.errors import FtisError
+from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, verify
+
+Kind = TypeVar("Kind")
+
+
+class Malformed(FtisError):
+    """Bytes that are no message of the kind that was expected, or a message that cannot be made."""
+
+
+def decode(data: bytes, kind: type[Kind], most: int, what: str, hook: Callable[[type, Any], Any] | None = None) -> Kind:
+    """Read msgpack of at most so many bytes; signatures are not checked. Raises Malformed.
+
+    Args:
+        what: it is, in words. hook: makes the types that msgspec does not know.
+    """
+    if len(data) > most:
+        raise Malformed(f"{what} has no more than {most} bytes")
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=hook)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"this is not {what}: {error}") from None
+
+
+class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields with an Ed25519 signature. run_id: 16 bytes."""
+
+    run_id: bytes
+    signature: bytes = b""
+
+    @classmethod
+    def context(cls) -> bytes:
+        """What is signed before the fields."""
+        return f"ftis/{cls.__name__.lower()}/1".encode()
+
+    def signed_by(self, identity: Identity) -> Self:
+        """The same with this identity's signature."""
+        return msgspec.structs.replace(self, signature=identity.sign(self._message()))
+
+    def verify(self, signer: bytes) -> bool:
+        """Whether the signature is that of `signer`, a 38-byte peer id."""
+        return len(self.signature) == SIGNATURE_BYTES and verify(signer, self._message(), self.signature)
+
+    def _message(self) -> bytes:
+        return self.context() + msgspec.msgpack.encode(msgspec.structs.replace(self, signature=b""))
