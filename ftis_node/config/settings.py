@@ -361,18 +361,9 @@ LIVE_CONSTANTS = (
     *("threshold", "gate", "truncation", "epsilon", "epsilon_high", "mask_low", "mask_high", "floor", "imitation"),
 )
 LIVE = (
-    *(
-        "own_share",
-        "own_data_share",
-        "wait",
-        "steps",
-        "eval_every",
-        "eval_share",
-        "upload_mbit",
-        "exchange_peers",
-        "stall_seconds",
-    ),
-    *("checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only", *LIVE_CONSTANTS),
+    *("own_share", "own_data_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers"),
+    *("stall_seconds", "checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only"),
+    *LIVE_CONSTANTS,
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""
 
