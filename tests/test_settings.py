@@ -169,8 +169,8 @@ def test_the_processs_own_environment_is_read_where_no_other_is_named(monkeypatc
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"wait = = 3", "not valid TOML"),
-        (b"\xff\xfe", "not valid TOML"),
+        (b"wait = = 3", "is not TOML"),
+        (b"\xff\xfe", "is not UTF-8"),
         (b"x = " + b"[" * 5000, "too deeply"),
         (None, "cannot be"),
     ],
