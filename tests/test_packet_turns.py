@@ -90,17 +90,17 @@ def test_every_group_comes_back(group: list[Completion]) -> None:
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        replace(EPISODES[0], given=np.array([True] + [False] * 7)),
-        replace(EPISODES[0], given=np.array([False] * 7 + [True])),
-        replace(EPISODES[0], given=np.array([False] * 3)),
-        replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
-        Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True),
-        episode(*[[1]] * 513),
-    ],
+NO_EPISODES = (
+    *(
+        replace(EPISODES[0], given=np.array(where))
+        for where in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)
+    ),
+    replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
+    *(Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True), episode(*[[1]] * 513)),
 )
+
+
+@pytest.mark.parametrize("completion", NO_EPISODES)
 def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> None:
     with pytest.raises(PacketError):
         packet(completion)
