@@ -9,6 +9,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ftis_node.errors import UserError
 from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
-from ftis_node.observe.api import Api, ask
+from ftis_node.observe.api import Answer, Api, ask
 from ftis_node.store.home import Home
 from ftis_node.swarm.peer_clocks import ClockDifference
 from ftis_node.swarm.wire.transport import Health
@@ -46,9 +47,15 @@ async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
     def fail() -> dict[str, Any]:
         raise RuntimeError("no worker")
 
-    api = Api({"/status": lambda: {"state": "ONLINE", "step": 3}, "/broken": fail}, {"/stop": stop})
-    await api.start(socket_path)
-    yield event
+    async with served(socket_path, {"/status": lambda: {"state": "ONLINE", "step": 3}, "/broken": fail}, stop=stop):
+        yield event
+
+
+@asynccontextmanager
+async def served(path: Path, reads: dict[str, Answer], **actions: Answer) -> AsyncIterator[None]:
+    api = Api(reads, {f"/{name}": action for name, action in actions.items()})
+    await api.start(path)
+    yield
     await api.close()
 
 
@@ -89,27 +96,23 @@ def test_without_a_daemon_it_says_how_to_start_one(socket_path: Path) -> None:
 
 async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path: Path) -> None:
     told: dict[str, Any] = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
-    api = Api({"/status": lambda: told}, {})
-    await api.start(socket_path)
-    assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
-    status = await asyncio.to_thread(ask, socket_path, "/status", Status)
-    assert status.network is not None and status.network.p2pd_restarts == 0 and status.step is None
-    for wrong, where in (({"step": "three"}, r"step"), ({"state": None}, "state"), ({"network": {}}, "reachability")):
-        told |= wrong
-        with pytest.raises(UserError, match=f"answer cannot be read: .*{where}") as error:
-            await asyncio.to_thread(ask, socket_path, "/status", Status)
-        assert "same version" in error.value.fix
-        told |= {"step": 3, "state": "ONLINE"}
-    await api.close()
+    async with served(socket_path, {"/status": lambda: told}):
+        assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
+        status = await asyncio.to_thread(ask, socket_path, "/status", Status)
+        assert status.network is not None and status.network.p2pd_restarts == 0 and status.step is None
+        for wrong, where in (
+            ({"step": "three"}, r"step"),
+            ({"state": None}, "state"),
+            ({"network": {}}, "reachability"),
+        ):
+            told |= wrong
+            with pytest.raises(UserError, match=f"answer cannot be read: .*{where}") as error:
+                await asyncio.to_thread(ask, socket_path, "/status", Status)
+            assert "same version" in error.value.fix
+            told |= {"step": 3, "state": "ONLINE"}
 
 
-@pytest.mark.parametrize(
-    ("read", "written"),
-    [
-        (answers.P2pd, Health),
-        (answers.Clock, ClockDifference),
-    ],
-)
+@pytest.mark.parametrize(("read", "written"), [(answers.P2pd, Health), (answers.Clock, ClockDifference)])
 def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read: type[Any], written: type[Any]) -> None:
     """A default would hide that the one has another name for it."""
     assert [field.name for field in fields(read)] == list(inspect.get_annotations(written))
@@ -128,13 +131,11 @@ async def test_its_health_is_whether_its_compute_process_is_stalled(
     socket_path: Path, tmp_path: Path, stalled: bool, code: int
 ) -> None:
     told = {"state": "DEGRADED", "reason": "Something.", "advice": "", "stalled": stalled, "step": 3}
-    api = Api({"/status": lambda: told}, {})
-    await api.start(socket_path)
     Home(tmp_path).record_runtime(socket_path.parent)
-    checked = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--home", str(tmp_path), "--json"])
+    async with served(socket_path, {"/status": lambda: told}):
+        checked = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--home", str(tmp_path), "--json"])
     assert checked.exit_code == code, "degraded alone is nothing that a restart mends"
     assert json.loads(checked.stdout)["stalled"] is stalled
-    await api.close()
 
 
 async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path: Path, tmp_path: Path) -> None:
@@ -142,11 +143,9 @@ async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path
     less = {"id": "B", "agent": "ftis-node/1", "addresses": [], "used": 1, "standing": "newcomer", "refused": {}}
     more = less | {"id": "A", "agent": "x\n\x1b[2J", "addresses": ["/ip4/1.2.3.4/tcp/1"], "used": 3}
     told = {"peers": [less | numbers, more | numbers], "left_out": [{"id": "C", "reason": "another\rrun"}]}
-    api = Api({"/peers": lambda: told}, {})
-    await api.start(socket_path)
     Home(tmp_path).record_runtime(socket_path.parent)
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["peers", "--home", str(tmp_path)])
-    await api.close()
+    async with served(socket_path, {"/peers": lambda: told}):
+        shown = await asyncio.to_thread(CliRunner().invoke, app, ["peers", "--home", str(tmp_path)])
     lines = shown.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["A", "B", "C"], "who gave most comes first"
     assert (
@@ -162,10 +161,8 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_pa
     home.record_runtime(socket_path.parent)
     asked = asyncio.create_task(asyncio.to_thread(ask_daemon, tmp_path, "/status", dict))
     await asyncio.sleep(0.05)
-    api = Api({"/status": lambda: {"state": "LOADING"}}, {})
-    await api.start(socket_path)
-    assert await asked == {"state": "LOADING"}
-    await api.close()
+    async with served(socket_path, {"/status": lambda: {"state": "LOADING"}}):
+        assert await asked == {"state": "LOADING"}
     with pytest.raises(UserError, match=r"starting, or ending, and does not answer.*ftis-node logs --home"):
         await asyncio.to_thread(ask_daemon, tmp_path, "/status", dict, starting=0.0)
     home.close()

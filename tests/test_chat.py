@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,35 +155,27 @@ def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_on
         assert end in (speaker(CHATML).eos_token_id, speaker(GEMMA, "<eos>").convert_tokens_to_ids("<end_of_turn>"))
 
 
-@dataclass(frozen=True)
-class Real:
-    config: str
-    chat: bool
-    system: str
-
-
 @pytest.mark.skipif(not QWEN.exists(), reason="the real tokenizer is not beside the project")
 @pytest.mark.parametrize(
-    "real",
+    ("config", "instruct", "system"),
     [
-        Real("tokenizer_config.json", chat=False, system="You are a helpful assistant."),
-        Real(
-            "tokenizer_config.instruct.json",
-            chat=True,
-            system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-        ),
+        ("tokenizer_config.json", False, ""),
+        ("tokenizer_config.instruct.json", True, "You are Qwen, created by Alibaba Cloud. "),
     ],
 )
-def test_of_qwens_real_templates_the_instruct_models_is_used(real: Real, tmp_path: Path) -> None:
+def test_of_qwens_real_templates_the_instruct_models_is_used(
+    config: str, instruct: bool, system: str, tmp_path: Path
+) -> None:
     for name in ("merges.txt", "vocab.json"):
         shutil.copy(QWEN / name, tmp_path)
-    shutil.copy(QWEN / real.config, tmp_path / "tokenizer_config.json")
+    shutil.copy(QWEN / config, tmp_path / "tokenizer_config.json")
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
     chat = chat_of(tokenizer)
     assert tokenizer.decode(chat.ids("2+2?")) == (
-        f"<|im_start|>system\n{real.system}<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+        f"<|im_start|>system\n{system}You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert chat.ids("2+2?") == tokenizer.apply_chat_template(
         [{"role": "user", "content": "2+2?"}], add_generation_prompt=True, return_dict=False
     )
-    assert (chat_wanted(tokenizer, REASONING, "auto", thinking=False) is not None) is real.chat
+    assert (chat_wanted(tokenizer, REASONING, "auto", thinking=False) is not None) is instruct

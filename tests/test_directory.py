@@ -22,7 +22,7 @@ from ftis_node.swarm.membership import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PAR
 from ftis_node.swarm.tellers import MISSED_MIN, Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
-from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, ask
+from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
@@ -35,9 +35,9 @@ from ftis_node.swarm.wire.records import (
     unpack_answer,
 )
 from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
-from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
+from ftis_node.swarm.wire.shelf import MAX_KEYS, OTHERS_MAX, Shelf
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
-from tests.support.swarm import OTHER_RUN, RUN, identity, transport
+from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, member, transport
 
 ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
 KEY = key_bytes(RUN.id)
@@ -233,6 +233,32 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         assert BOB.author in tellers
 
 
+async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path) -> None:
+    async with (
+        member(1, tmp_path, run=OTHER_RUN) as outside,
+        member(2, tmp_path, [outside.address]) as alice,
+        member(3, tmp_path, [outside.address]) as bob,
+    ):
+        await eventually(lambda: alice.met(bob) and bob.met(alice), "the two of one run have met")
+        assert not outside.swarm.membership.view, "and are strangers in the other run"
+        assert outside.author not in alice.swarm.membership.view.keys() | bob.swarm.membership.view.keys()
+
+
+def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept() -> None:
+    shelf = filled(set())
+    elsewhere = key_bytes(OTHER_RUN.id)
+    assert shelf.keep(other := OwnerSigned(BOB, OTHER_RUN.id).sign("", own(BOB), 100.0), BOB.author)
+    assert shelf.records(elsewhere) == [other] and len(shelf.records(KEY)) == MAX_RECORDS
+    assert not shelf.keep(other, ALICE.author), "only its owner leaves it"
+    assert BOB.author not in shelf.addresses(), "no peer of this run"
+    more = [OwnerSigned(BOB, number.to_bytes(16, "big")).sign("", own(BOB), 100.0) for number in range(9)]
+    assert sum(shelf.keep(one, BOB.author) for one in more) == len(DEPTHS) - 1
+    for number in range(OTHERS_MAX):
+        who = identity(100 + number)
+        shelf.keep(OwnerSigned(who, OTHER_RUN.id).sign("", own(who), 100.0), who.author)
+    assert len(shelf._others) == OTHERS_MAX and len(shelf.records(elsewhere)) == MAX_RECORDS
+
+
 @pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
 async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_records(
     tmp_path: Path, count: int
@@ -263,9 +289,9 @@ async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path:
         assert dht is not None
         for number in range(20):
             mallory.node = DHTID(number).to_bytes()
-            told = await ask(dht, MALLORY.author, KEY)
+            told = await dht.look_up(MALLORY.author, KEY)
             assert told is not None and len(told[1]) == NEAREST_MAX
-            await dht.call_ping(PeerID(MALLORY.author), strict=False)
+            await dht.call_ping(PeerID(MALLORY.author))
         assert len(dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
         before = mallory.calls
         await alice._walk(KEY, lambda answer: False)

@@ -32,12 +32,8 @@ def test_a_step_becomes_a_point_of_every_curve(tmp_path: Path) -> None:
     assert (steps["generate"], steps["wait"], steps["train"]) == ([3.0, 3.0], [1.0, 1.0], [2.0, 2.0])
     assert steps["importance"] == [0.95, 0.95] and steps["filtered"] == [0.5, 0.5]
     assert steps["in_rate"] == [None, 1000.0], "bytes a second, from the second step on"
-    assert history.facts()["teachers"]["peer"] == {
-        "samples": 20.0,
-        "loss_weight": 6.0,
-        "negatives": 8.0,
-        "filtered": 2.0,
-    }
+    figures = {"samples": 20.0, "loss_weight": 6.0, "negatives": 8.0, "filtered": 2.0}
+    assert history.facts()["teachers"]["peer"] == figures
 
 
 def test_however_many_steps_the_points_stay_few_and_their_means_right(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD.replace("[0]", "[0, 0]") + CELL, "a seed is there twice", "Mend"),
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
-        (HEAD + "cells = [", "not valid TOML", "Mend"),
+        (HEAD + "cells = [", "is not TOML", "Correct"),
         (HEAD + "x = " + "[" * 5000, "nests too deeply", "flatter"),
         (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),

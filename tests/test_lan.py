@@ -51,29 +51,17 @@ def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken() -> No
         assert read_node(ANN.peer_id, FACTS, told, 4001, ip_interface(own)).addresses == ()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {b"run": b"abcd"},
-        {b"run": None},
-        {b"run": b"zz" * 16},
-        {b"run": "ü".encode() * 16},
-        {b"protocol": b"three"},
-        {b"protocol": b"9999"},
-        {b"protocol": None},
-    ],
-)
-def test_records_that_are_none_are_refused(change: dict[bytes, bytes | None]) -> None:
-    with pytest.raises(ValueError):
-        read_node(ANN.peer_id, {**FACTS, **change}, [HERE], 4001, LOOPBACK)
+NO_RECORDS: list[dict[bytes, bytes | None]] = [
+    *({b"run": told} for told in (b"abcd", None, b"zz" * 16, "ü".encode() * 16)),
+    *({b"protocol": told} for told in (b"three", b"9999", None)),
+]
 
 
-@pytest.mark.parametrize(
-    ("peer", "port"), [("Ann", 4001), (ANN.peer_id, 80), (ANN.peer_id, None), (ANN.peer_id, 1 << 16)]
-)
-def test_neither_are_other_names_and_ports(peer: str, port: int | None) -> None:
-    with pytest.raises(ValueError):
-        read_node(peer, FACTS, [HERE], port, LOOPBACK)
+def test_records_names_and_ports_that_are_none_are_refused() -> None:
+    wrong = [(ANN.peer_id, 4001, change) for change in NO_RECORDS]
+    for peer, port, change in (*wrong, ("Ann", 4001, {}), *((ANN.peer_id, port, {}) for port in (80, None, 1 << 16))):
+        with pytest.raises(ValueError):
+            read_node(peer, {**FACTS, **change}, [HERE], port, LOOPBACK)
 
 
 @given(

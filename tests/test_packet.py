@@ -30,7 +30,7 @@ from ftis_node.packet import (
     packet_digest,
     prompt_digest,
 )
-from tests.support.damage import one_spelling
+from tests.support.damage import damaged, one_spelling
 
 FOLDER = Path(__file__).parent.parent / "proto" / "vectors"
 VERSIONS = [
@@ -205,15 +205,12 @@ def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs:
         group_of(Completion(np.array(ids), np.array(logprobs), True))
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], [0.5]])
-def test_a_prompt_of_anything_but_token_ids_has_no_digest(ids: list[Any]) -> None:
-    with pytest.raises(PacketError):
-        prompt_digest(ids)
-
-
-def test_an_empty_group_is_not_packed() -> None:
-    with pytest.raises(PacketError):
+def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or_text_no_digest() -> None:
+    with pytest.raises(PacketError, match="at least one"):
         group_of()
+    for prompt in ([-1], [2**32], ["a"], [0.5], "\ud800"):
+        with pytest.raises(PacketError):
+            prompt_digest(prompt)  # type: ignore[arg-type]
 
 
 IMPOSSIBLE: list[dict[str, Any]] = [
@@ -231,10 +228,12 @@ def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
         encode(small_packet(**changes))
 
 
-@pytest.mark.parametrize("lengths", [[1] * (MAX_GROUP + 1), [MAX_PACKET_BYTES // 8]], ids=["completions", "bytes"])
-def test_a_packet_of_too_much_is_not_encoded(lengths: list[int]) -> None:
-    with pytest.raises(PacketError):
-        encode(blank(*lengths))
+def test_a_packet_of_too_much_is_not_encoded_and_refused_unread() -> None:
+    for lengths in ([1] * (MAX_GROUP + 1), [MAX_PACKET_BYTES // 8]):
+        with pytest.raises(PacketError):
+            encode(blank(*lengths))
+    with pytest.raises(PacketError, match="above"):
+        decode(bytes(MAX_PACKET_BYTES + 1))
 
 
 def test_the_largest_group_is_a_packet() -> None:
@@ -242,21 +241,25 @@ def test_the_largest_group_is_a_packet() -> None:
     assert decode(encode(packet)).finished == packet.finished
 
 
-def test_a_packet_cut_anywhere_is_refused() -> None:
-    data = encode(small_packet())
-    for end in range(len(data)):
+WHOLE = [bytes.fromhex(kind["accepted"][0]["packet"]) for kind in VERSIONS]
+
+
+@pytest.mark.parametrize("data", WHOLE)
+def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes) -> None:
+    for wrong in (*(data[:end] for end in range(len(data))), *(data + tail for tail in (b"\0", b"\xc0", bytes(8)))):
         with pytest.raises(PacketError):
-            decode(data[:end])
+            decode(wrong)
 
 
-def test_anything_after_a_packet_is_refused() -> None:
-    for tail in (b"\0", b"\xc0", bytes(8)):
-        with pytest.raises(PacketError):
-            decode(encode(small_packet()) + tail)
+@settings(max_examples=600)
+@given(st.sampled_from(WHOLE).flatmap(damaged))
+def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
+    found = one_spelling(data)
+    assert found is None or len(list(found.completions())) == len(found.lengths)
 
 
-def test_a_flipped_bit_changes_the_packet_or_is_refused() -> None:
-    data = encode(small_packet())
+@pytest.mark.parametrize("data", WHOLE)
+def test_a_flipped_bit_changes_the_packet_or_is_refused(data: bytes) -> None:
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -338,11 +341,6 @@ def test_claimed_sizes_allocate_nothing() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20  # of which msgpack's packer takes 256 KiB each time
     finally:
         tracemalloc.stop()
-
-
-def test_an_oversize_packet_is_refused_unread() -> None:
-    with pytest.raises(PacketError, match="above"):
-        decode(bytes(MAX_PACKET_BYTES + 1))
 
 
 @settings(max_examples=500)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.packet import (
@@ -20,7 +20,6 @@ from ftis_node.packet import (
     pack_text_group,
     prompt_digest,
 )
-from tests.support.damage import damaged, one_spelling
 
 RUN_ID = bytes(range(16))
 AUTHOR = bytes(range(38))
@@ -92,23 +91,6 @@ def test_every_group_comes_back(group: list[TextCompletion]) -> None:
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
-@settings(max_examples=400)
-@given(damaged(DATA))
-def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
-    one_spelling(data)
-
-
-@pytest.mark.parametrize("cut", range(0, len(DATA), 7))
-def test_a_cut_packet_is_refused(cut: int) -> None:
-    with pytest.raises(PacketError):
-        decode(DATA[:cut])
-
-
-def test_bytes_after_a_packet_are_refused() -> None:
-    with pytest.raises(PacketError, match="follow"):
-        decode(DATA + b"\0")
-
-
 def header(**changes: object) -> bytes:
     fields: dict[str, object] = {
         **{"version": 2, "run": RUN_ID, "author": bytes(8), "round": 7, "slot": 1, "step": 3, "prompt": bytes(8)},
@@ -146,16 +128,14 @@ def test_a_length_in_a_longer_form_is_refused() -> None:
         decode(longer)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"pieces": np.zeros(3, np.int64)}, "pieces must be"),
-        ({"logprobs": np.zeros(3)}, "logprobs must be"),
-        ({"text": b"no"}, "bytes of text"),
-        ({"text": "<think>4</think>é"}, "bytes of text"),
-        ({"finished": (True,)}, "logprobs must be"),
-    ],
-)
+IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
+    *(({"pieces": np.zeros(3, np.int64)}, "pieces must be"), ({"logprobs": np.zeros(3)}, "logprobs must be")),
+    *(({"text": b"no"}, "bytes of text"), ({"text": "<think>4</think>é"}, "bytes of text")),
+    ({"finished": (True,)}, "logprobs must be"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), IMPOSSIBLE)
 def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str) -> None:
     with pytest.raises(PacketError, match=said):
         encode(replace(packet(*PLAIN), **changes))
@@ -170,16 +150,7 @@ def test_sizes_and_claims_cannot_move_between_completions() -> None:
         packet(replace(one, text=b"1"), replace(other, text=b"12345"))
 
 
-def test_a_prompt_that_is_no_text_has_no_digest() -> None:
-    with pytest.raises(PacketError, match="no character"):
-        prompt_digest("\ud800")
-
-
-def test_no_completions_and_too_many_bytes_cannot_be_encoded() -> None:
-    with pytest.raises(PacketError, match="at least one"):
-        packet()
+def test_too_many_bytes_cannot_be_encoded() -> None:
     huge = completion(*[b"x" * 255] * (MAX_PACKET_BYTES // 260 + 1))
     with pytest.raises(PacketError, match="above"):
         encode(packet(huge))
-    with pytest.raises(PacketError, match="above"):
-        decode(bytes(MAX_PACKET_BYTES + 1))

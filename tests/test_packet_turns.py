@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.packet import (
@@ -24,7 +24,6 @@ from ftis_node.packet import (
 )
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.damage import damaged, one_spelling
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run
 
 SPECIFICATION = Path(__file__).parent.parent / "proto" / "PACKET.md"
@@ -91,24 +90,17 @@ def test_every_group_comes_back(group: list[Completion]) -> None:
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
-@settings(max_examples=400)
-@given(damaged(DATA))
-def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
-    found = one_spelling(data)
-    assert found is None or len(list(found.completions())) == len(found.lengths)
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        replace(EPISODES[0], given=np.array([True] + [False] * 7)),
-        replace(EPISODES[0], given=np.array([False] * 7 + [True])),
-        replace(EPISODES[0], given=np.array([False] * 3)),
-        replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
-        Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True),
-        episode(*[[1]] * 513),
-    ],
+NO_EPISODES = (
+    *(
+        replace(EPISODES[0], given=np.array(where))
+        for where in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)
+    ),
+    replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
+    *(Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True), episode(*[[1]] * 513)),
 )
+
+
+@pytest.mark.parametrize("completion", NO_EPISODES)
 def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> None:
     with pytest.raises(PacketError):
         packet(completion)

@@ -179,12 +179,17 @@ async def listening(who: Identity) -> AsyncIterator[Listening]:
         yield Listening(Path(scratch) / "key", Path(scratch), "127.0.0.1")
 
 
-async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(tmp_path: Path) -> None:
+async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive, free = identity(2), identity(3)
     async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
         await eventually(lambda: bootstrap.met(twin), "they meet")
         async with listening(alive) as how:
-            assert await somebody_else(how, alive.author, [bootstrap.address], PATIENCE)
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                nobody = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{identity(4).peer_id}"
+                monkeypatch.setattr("ftis_node.swarm.wire.libp2p.DIAL_SECONDS", PATIENCE)
+                assert await somebody_else(how, alive.author, [nobody, bootstrap.address], PATIENCE)
             assert not await somebody_else(how, free.author, [bootstrap.address], 5.0)
             assert list(how.sockets.glob("*.sock")) == []
     async with listening(alive) as how:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
@@ -133,7 +132,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         await alice.join([])
         await bob.join([ALICE.author])
         await alice.publish(ADDRESSES, settled=False)
-        asking = DHTProtocol.get_stub(bob._dht, PeerID(ALICE.author))._stub
+        assert alice._dht is not None and bob._dht is not None
+        asking = bob._dht.get_stub(PeerID(ALICE.author))
 
         async def store(*records: DHTRecord) -> list[bool]:
             request = dht_pb2.StoreRequest(
@@ -146,7 +146,7 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
             return list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok)
 
         immortal = record(BOB, lifetime=10**6)
-        assert await store(record(ALICE), immortal, record(BOB, run_id=OTHER_RUN.id)) == [False] * 3
+        assert await store(record(ALICE), immortal, record(ALICE, run_id=OTHER_RUN.id)) == [False] * 3
         # "a whole dictionary", which hivemind decodes before anybody validates it
         assert await store(replace(record(BOB), subkey=b"", value=bomb(200))) == [False]
         assert await store(replace(record(BOB), value=bomb(200))) == [False]
@@ -157,7 +157,6 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
             made_up = dht_pb2.NodeInfo(node_id=number.to_bytes(20, "big"))
             await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=made_up)), 5)
         await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), 5)
-        assert alice._dht is not None
         assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
         found: list[Answer] = []

@@ -11,8 +11,6 @@ import difflib
 import functools
 import hashlib
 import json
-import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -29,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from ftis_node.config.reading import parse_toml, read_text
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
 from ftis_node.text import in_toml
@@ -430,29 +429,13 @@ def refuse_horizontal(run: Run) -> None:
 
 def load_run_file(path: Path) -> RunFile:
     """Read a run file. Raises UsageError."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(RUN_FILE_CHARACTERS_MAX + 1)
-    except OSError as error:
-        raise UsageError(f"The run file {path} cannot be read: {error.strerror}.", "Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The run file {path} is not UTF-8 text.", "Save it as UTF-8.") from error
-    return parse_run_file(text)
+    return parse_run_file(read_text(path, "run file", RUN_FILE_CHARACTERS_MAX + 1))
 
 
 def parse_run_file(text: str) -> RunFile:
     """Read the TOML text of a run file. Raises UsageError."""
     _refuse_long(text)
-    try:
-        document = tomllib.loads(text)
-    except RecursionError as error:  # tomllib descends into nested brackets
-        raise UsageError("The run file nests too deeply.", "Ask for the right file.") from error
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        # Only the end is tomllib's own: the rest may quote the file.
-        found = re.search(r" \(at line (\d{1,9}), column \d+\)$", str(error))
-        line = int(found[1]) if found else text.count("\n") + 1
-        reason = re.sub(r" \(at [^()]*\)$", "", str(error))
-        raise UsageError(f"Line {line} of the run file is not TOML: {reason}.", "Correct that line.") from error
+    document = parse_toml(text, "run file")
     return _checked(lambda: RunFile.model_validate(document))
 
 

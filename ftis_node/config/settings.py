@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic_core import ErrorDetails
 from ftis_node.config.consistency import check
 from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
+from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.objective_parts import answers_only
 
@@ -361,18 +361,9 @@ LIVE_CONSTANTS = (
     *("threshold", "gate", "truncation", "epsilon", "epsilon_high", "mask_low", "mask_high", "floor", "imitation"),
 )
 LIVE = (
-    *(
-        "own_share",
-        "own_data_share",
-        "wait",
-        "steps",
-        "eval_every",
-        "eval_share",
-        "upload_mbit",
-        "exchange_peers",
-        "stall_seconds",
-    ),
-    *("checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only", *LIVE_CONSTANTS),
+    *("own_share", "own_data_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers"),
+    *("stall_seconds", "checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only"),
+    *LIVE_CONSTANTS,
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""
 
@@ -503,18 +494,6 @@ def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
             f"{did_you_mean(str(chosen), PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
         )
     return chosen
-
-
-def read_toml(path: Path, what: str) -> dict[str, object]:
-    """Read a TOML file that a person wrote; `what` it is, in words. Raises UsageError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.", "Check the path.") from None
-    except RecursionError:  # tomllib descends into nested brackets
-        raise UsageError(f"The {what} {path} nests too deeply.", "Write it flatter.") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
-        raise UsageError(f"The {what} {path} is not valid TOML: {error}.", "Mend that line.") from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:

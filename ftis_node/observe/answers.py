@@ -6,6 +6,7 @@ default.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -196,6 +197,13 @@ class Peers(msgspec.Struct, frozen=True):
     peers: list[Peer]
     left_out: list[LeftOut] = []
     names: dict[str, str] = {}
+
+
+def at(told: Any, path: str) -> Any:
+    """The value at a path of keys with dots between; None if a key is missing."""
+    for key in path.split("."):
+        told = told.get(key) if isinstance(told, Mapping) else None
+    return told
 
 
 def read(answer: object, kind: type[Kind]) -> Kind:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 import ftis_node
 from ftis_node.errors import UsageError
+from ftis_node.observe.answers import at
 from ftis_node.policy.names import public_name
 
 PEERS_MAX = 64
@@ -51,12 +52,12 @@ class Metric:
 
     def values(self, told: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
         """The label's value (none if it has no label) and the number, of all that is known."""
-        if self.needs and _at(told, self.needs) is None:
+        if self.needs and at(told, self.needs) is None:
             return
         if isinstance(self.at, Mapping):
-            found: Any = {value: _at(told, path) for value, path in self.at.items()}
+            found: Any = {value: at(told, path) for value, path in self.at.items()}
         else:
-            found = _at(told, self.at)
+            found = at(told, self.at)
         for value, number in (found or {}).items() if self.label else [("", found)]:
             if (known := _number(number)) is not None:
                 yield ((str(value),) if self.label else ()), known
@@ -194,7 +195,7 @@ class _Said(Collector):
         info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
         yield info
         yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
-        reached = {"": _at(status, "network.reachability")}
+        reached = {"": at(status, "network.reachability")}
         yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
         for metric in METRICS:
             family = _family(metric.kind, metric.name, metric.help, [metric.label] if metric.label else [])
@@ -259,13 +260,6 @@ def _standing(words: str) -> str | None:
     """The first word; what follows are reasons."""
     first = words.replace(":", " ").split(maxsplit=1)[0]
     return first if first in STANDINGS else None
-
-
-def _at(told: Any, path: str) -> Any:
-    """The value there; None if a key is missing."""
-    for key in path.split("."):
-        told = told.get(key) if isinstance(told, Mapping) else None
-    return told
 
 
 def _number(found: Any) -> float | None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from ftis_node.errors import UsageError
 from ftis_node.host.quiet import QUIET
+from ftis_node.observe.answers import at
 
 Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
 
@@ -35,34 +36,34 @@ _AWAY: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 # Of a step: the name that TRL gives a figure, if it has one, and where the figure is in the event.
-STEP: Mapping[str, tuple[str, ...]] = {
-    "loss": ("loss",),
-    "grad_norm": ("gradient_norm",),
-    "reward": ("own_reward",),
-    "step_time": ("seconds", "total"),
-    "entropy": ("diagnostics", "overall", "entropy"),
-    "clip_ratio/region_mean": ("diagnostics", "overall", "clipped"),
-    "sampling/importance_sampling_ratio/max": ("diagnostics", "overall", "ratio_max"),
-    "swarm/peers": ("peers",),
-    "swarm/own_groups": ("own_groups",),
-    "swarm/foreign_groups": ("foreign_groups",),
-    "swarm/foreign_reward": ("foreign_reward",),
-    "swarm/foreign_age": ("foreign_age",),
-    "swarm/foreign_loss_share": ("diagnostics", "foreign", "loss_share"),
-    "swarm/filtered_fraction": ("diagnostics", "overall", "filtered_fraction"),
-    "swarm/truncated": ("diagnostics", "overall", "truncated"),
-    "swarm/ess": ("diagnostics", "overall", "ess"),
-    "swarm/bytes_in": ("bytes_in",),
-    "swarm/bytes_out": ("bytes_out",),
-    "num_tokens": ("tokens",),
+STEP: Mapping[str, str] = {
+    "loss": "loss",
+    "grad_norm": "gradient_norm",
+    "reward": "own_reward",
+    "step_time": "seconds.total",
+    "entropy": "diagnostics.overall.entropy",
+    "clip_ratio/region_mean": "diagnostics.overall.clipped",
+    "sampling/importance_sampling_ratio/max": "diagnostics.overall.ratio_max",
+    "swarm/peers": "peers",
+    "swarm/own_groups": "own_groups",
+    "swarm/foreign_groups": "foreign_groups",
+    "swarm/foreign_reward": "foreign_reward",
+    "swarm/foreign_age": "foreign_age",
+    "swarm/foreign_loss_share": "diagnostics.foreign.loss_share",
+    "swarm/filtered_fraction": "diagnostics.overall.filtered_fraction",
+    "swarm/truncated": "diagnostics.overall.truncated",
+    "swarm/ess": "diagnostics.overall.ess",
+    "swarm/bytes_in": "bytes_in",
+    "swarm/bytes_out": "bytes_out",
+    "num_tokens": "tokens",
 }
-EVALUATION: Mapping[str, tuple[str, ...]] = {
-    "eval/pass_at_1": ("pass_at_1",),
-    "eval/pass_at_1_low": ("low",),
-    "eval/pass_at_1_high": ("high",),
-    "eval/formatted": ("formatted",),
-    "eval/lenient": ("lenient",),
-    "eval/completions/mean_length": ("mean_tokens",),
+EVALUATION: Mapping[str, str] = {
+    "eval/pass_at_1": "pass_at_1",
+    "eval/pass_at_1_low": "low",
+    "eval/pass_at_1_high": "high",
+    "eval/formatted": "formatted",
+    "eval/lenient": "lenient",
+    "eval/completions/mean_length": "mean_tokens",
 }
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,7 @@ def figures(event: str, facts: Mapping[str, Any]) -> dict[str, float]:
     """The figures of an event by the names that trackers show; none for events that they do not."""
     found = {}
     for name, path in {"step": STEP, "evaluation": EVALUATION}.get(event, {}).items():
-        value: Any = facts
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = at(facts, path)
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[name] = float(value)
     return found

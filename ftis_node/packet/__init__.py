@@ -45,37 +45,6 @@ from ftis_node.packet.tokens import (
     pack_group,
 )
 
-__all__ = [
-    "MAX_GROUP",
-    "MAX_PACKET_BYTES",
-    "MAX_TOKENS",
-    "MSGPACK_ERRORS",
-    "PACKET_VERSION",
-    "PIECE_BYTES_MAX",
-    "RECORD_BYTES",
-    "RUN_ID_BYTES",
-    "SHORT_DIGEST_BYTES",
-    "TEXT_PACKET_VERSION",
-    "TURNS_MAX",
-    "AnyPacket",
-    "Completion",
-    "GivenTokens",
-    "Group",
-    "Packet",
-    "PacketError",
-    "TextCompletion",
-    "TextPacket",
-    "author_digest",
-    "decode",
-    "encode",
-    "pack_group",
-    "pack_text_group",
-    "packet_digest",
-    "prompt_digest",
-    "prompt_digests",
-]
-
-
 AnyPacket = Packet | TextPacket
 
 

@@ -178,6 +178,10 @@ class Membership:
         self._owners = frozenset(map(peer_at, found))
         return found
 
+    def outside(self) -> list[bytes]:
+        """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
+        return [peer for peer in self._owners if peer in self.refused and peer not in self.majors]
+
     async def refresh_addresses(self) -> list[str]:
         """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
         try:

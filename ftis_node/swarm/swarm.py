@@ -177,7 +177,7 @@ class Swarm:
         self.membership.recall()
         self.membership.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
-        await self._directory.join(self.membership.view)
+        await self._directory.join(self.membership.view, self.membership.outside())
         self._meet_more()
         self._to_exchange.set()
         loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
@@ -435,7 +435,7 @@ class Swarm:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""
         first = self.has_peers()
         while True:
-            await self._directory.join(self.membership.view)
+            await self._directory.join(self.membership.view, self.membership.outside())
             if addresses := await self.membership.refresh_addresses():
                 await self._directory.publish(addresses, settled=self._settled())
             if not first and not self._settled():

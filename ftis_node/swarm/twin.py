@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ftis_node.errors import UserError
+from ftis_node.errors import FtisError, UserError
+from ftis_node.host.loops import end
 from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
 from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, shake
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.transport import Listening, Transport, Unreachable
+from ftis_node.swarm.wire.transport import Listening, Transport
 
 TWIN_SECONDS = 5.0
 
@@ -48,25 +49,31 @@ async def somebody_else(
         scout = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
     finally:
         scratch.unlink()
+    places = Whereabouts(how.host, owners)
+    tasks = {asyncio.create_task(_meets(scout, own, text, places)) for text in bootstraps}
     try:
         async with asyncio.timeout(seconds):
-            answers = await asyncio.gather(
-                *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
-            )
-            found = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
-            await scout.connect(own, list(filter(Whereabouts(how.host, owners).reach, found[:MAX_ADDRESSES])))
-            return True
-    except (Unreachable, TimeoutError):
-        return False  # no bootstrap knows it, or it is gone
+            for meeting in asyncio.as_completed(tasks):  # a silent one holds up no other
+                if await meeting:
+                    return True
+    except TimeoutError:
+        pass
     finally:
+        await end(tasks)
         await scout.close()
+    return False
 
 
-async def _where_is(scout: Transport, peer: bytes, bootstrap: str) -> list[str]:
-    """The addresses of `peer` that this bootstrap knows."""
-    _, teller = parse_address(bootstrap)
-    await scout.connect(teller, [bootstrap])
-    question = greeting(None, [])
-    question.whereabouts = peer
-    answer = await shake(scout, teller, question)
-    return [text for text in answer.peers if peer_at(text) == peer]
+async def _meets(scout: Transport, peer: bytes, bootstrap: str, places: Whereabouts) -> bool:
+    """Whether this bootstrap knows where `peer` is, and it is there."""
+    try:
+        _, teller = parse_address(bootstrap)
+        await scout.connect(teller, [bootstrap])
+        question = greeting(None, [])
+        question.whereabouts = peer
+        answer = await shake(scout, teller, question)
+        found = [text for text in answer.peers if peer_at(text) == peer and places.reach(text)]
+        await scout.connect(peer, found[:MAX_ADDRESSES])
+    except FtisError:  # nobody answers there
+        return False
+    return True

@@ -50,7 +50,7 @@ ROWS = {
     "a value that is no number": Row(f"{JOIN} --set betas=x", "'betas' from flags is wrong: could not", "valid value"),
     "no settings file": Row(f"{JOIN} --settings {{tmp}}/none.toml", "cannot be read", "path"),
     "a settings file that is no TOML": Row(
-        f"{JOIN} --settings {{tmp}}/file", "not valid TOML", "line", files={"file": "="}
+        f"{JOIN} --settings {{tmp}}/file", "is not TOML", "line", files={"file": "="}
     ),
     "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
@@ -230,7 +230,7 @@ ROWS = {
     ),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
     "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
-    "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "not valid TOML", "line", files={"x.toml": "="}),
+    "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "is not TOML", "line", files={"x.toml": "="}),
     "a lab file too deep": Row("lab run {tmp}/x.toml", "too deeply", "flatter", files={"x.toml": "a = " + "[" * 5_000}),
     "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
     "an unknown key of a lab file": Row("lab run {tmp}/x.toml", "unknown key", ".", files={"x.toml": "nmae = 'x'"}),

@@ -75,7 +75,7 @@ class MemoryDirectory:
         self._counts = counts
         self._latency = latency
 
-    async def join(self, peers: Collection[bytes]) -> None:
+    async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
         self._records.taking_part[self._author] = None
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.dht_guard import leave_record
+from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.lookup import walk
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.wire.shards import (
@@ -34,10 +33,8 @@ from ftis_node.swarm.wire.shelf import Shelf
 from ftis_node.swarm.wire.transport import Answer
 
 DHT_SECONDS = 10.0
-CALL_SECONDS = 3.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
-BUCKET, DEPTH_MODULO = 20, 5  # hivemind's defaults for the routing table
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +66,23 @@ class Directory:
         self._shelf = Shelf(self._validator, known)
         self._doubted = doubted
         self._full: set[int] = set()  # depths at which this node's key had no room at the last publication
-        self._dht: DHTProtocol | None = None
+        self._outside: Collection[bytes] = ()
+        self._dht: GuardedDht | None = None
 
-    async def join(self, peers: Collection[bytes]) -> None:
+    async def join(self, peers: Collection[bytes], outside: Collection[bytes] = ()) -> None:
         """Join the DHT and make some live peers its neighbours there. Otherwise a node that started alone, or lost all
-        its neighbours, would be in a DHT of its own."""
+        its neighbours, would be in a DHT of its own.
+
+        Args:
+            outside: peers of other runs that the owner named. They keep this node's record too, so that a node that
+                knows only them finds it.
+        """
+        self._outside = outside
         try:
             if self._dht is None:
-                self._dht = await asyncio.wait_for(self._create(), DHT_SECONDS)
+                self._dht = await asyncio.wait_for(
+                    GuardedDht.begin(self._p2p(), self._shelf, self._traffic), DHT_SECONDS
+                )
             await asyncio.wait_for(self._meet(self._dht, peers), DHT_SECONDS)
         except Exception as error:  # hivemind raises whatever a bad peer makes it raise
             logger.warning("The DHT cannot be used at present, peers are found without it: %r", error)
@@ -129,14 +135,9 @@ class Directory:
             with suppress(Exception):
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
 
-    async def _create(self) -> DHTProtocol:
-        dht = await DHTProtocol.create(self._p2p(), DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS)
-        dht.shelf, dht.traffic = self._shelf, self._traffic
-        return dht
-
-    async def _meet(self, dht: DHTProtocol, peers: Collection[bytes]) -> None:
-        some = random.sample(list(peers), min(NEIGHBOURS, len(peers)))
-        met = await asyncio.gather(*(dht.call_ping(PeerID(peer), strict=False) for peer in some))
+    async def _meet(self, dht: GuardedDht, peers: Collection[bytes]) -> None:
+        some = [*random.sample(list(peers), min(NEIGHBOURS, len(peers))), *self._outside]
+        met = await asyncio.gather(*(dht.call_ping(PeerID(peer)) for peer in some))
         if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
             await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
 
@@ -164,6 +165,7 @@ class Directory:
         if dht is None:
             return True
         record = self._validator.sign(shard, addresses, RECORD_LIFETIME)
+        await asyncio.gather(*(dht.leave_record(peer, record) for peer in self._outside))
         beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
         answers: list[Answer] = []
 
@@ -180,6 +182,6 @@ class Directory:
             room.append(self._shelf.keep(record, self._author))
         while answers and len(room) < REPLICAS:
             batch, answers = answers[: REPLICAS - len(room)], answers[REPLICAS - len(room) :]
-            left = await asyncio.gather(*(leave_record(dht, answer.teller, record) for answer in batch))
+            left = await asyncio.gather(*(dht.leave_record(answer.teller, record) for answer in batch))
             room += [one for one in left if one is not None]
         return 2 * sum(room) >= len(room)

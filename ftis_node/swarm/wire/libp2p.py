@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import psutil
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
@@ -20,11 +21,11 @@ from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port, is_plain
-from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
-from ftis_node.swarm.wire.p2pd import health, kill, launch
+from ftis_node.swarm.wire.p2pd import kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
 
@@ -33,6 +34,7 @@ DIAL_SECONDS = 5.0
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
+HEALTH_SECONDS = 2.0
 FAILURES_KEPT = 256
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Libp2p:
         self._down_since: float | None = None
         self.port = 0
         self._started = started
-        self._failures: dict[bytes, str] = {}  # by peer, why the last dial failed
+        self._failures = Bounded[bytes, str](FAILURES_KEPT)  # by peer, why the last dial failed
 
     @classmethod
     async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
@@ -121,7 +123,19 @@ class Libp2p:
 
     async def health(self) -> Health | None:
         """The health of p2pd with AutoNAT's finding; None if p2pd does not answer."""
-        return await health(self.p2p)
+        try:
+            connected = await asyncio.wait_for(self.p2p.list_peers(), HEALTH_SECONDS)
+            process = psutil.Process(self.pid)
+            with process.oneshot():
+                return Health(
+                    reachability=self.p2p.reachability,
+                    connections=len(connected),
+                    memory_bytes=process.memory_info().rss,
+                    cpu_seconds=sum(process.cpu_times()[:2]),
+                    open_files=process.num_fds(),
+                )
+        except Exception:  # hivemind raises anything from a socket error to what its parser raises
+            return None
 
     async def disconnect(self, peer: bytes) -> None:
         """Close all connections to `peer` if p2pd answers; the peer may dial again."""
@@ -145,7 +159,7 @@ class Libp2p:
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             before = self._failures.pop(peer, "it failed just before")
             why = _in_words(error) or before
-            remember(self._failures, peer, why, FAILURES_KEPT)
+            self._failures[peer] = why
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def connected(self) -> set[bytes]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from hivemind.dht.routing import DHTID
 
 from ftis_node.swarm.addresses import peer_at
-from ftis_node.swarm.wire.dht_guard import ask
+from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.records import OwnerSigned, unpack_answer
 from ftis_node.swarm.wire.shards import AT_ONCE, OWN_NODES
 from ftis_node.swarm.wire.transport import Answer
@@ -18,13 +17,12 @@ NAMED_NODES = 12  # calls to nodes that other nodes named
 NAMED_BY_ONE = 4  # used from each answer
 
 
-async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:
+async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:
     """Ask the nodes nearest to a key, nearest first, at most 24.
 
     The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
 
     Args:
-        dht: a `DHTProtocol`.
         take: takes each answer; True ends the walk.
     """
     target = DHTID.from_bytes(key)
@@ -50,9 +48,9 @@ async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Ans
 
 
 async def _ask(
-    dht: Any, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
+    dht: GuardedDht, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
 ) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
-    found = await ask(dht, peer, key)
+    found = await dht.look_up(peer, key)
     if found is None:
         return None
     value, others = found

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from google.protobuf.message import Message
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
@@ -27,11 +26,10 @@ from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
 from ftis_node.swarm.wire.streams import answer_stream
-from ftis_node.swarm.wire.transport import Health, Listening, Reachable
+from ftis_node.swarm.wire.transport import Listening, Reachable
 
 START_SECONDS = 15.0
 KILL_SECONDS = 5.0
-HEALTH_SECONDS = 2.0
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
@@ -305,20 +303,3 @@ async def kill(p2p: Any, sockets: Path) -> None:
 def _remove_sockets(directory: Path) -> None:
     for file in directory.glob("p2p*.sock"):
         file.unlink(missing_ok=True)
-
-
-async def health(p2p: Any) -> Health | None:
-    """The health of p2pd; None if it does not answer."""
-    try:
-        connected = await asyncio.wait_for(p2p.list_peers(), HEALTH_SECONDS)
-        process = psutil.Process(p2p._child.pid)
-        with process.oneshot():
-            return Health(
-                reachability=p2p.reachability,
-                connections=len(connected),
-                memory_bytes=process.memory_info().rss,
-                cpu_seconds=sum(process.cpu_times()[:2]),
-                open_files=process.num_fds(),
-            )
-    except Exception:  # hivemind raises anything from a socket error to what its parser raises
-        return None

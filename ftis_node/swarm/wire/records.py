@@ -96,14 +96,23 @@ def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTR
 
 
 class OwnerSigned:
-    """Accepts only small, short-lived records of this run that their owner signed under its own key."""
+    """Accepts only small, short-lived records that their owner signed under its own key."""
 
     def __init__(self, identity: Identity, run_id: bytes) -> None:
         self._identity = identity
         self._run_id = run_id
 
     def owner(self, record: DHTRecord) -> bytes | None:
-        """The 38-byte peer id of the record's owner; None if the record or its signature is invalid."""
+        """The 38-byte peer id of the owner of a record of this run; None if the record is invalid."""
+        signer = self.signer(record)
+        return signer if signer is not None and self.ours(record.key, signer) else None
+
+    def ours(self, key: bytes, owner: bytes) -> bool:
+        """Whether this peer's records in this run lie under the key."""
+        return key in keys_of(self._run_id, owner)
+
+    def signer(self, record: DHTRecord) -> bytes | None:
+        """The owner of a record of any run. Its key cannot be checked, for it is a hash of its run."""
         if len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > MAX_SUBKEY_BYTES:
             return None
         if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
@@ -113,9 +122,7 @@ class OwnerSigned:
         except MSGPACK_ERRORS:
             return None
         value, signature = record.value[:-_SIGNATURE_BYTES], record.value[-_SIGNATURE_BYTES:]
-        if not verify(owner, _message(record, value), signature) or record.key not in keys_of(self._run_id, owner):
-            return None
-        return owner
+        return owner if verify(owner, _message(record, value), signature) else None
 
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
         """Sign this node's own record, valid for so many seconds."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from hivemind.dht.validation import DHTRecord
 
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.wire.records import OwnerSigned
-from ftis_node.swarm.wire.shards import MAX_RECORDS
+from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS
 
 MAX_KEYS = 128  # 64 records of at most 1.2 KB each: at most 10 MB
+OTHERS_MAX = 256  # records of other runs
 
 
 class Shelf:
@@ -19,6 +22,8 @@ class Shelf:
 
     Keys are free, so an attacker can fill a key with records of useless peers. A record of a peer in this node's view
     displaces a stranger's; a stranger's displaces none of the view.
+
+    Records of other runs have little room of their own: for nodes that know nobody of their run but this one.
     """
 
     def __init__(self, validator: OwnerSigned, known: Callable[[bytes], bool]) -> None:
@@ -29,11 +34,14 @@ class Shelf:
         self._validator = validator
         self._known = known
         self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}
+        self._others = Bounded[tuple[bytes, bytes], DHTRecord](OTHERS_MAX)  # by owner and key
 
     def keep(self, record: DHTRecord, caller: bytes) -> bool:
         """Keep a caller's own record. Return whether the key had room; a full one may have kept it nevertheless."""
-        if self._validator.owner(record) != caller:
+        if self._validator.signer(record) != caller:
             return False
+        if not self._validator.ours(record.key, caller):
+            return self._keep_of_others(record, caller)
         if not self._has_shelf(record.key, caller):
             return False
         shelf = self._shelves.setdefault(record.key, {})
@@ -43,11 +51,19 @@ class Shelf:
             shelf[caller] = record
         return len(shelf) < MAX_RECORDS
 
+    def _keep_of_others(self, record: DHTRecord, caller: bytes) -> bool:
+        """Keep a record of another run, of one owner as many as an honest one leaves."""
+        place = caller, record.key
+        if place in self._others or sum(owner == caller for owner, _ in self._others) < len(DEPTHS):
+            self._others[place] = record
+        return place in self._others
+
     def records(self, key: bytes) -> list[DHTRecord]:
         """The records of a key, at most 64."""
         shelf = self._shelves.get(key)
         if shelf is None:
-            return []
+            _expire(self._others)
+            return [record for (_, at), record in self._others.items() if at == key][:MAX_RECORDS]
         _expire(shelf)
         if not shelf:
             del self._shelves[key]
@@ -79,7 +95,7 @@ class Shelf:
         return True
 
 
-def _expire(shelf: dict[bytes, DHTRecord]) -> None:
+def _expire(shelf: dict[Any, DHTRecord]) -> None:
     now = time.time()
-    for owner in [owner for owner, record in shelf.items() if record.expiration_time < now]:
-        del shelf[owner]
+    for place in [place for place, record in shelf.items() if record.expiration_time < now]:
+        del shelf[place]

@@ -81,8 +81,8 @@ class Answer:
 class PeerDirectory(Protocol):
     """This node's access to a directory of all peers of its run. Errors there are logged and not raised."""
 
-    async def join(self, peers: Collection[bytes]) -> None:
-        """Join the directory, and make some of these peers its neighbours there."""
+    async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
+        """Join the directory, and make some of these peers its neighbours there; all of those outside of the run."""
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
         """Publish this node's addresses for some minutes."""
@@ -97,7 +97,7 @@ class PeerDirectory(Protocol):
 class NoDirectory:
     """The directory of a private run: there is none, for it would answer strangers."""
 
-    async def join(self, peers: Collection[bytes]) -> None: ...
+    async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None: ...
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None: ...
 
