@@ -100,7 +100,7 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         bytes_out=swarm.traffic.bytes_out,
         network=network_status(swarm),
         process=Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
-        refused_packets=dict(swarm.pulling.rejections),
+        refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.own_refused,
     )

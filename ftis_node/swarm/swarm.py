@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,19 @@ from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.fetch import Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
-from ftis_node.swarm.needs import no_rows, teaching_rows
-from ftis_node.swarm.pool import Want
-from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
+from ftis_node.swarm.needs import no_rows
+from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
-from ftis_node.swarm.table import Arrival, Table
+from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
 
@@ -57,14 +54,10 @@ class Swarm:
         transport: Transport,
         identity: Identity,
         run_file: RunFile,
-        context: AdmissionContext,
-        store: Store,
         standing: Standing,
         exchange_peers: int,
         max_age: float,
-        needed_age: float | None = None,
-        want: Callable[[], Want],
-        on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
+        trade: Trade | None = None,
         peer_cache: Path | None = None,
         traffic: Traffic | None = None,
         enough_peers: float = ENOUGH_PEERS,
@@ -72,22 +65,17 @@ class Swarm:
         rng: random.Random | None = None,
         roster: Roster | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
-        observing: bool = False,
     ) -> None:
         """
         Args:
-            store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
+            trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             traffic: with the limits of what the node sends; None: without `upload_mbit`.
-            needed_age: seconds for which a packet may answer a needed row; None: no rows are looked for.
-            want: returns the number of further groups that the node would take now.
-            on_groups: takes admitted groups.
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of a private run; None: the run is open.
             describe: returns what the node says of itself now; None: nothing.
-            observing: the node has no model: it looks on, and takes nobody's place.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = traffic or Traffic(recorded=standing.established)
@@ -100,7 +88,6 @@ class Swarm:
         self._run = run_file.run
         self._exchange_peers = exchange_peers
         self._enough_peers = enough_peers
-        self._want = want
         self.roster = roster
         self.membership = Membership(
             transport,
@@ -111,39 +98,36 @@ class Swarm:
             recorded=standing.established,
             rng=rng,
             roster=roster,
-            observing=observing,
+            observing=trade is None,
         )
-        self.reports = SelfReports(identity, run_file.run.id, describe, self.membership.welcomes, observing=observing)
+        welcomes = self.membership.welcomes
+        self.reports = SelfReports(identity, run_file.run.id, describe, welcomes, observing=trade is None)
         self._to_exchange = asyncio.Event()  # there is something to send or to request
-        self._news = asyncio.Event()  # there is something to pull
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
         table = Table(
             max_age,
             boot_seconds,
             rng,
-            kept_age=needed_age or 0.0,
+            kept_age=(trade and trade.needed_age) or 0.0,
             recorded=standing.established,
-            rows_of=functools.partial(teaching_rows, context) if needed_age is not None else no_rows,
+            rows_of=trade.rows_of if trade is not None else no_rows,
         )
-        welcomes = self.membership.welcomes
-        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode, welcomes)
+        self.pulling: Pulling | None = None
+        if trade is not None:
+            self.pulling = Pulling(
+                trade,
+                transport=transport,
+                traffic=self.traffic,
+                membership=self.membership,
+                table=table,
+                standing=standing,
+                interval=lambda: self.interval,
+                rng=rng,
+            )
+        seen = trade.store.seen if trade is not None else _nothing_seen
+        self.gossip = Gossip(table, self._run, identity.author, standing, seen, self._news, decode, welcomes)
         self.gossip.on_time.append(self.membership.clocks.note)
-        self.pulling = Pulling(
-            transport=transport,
-            traffic=self.traffic,
-            membership=self.membership,
-            table=table,
-            store=store,
-            context=context,
-            standing=standing,
-            want=want,
-            interval=lambda: self.interval,
-            on_groups=on_groups,
-            news=self._news,
-            rng=rng,
-        )
-        self._uploads = Uploads(store.body, self.traffic)
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
@@ -155,6 +139,8 @@ class Swarm:
                 traffic=self.traffic,
             )
         self.supervisor = Supervisor(transport, self._revive)
+        self._bootstraps: Sequence[str] = ()
+        self._hints: Sequence[str] = ()
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
@@ -180,7 +166,8 @@ class Swarm:
         await self._directory.join(self.membership.view)
         self._meet_more()
         self._to_exchange.set()
-        loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
+        pulls = [self.pulling.loop] if self.pulling is not None else []
+        loops = (self._exchange_loop, *pulls, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
             self._tasks.append(asyncio.create_task(forever(loop), name=loop.__qualname__))
 
@@ -194,7 +181,8 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
-        tasks = (*self._tasks, *self.pulling.running(), *self._asking.values(), *self._cutting.values())
+        pulls = self.pulling.running() if self.pulling is not None else ()
+        tasks = (*self._tasks, *pulls, *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
     def announce(
@@ -227,8 +215,13 @@ class Swarm:
 
     def poke(self) -> None:
         """Wake the loops because the node wants more."""
-        self._news.set()
+        self._news()
         self._to_exchange.set()
+
+    def _news(self) -> None:
+        """Note that there may be more to pull."""
+        if self.pulling is not None:
+            self.pulling.news.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Other authors that announced something within `seconds`."""
@@ -284,9 +277,11 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        if self.pulling is None:
+            return
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
-        async for chunk in self._uploads.serve(request, peer, may=may):
+        async for chunk in self.pulling.uploads.serve(request, peer, may=may):
             if may and (self.standing.shunned(peer) is not None or not self.membership.welcomes(peer)):  # not any more
                 self._cut(peer)
                 return
@@ -298,8 +293,8 @@ class Swarm:
         """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
         that does not answer delays no other."""
         while True:
-            want = self._want()
-            await self._wait(self._to_exchange, self.interval if want.groups > 0 or want.answers > 0 else self.idle)
+            hungry = self.pulling is not None and self.pulling.hungry
+            await self._wait(self._to_exchange, self.interval if hungry else self.idle)
             view = self.membership.view
             for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)
@@ -466,3 +461,7 @@ class Swarm:
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
         event.clear()
+
+
+def _nothing_seen(*key: object) -> bool:
+    return False

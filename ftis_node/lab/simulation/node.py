@@ -18,6 +18,7 @@ from ftis_node.lab.simulation.tally import Tally
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
 from ftis_node.swarm.traffic import Traffic
@@ -69,14 +70,16 @@ class SimulatedNode:
             transport=self.transport,
             identity=identity,
             run_file=RUN_FILE,
-            context=context,
-            store=self.store,
             standing=standing,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
-            needed_age=settings.needed_age if self.stepper.by_need else None,
-            want=self.stepper.want,
-            on_groups=self.stepper.on_groups,
+            trade=Trade(
+                context,
+                self.store,
+                self.stepper.want,
+                self.stepper.on_groups,
+                settings.needed_age if self.stepper.by_need else None,
+            ),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
