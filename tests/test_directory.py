@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
+from ftis_node.swarm.address_book import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART, Membership
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.tellers import MISSED_MIN, Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
@@ -248,11 +249,13 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_r
         membership = Membership(at_alice, ALICE, RunFile(run=RUN), Traffic())
         for answer in await found(alice):
             for addresses in answer.addresses.values():
-                membership.hear(addresses, answer.teller)
+                membership.addresses.hear(addresses, answer.teller)
         assert mallory.calls > 0, "it was asked"
-        assert BOB.author in membership.strangers()
-        assert len(membership.strangers()) <= 1 + CANDIDATES_MAX // TELLER_PART
-        dialled = [text for peer in membership.strangers() for text in membership._to_dial(peer)]
+        assert BOB.author in membership.addresses.strangers()
+        assert len(membership.addresses.strangers()) <= 1 + CANDIDATES_MAX // TELLER_PART
+        dialled = [
+            text for peer in membership.addresses.strangers() for text in membership.addresses.to_dial(peer) or ()
+        ]
         assert len(dialled) <= 1 + DIALS_AT_ONCE
         assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
 

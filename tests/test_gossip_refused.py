@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
 from ftis_node.swarm.table import announcement_id
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
@@ -88,7 +89,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
     mentions = [mention(number) for number in range(OWN.mentions + 5)]
     bob.answers(MALLORY.author, mentions)
-    assert len(bob.gossip._lacking[MALLORY.author]) == OWN.mentions
+    assert len(bob.gossip._sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
 
@@ -193,19 +194,19 @@ def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
         answer = bob.gossip.answer(request, identity(1000 + number).author)
         assert len(answer.wanted) <= OWN.entries
     assert len(bob.gossip.table) == 1
-    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * OWN.mentions
+    assert sum(len(one.lacking) for one in bob.gossip._sessions.values()) <= 3 * OWN.mentions
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
     rng = random.Random(0)
-    for number in range(gossip.MENTIONERS_MAX + 20):
+    for number in range(SESSIONS_MAX + 20):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.answers(identity(1000 + number).author, mentions)
     for _ in range(20):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.answers(MALLORY.author, mentions)
-    assert len(bob.gossip._lacking) <= gossip.MENTIONERS_MAX
-    assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
+    assert len(bob.gossip._sessions) == SESSIONS_MAX
+    assert len(bob.gossip._sessions[MALLORY.author].lacking) == LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)

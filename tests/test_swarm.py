@@ -163,7 +163,7 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     await swarms.leave(second)
     again = await swarms.join(2)
     assert not again.swarm.membership.view
-    first.swarm.membership.hear([again.address])
+    first.swarm.membership.addresses.hear([again.address])
     first.swarm._to_greet.set()
     await gets(again, made)
 

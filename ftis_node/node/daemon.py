@@ -556,7 +556,7 @@ class Node:
             pass_at_1=self._rooms.stepper.progress.pass_at_1,
             other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
-            clock=membership.clocks.difference(membership.view),
+            clock=membership.sessions.clock_difference(membership.view),
             replayed=self._rooms.swarm.gossip.counts["replayed"],
             shut_out=self._shut_out(),
             home=self.home.flag,

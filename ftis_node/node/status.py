@@ -142,7 +142,7 @@ def part(kind: type[Kind], found: object) -> Kind | None:
 def network_status(swarm: Swarm) -> Network:
     """The status of the node's network."""
     membership = swarm.membership
-    clock = membership.clocks.difference(membership.view)
+    clock = membership.sessions.clock_difference(membership.view)
     reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
     return Network(reach, restarts, part(P2pd, membership.health), part(Clock, clock))
 

@@ -19,11 +19,11 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import kept, replace_bytes
 from ftis_node.host.loops import forever
 from ftis_node.swarm.addresses import is_relayed
-from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.handshake import plain
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Known
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
@@ -150,7 +150,7 @@ class Overview:
         self._groups = Counter[bytes]()  # announced since the last row of the history
         self._began = self._counted = unix_seconds()
         self._counted_until = self.book.until
-        swarm.gossip.on_new.append(self._announced)
+        self._looked = 0.0  # by `boot_seconds`
 
     def begin(self, stack: AsyncExitStack) -> None:
         """Look until the stack is closed; then save."""
@@ -168,12 +168,16 @@ class Overview:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take over what peers, handshakes and self-reports say now."""
+        """Take over what handshakes, announcements and self-reports said since the last look."""
         now, boot = unix_seconds(), boot_seconds()
         for peer in list(self._swarm.membership.view.values()):
             seen = self._of(peer.id, peer.id, now - (boot - peer.seen))
             seen.version = peer.agent.removeprefix("ftis-node/")
             seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
+        for known in self._swarm.gossip.table:
+            if self._looked <= known.heard < boot:
+                self._announced(known, now - (boot - known.heard))
+        self._looked = boot
         for author, heard in self._swarm.reports.known.items():
             self._reported(author, heard.report, heard.teller, now - (boot - heard.at))
         if self._own is not None and (report := self._swarm.reports.describe()) is not None:
@@ -214,8 +218,9 @@ class Overview:
     def _present(self, now: float) -> list[Seen]:
         return [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
 
-    def _announced(self, announcement: Announcement, introducer: bytes) -> None:
-        seen = self._of(announcement.author, introducer, unix_seconds())
+    def _announced(self, known: Known, heard: float) -> None:
+        announcement = known.announcement
+        seen = self._of(announcement.author, known.introducer or announcement.author, heard)
         seen.step = max(seen.step, announcement.policy_step)
         if announcement.issued_at < self._counted_until:
             return  # before a restart

@@ -16,19 +16,17 @@ import msgspec
 
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
+from ftis_node.swarm.sessions import REPORTS_MAX
 
 REPORT_SECONDS = 60.0
 REPORT_BYTES_MAX = 2048
 TEACHERS_MAX = 16
 REPORTS_TOLD = 64  # to an observer in one message
-REPORTS_MAX = 512  # that a node keeps
 PRESENT_SECONDS = 600.0  # an older report is passed on to nobody
 FENCE = 3 * 3600.0  # between a report's time and this node's clock
-PEERS_MAX = 256  # for which is remembered what they were told
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 256.0  # signatures, for each peer
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -111,24 +109,19 @@ class SelfReports:
         self.telling = False  # whether this node tells others of itself
         self.describe = describe
         self._identity, self._run_id, self._welcomes, self._observing = identity, run_id, welcomes, observing
-        self._told: dict[bytes, dict[bytes, int]] = {}  # by peer, the time of the report that it has of each author
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._own: Heard | None = None
 
-    def news(self, peer: bytes, *, observer: bool) -> list[bytes]:
-        """The reports that a peer was not told yet; they count as told."""
-        told, own, since = entry(self._told, peer, {}, PEERS_MAX), self._newest_own(), boot_seconds() - PRESENT_SECONDS
+    def news(self, told: dict[bytes, int], *, observer: bool) -> list[bytes]:
+        """The reports that a peer was not told yet; they count as `told`: by author, the time of the report."""
+        own, since = self._newest_own(), boot_seconds() - PRESENT_SECONDS
         known = (heard for heard in self.known.values() if heard.at > since) if observer else ()
         candidates = (*((own,) if own is not None else ()), *known)
         new = (heard for heard in candidates if told.get(heard.report.author, -1) < heard.report.at)
         found = list(islice(new, REPORTS_TOLD))
         for heard in found:
-            put(told, heard.report.author, heard.report.at, REPORTS_MAX)
+            told[heard.report.author] = heard.report.at
         return [heard.data for heard in found]
-
-    def forget(self, peer: bytes) -> None:
-        """Tell a peer all again: it has restarted, or a message was lost."""
-        self._told.pop(peer, None)
 
     def hear(self, reports: Iterable[bytes], peer: bytes) -> None:
         """Take reports from a peer; wrong ones are left out."""

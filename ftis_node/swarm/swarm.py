@@ -15,12 +15,13 @@ from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
 from ftis_node.swarm.roster import Roster
@@ -125,9 +126,17 @@ class Swarm:
                 interval=lambda: self.interval,
                 rng=rng,
             )
-        seen = trade.store.seen if trade is not None else _nothing_seen
-        self.gossip = Gossip(table, self._run, identity.author, standing, seen, self._news, decode, welcomes)
-        self.gossip.on_time.append(self.membership.clocks.note)
+        self.gossip = Gossip(
+            table,
+            self._run,
+            identity.author,
+            standing,
+            trade.store.seen if trade is not None else _nothing_seen,
+            self._news,
+            decode,
+            welcomes,
+            self.membership.sessions,
+        )
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
@@ -135,7 +144,7 @@ class Swarm:
                 identity,
                 run_file.run.id,
                 known=lambda peer: peer in self.membership.view,
-                doubted=self.membership.tellers.doubted,
+                doubted=self.membership.addresses.tellers.doubted,
                 traffic=self.traffic,
             )
         self.supervisor = Supervisor(transport, self._revive)
@@ -159,10 +168,11 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        self._bootstraps, self._hints = self.membership.trust(bootstraps, given), hints
-        self.membership.recall()
-        self.membership.look_for([*self._bootstraps, *hints])
-        await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
+        known = self.membership.addresses
+        self._bootstraps, self._hints = known.trust(bootstraps, given), hints
+        known.recall()
+        known.look_for([*self._bootstraps, *hints])
+        await asyncio.gather(*(self.membership.greet(peer) for peer in known.strangers()))
         await self._directory.join(self.membership.view)
         self._meet_more()
         self._to_exchange.set()
@@ -210,7 +220,7 @@ class Swarm:
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of this run's nodes that mDNS named."""
-        if self.membership.hear_on_lan(addresses) and not self._settled():
+        if self.membership.addresses.hear_on_lan(addresses) and not self._settled():
             self._to_greet.set()
 
     def poke(self) -> None:
@@ -254,7 +264,7 @@ class Swarm:
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
-        self._forget_told(peer)
+        self.gossip.table.forget_peer(peer)
         if not known and peer in self.membership.view and not self._settled():
             self.poke()  # it may have packets that no other peer has
             self._to_greet.set()  # this also saves it in the cache for the next start
@@ -265,7 +275,7 @@ class Swarm:
         limits = self.membership.limits(peer)
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
-        if not self._settled() and self.membership.called(peer):
+        if not self._settled() and self.membership.addresses.called(peer):
             self._to_greet.set()
         self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
@@ -325,8 +335,7 @@ class Swarm:
                 return
             self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
-            if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
-                self._to_greet.set()
+            self._heard_of(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer)
         if request is not None:
             self.gossip.unsent(request, peer)
 
@@ -338,7 +347,6 @@ class Swarm:
         except Exception as error:  # see `Transport.handshake`
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
-            self._forget_told(peer, records_only=True)
             self.membership.failed(peer)
             if peer not in self.membership.view:
                 self._to_greet.set()
@@ -358,6 +366,7 @@ class Swarm:
 
     async def _maintain_loop(self) -> None:
         """Greet named peers; without any peer, go back to the bootstraps and the DHT."""
+        known = self.membership.addresses
         while True:
             await self._wait(self._to_greet, self._leisure())
             await self.membership.refresh_addresses()
@@ -368,12 +377,12 @@ class Swarm:
                     await asyncio.sleep(1.0)
                     continue
             if not self._settled():
-                self.membership.look_for(self._bootstraps)
+                known.look_for(self._bootstraps)
             if not self.membership.view:
-                self.membership.look_for(self._hints)
-                self.membership.recall()
+                known.look_for(self._hints)
+                known.recall()
                 await self._look_up()
-            strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]
+            strangers = [peer for peer in known.strangers() if self.standing.shunned(peer) is None]
             strangers = strangers[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
@@ -387,7 +396,7 @@ class Swarm:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
         if not self.membership.view:
             return ALONE_SECONDS
-        return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.patience())
+        return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.addresses.patience())
 
     def _settled(self) -> bool:
         """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
@@ -396,34 +405,27 @@ class Swarm:
 
     def _meet_more(self) -> None:
         """While the node has few peers, greet the peers that the first ones named without a pause."""
-        if not self._settled() and self.membership.strangers():
+        if not self._settled() and self.membership.addresses.strangers():
             self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
         """Greet a peer and forget what it knew: it may have restarted."""
         met = await self.membership.greet(peer)
         if met:
-            self._forget_told(peer)
-        return met
-
-    def _forget_told(self, peer: bytes, *, records_only: bool = False) -> None:
-        """Tell the peer all again: of announcements, unless they count as told, of members and self-reports."""
-        if not records_only:
             self.gossip.table.forget_peer(peer)
-        self.reports.forget(peer)
-        if self.roster is not None:
-            self.roster.forget(peer)
+        return met
 
     def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
         """Add what the peer was not told yet of members and self-reports."""
-        message.reports.extend(self.reports.news(peer, observer=self.membership.observes(peer)))
+        session = self.membership.sessions[peer]
+        message.reports.extend(self.reports.news(session.reports, observer=session.observer))
         if self.roster is not None:
-            message.roster.extend(self.roster.news(peer))
+            message.roster.extend(self.roster.news(session.records))
 
     def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
         """Take what a peer tells of members and self-reports."""
         if self.roster is not None:
-            self.roster.hear(message.roster, peer)
+            self.membership.sessions[peer].records.update(self.roster.hear(message.roster, peer))
         self.reports.hear(message.reports, peer)
 
     async def _record_loop(self) -> None:
@@ -445,7 +447,10 @@ class Swarm:
 
     def _take(self, answer: Answer) -> None:
         addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
-        if self.membership.hear(addresses, answer.teller) and not self._settled():
+        self._heard_of(addresses, answer.teller)
+
+    def _heard_of(self, addresses: Sequence[str], teller: bytes) -> None:
+        if self.membership.addresses.hear(addresses, teller) and not self._settled():
             self._to_greet.set()
 
     async def _revive(self) -> None:

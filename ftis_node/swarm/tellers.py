@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftis_node.swarm.bounded import entry
+from ftis_node.swarm.bounded import Bounded
 
 TELLERS_MAX = 1024
 MISSED_MIN, MISSED_PART = 8, 0.75  # a doubted teller named at least so many that did not answer, as number and as part
@@ -20,17 +20,17 @@ class Tellers:
     """Counts by teller, a 38-byte peer id. A doubted teller's answers are still used, but never suffice alone."""
 
     def __init__(self) -> None:
-        self._counts: dict[bytes, _Count] = {}
+        self._counts: Bounded[bytes, _Count] = Bounded(TELLERS_MAX)
 
     def met(self, teller: bytes | None) -> None:
         """Count a named peer that shook hands."""
         if teller is not None:
-            self._count(teller).met += 1
+            self._counts.setdefault(teller, _Count()).met += 1
 
     def missed(self, teller: bytes | None) -> None:
         """Count a named peer that did not answer its first greeting."""
         if teller is not None:
-            self._count(teller).missed += 1
+            self._counts.setdefault(teller, _Count()).missed += 1
 
     def doubted(self, teller: bytes) -> bool:
         """Whether at least eight of the named peers, and three in four, did not answer."""
@@ -40,6 +40,3 @@ class Tellers:
             and count.missed >= MISSED_MIN
             and count.missed >= MISSED_PART * (count.met + count.missed)
         )
-
-    def _count(self, teller: bytes) -> _Count:
-        return entry(self._counts, teller, _Count(), TELLERS_MAX)
