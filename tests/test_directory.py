@@ -182,14 +182,13 @@ def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: 
 
 def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do() -> None:
     tellers = Tellers()
-    for _ in range(MISSED_MIN - 1):
-        tellers.missed(MALLORY.author)
-    assert not tellers.doubted(MALLORY.author)
-    tellers.missed(MALLORY.author)
-    tellers.missed(None)
+    for _ in range(MISSED_MIN):
+        assert not tellers.doubted(MALLORY.author)
+        tellers.note(MALLORY.author, met=False)
+    tellers.note(None, met=False)
     assert tellers.doubted(MALLORY.author) and not tellers.doubted(BOB.author)
     for _ in range(MISSED_MIN):
-        tellers.met(MALLORY.author)
+        tellers.note(MALLORY.author, met=True)
     assert not tellers.doubted(MALLORY.author)
 
 

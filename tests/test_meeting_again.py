@@ -13,11 +13,10 @@ import pytest
 
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
-from ftis_node.swarm.address_book import CANDIDATES_MAX, GIVE_UP_AFTER
+from ftis_node.swarm.address_book import CANDIDATES_MAX, GIVE_UP_AFTER, NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
 
@@ -98,7 +97,7 @@ async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
     now = [0.0]
     async with transport(identity(1), path) as network:
         alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
-        alice.addresses._retries = Retries(lambda: now[0])
+        alice.addresses._clock = lambda: now[0]
         yield alice, now
 
 
@@ -202,4 +201,4 @@ async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembere
         for number in range(100, 100 + 3 * CANDIDATES_MAX):
             alice.on_handshake(hello(OTHER_RUN.id), identity(number).author)
             await alice.greet(identity(number).author) if number < 110 else None
-        assert len(alice.addresses._retries._failures) <= CANDIDATES_MAX + 1
+        assert len(alice.addresses._candidates) <= CANDIDATES_MAX

@@ -23,7 +23,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
-from ftis_node.swarm import certificates, ftis_pb2, overview
+from ftis_node.swarm import certificates, chronicle, ftis_pb2
 from ftis_node.swarm.certificates import DAY, Book, Certificate, Chain, RecordError, Removal, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
@@ -695,10 +695,10 @@ def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Pat
 def names(home: Path, known: dict[Identity, str]) -> None:
     """Keeps what nodes call themselves as a daemon on the home would."""
     now = unix_seconds()
-    book = overview.Book(PRIVATE.id, now)
+    book = chronicle.Chronicle(PRIVATE.id, now)
     for who, name in known.items():
         report = SelfReport(run_id=PRIVATE.id, author=who.author, at=int(now), name=name)
-        book.nodes[who.author] = overview.Seen(now, now, who.author, report=report)
+        book.nodes[who.author] = chronicle.Seen(now, now, who.author, report=report)
     Home(home).swarm_history.write_bytes(msgspec.msgpack.encode(book))
 
 

@@ -29,6 +29,7 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
@@ -160,6 +161,7 @@ def furnish(
         traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
+        chronicle=read_chronicle(home.swarm_history, run),
     )
     swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper.swarm = swarm

@@ -25,6 +25,7 @@ from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
@@ -120,6 +121,7 @@ class Observer:
             max_age=settings.max_age,
             peer_cache=home.peers,
             roster=roster,
+            chronicle=read_chronicle(home.swarm_history, run),
         )
         swarm.idle = ASK_SECONDS
         overview = Overview(swarm, run, None, home.swarm_history)

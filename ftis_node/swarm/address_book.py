@@ -16,7 +16,6 @@ from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
-from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.wire.transport import Listening
@@ -30,14 +29,35 @@ PEERS_IN_A_HANDSHAKE = 16
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
 DIALS_A_SECOND = DIALS_AT_ONCE / 60
 GIVE_UP_AFTER = 3  # greetings in a row, of a peer that was never met
+# A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
+# the peer, or it calls this node, no pause is longer than 20 s.
+FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
+TRIES_OF_MET = 12
+REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
 
 @dataclass
 class _Candidate:
-    """teller: the peer that named it first. addresses: each with its teller; None: this node's own sources."""
+    """teller: the peer that named it first. addresses: each with its teller; None: this node's own sources.
+
+    failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
+    another run or protocol. named: since then there was a sign that it is alive.
+    """
 
     teller: bytes | None = None
     addresses: dict[str, bytes | None] = field(default_factory=dict)
+    failures: int = 0
+    last: float = 0.0
+    refused: bool = False
+    named: bool = False
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the last greeting to the next."""
+        if self.refused:
+            return REFUSED_PAUSE
+        pause = FIRST_PAUSE * 2.0 ** min(self.failures - 1, TRIES_OF_MET) if self.failures else 0.0
+        return min(pause, NAMED_PAUSE) if self.named else pause
 
 
 class AddressBook:
@@ -64,7 +84,7 @@ class AddressBook:
         self.owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named or was given
         self._own, self._view, self._sessions, self._rng, self._cache = own, view, sessions, rng, cache
         self._candidates: dict[bytes, _Candidate] = {}
-        self._retries = Retries(boot_seconds)
+        self._clock = boot_seconds  # with the seconds in which the machine sleeps
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(cache)
         self._trusted: frozenset[str] = frozenset()
@@ -135,10 +155,10 @@ class AddressBook:
             peer = peer_at(text)
             if peer is None or peer == self._own or (teller is not None and not self.may_dial(text)):
                 continue
-            self._retries.named(peer)
             if (candidate := self._candidates.get(peer)) is None:
                 news |= peer not in self._view
                 candidate = self._add(peer, teller)
+            candidate.named = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: teller, **candidate.addresses})
             elif teller is None:
@@ -155,8 +175,8 @@ class AddressBook:
         """Add the bootstraps to the candidates again; a node without peers greets them without a pause."""
         self.hear(addresses)
         if not self._view:
-            for peer in filter(None, map(peer_at, addresses)):
-                self._retries.forget(peer)
+            for candidate in filter(None, map(self._candidates.get, filter(None, map(peer_at, addresses)))):
+                candidate.failures, candidate.refused = 0, False
 
     def called(self, peer: bytes) -> bool:
         """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
@@ -165,10 +185,9 @@ class AddressBook:
         """
         if peer in self._view or not self._sessions.met(peer):
             return False
-        if peer not in self._candidates:
-            self._add(peer)
-        self._retries.named(peer)
-        return not self._retries.seconds(peer)
+        candidate = self._candidates.get(peer) or self._add(peer)
+        candidate.named = True
+        return not self._wait(candidate)
 
     # --- whom to greet, and where ---------------------------------------------------------------------------------
 
@@ -178,7 +197,7 @@ class AddressBook:
         The owner's peers come first. Then the tellers take turns, so that none can delay others by naming new peers
         without end. Among one teller's, peers that were met before come first; the rest is in random order.
         """
-        found = [peer for peer in self._candidates if peer not in self._view and not self._retries.seconds(peer)]
+        found = [peer for peer, known in self._candidates.items() if peer not in self._view and not self._wait(known)]
         self._rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self.owners, not self._sessions.met(peer)))
         told = Counter[bytes | None]()
@@ -191,7 +210,7 @@ class AddressBook:
 
     def patience(self) -> float:
         """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
-        waits = (self._retries.seconds(peer) for peer in self._candidates if peer not in self._view)
+        waits = (self._wait(known) for peer, known in self._candidates.items() if peer not in self._view)
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str) -> bool:
@@ -219,9 +238,10 @@ class AddressBook:
         Args:
             found: this node greeted it.
         """
-        if found and peer in self._candidates:
-            self.tellers.met(self._candidates[peer].teller)
-        self._retries.forget(peer)
+        if (candidate := self._candidates.get(peer)) is not None:
+            candidate.failures, candidate.refused = 0, False
+            if found:
+                self.tellers.note(candidate.teller, met=True)
         if claims:
             self._claimed(peer, claims)
 
@@ -232,14 +252,16 @@ class AddressBook:
         Args:
             up: this node's own p2pd runs.
         """
-        if peer not in self._candidates:
+        if (candidate := self._candidates.get(peer)) is None:
             return 0
-        times = self._retries.failed(peer)
-        if times == 1 and up:
-            self.tellers.missed(self._candidates[peer].teller)
-        if peer not in self.owners and times >= (TRIES_OF_MET if self._sessions.met(peer) else GIVE_UP_AFTER):
+        candidate.failures += 1
+        candidate.last, candidate.refused, candidate.named = self._clock(), False, False
+        if candidate.failures == 1 and up:
+            self.tellers.note(candidate.teller, met=False)
+        most = TRIES_OF_MET if self._sessions.met(peer) else GIVE_UP_AFTER
+        if peer not in self.owners and candidate.failures >= most:
             self.forget(peer)
-        return times
+        return candidate.failures
 
     def lost(self, peer: bytes, addresses: Sequence[str]) -> None:
         """Make a peer of the view a candidate again. Others may have named a newer address, or false ones."""
@@ -248,17 +270,16 @@ class AddressBook:
         own.addresses = _own_first(peer, named | own.addresses)
 
     def refused(self, peer: bytes) -> None:
-        """Note that the peer answered, but belongs to another run or protocol."""
-        self._retries.refused(peer)
-
-    def forgive(self, peer: bytes) -> None:
-        """Forget the pause of a peer that was refused and is no candidate."""
-        if peer not in self._candidates:
-            self._retries.forget(peer)
+        """Note that the peer belongs to another run or protocol."""
+        if (candidate := self._candidates.get(peer)) is not None:
+            candidate.failures, candidate.last, candidate.refused = 0, self._clock(), True
 
     def forget(self, peer: bytes) -> None:
         self._candidates.pop(peer, None)
-        self._retries.forget(peer)
+
+    def _wait(self, candidate: _Candidate) -> float:
+        """Seconds until the node may greet a candidate; 0: now."""
+        return max(0.0, candidate.last + candidate.pause - self._clock()) if candidate.pause else 0.0
 
     def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
         candidate = self._candidates.get(peer)

@@ -224,16 +224,16 @@ class Gossip:
         """Process a message of a peer that owes so many announcements; besides those it may push its own newest."""
         news = False
         if len(message.entries) > owed + 1:
-            self.counts["not asked for"] += len(message.entries) - owed - 1
+            self.counts[Outcome.UNASKED] += len(message.entries) - owed - 1
             self._sessions[peer].unsure = True  # the peer believes that this node has read them
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
-            news |= outcome == "new"
+            news |= outcome is Outcome.NEW
         for mention in islice(message.mentions, OWN.mentions):
             news |= self._note(mention, peer)
         if len(message.mentions) > OWN.mentions:
-            self.counts["over the limits"] += 1
+            self.counts[Outcome.OVER_LIMITS] += 1
         if news:
             self._news()
 
@@ -251,50 +251,54 @@ class Gossip:
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 
-    def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
+    def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
         id = _id_of(entry)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
             self.table.note_holder(known, introducer, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000)
-            return "known"
+            return Outcome.KNOWN
         outcome = self._read(entry, introducer)
-        if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
+        if outcome in (Outcome.FORGED, Outcome.MALFORMED):  # honest nodes check what they pass on
             self._standing.lied(introducer, f"passed on {outcome} announcements")
-        if outcome in ("old", "over the budget", "no member"):  # the sender may have lied about the age; a member's
+        if outcome in (
+            Outcome.OLD,
+            Outcome.UNCHECKED,
+            Outcome.NO_MEMBER,
+        ):  # the sender may have lied about the age; a member's
             # certificate may come later: ask another peer
             return outcome
         known = self.table.find(id)
         for peer, session in self._sessions.items():
             if (mentioned := session.lacking.pop(id, None)) is not None and known is not None:
                 self.table.note_holder(known, peer, mentioned.held, mentioned.born)
-        if outcome != "new":
+        if outcome is not Outcome.NEW:
             self._dealt.setdefault(id, None)
         return outcome
 
-    def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
+    def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
         try:
             announcement = self._decode(entry.announcement, max_packets=self._run.slots)
         except AnnouncementError:
-            return "malformed"
+            return Outcome.MALFORMED
         if announcement.run_id != self._run_id:
-            return "other run"
+            return Outcome.OTHER_RUN
         if announcement.packets.largest > self._run.packet_bytes_max:
-            return "malformed"
+            return Outcome.MALFORMED
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
-            return "own or banned"
+            return Outcome.UNWANTED
         if not self._welcomes(announcement.author):
-            return "no member"
+            return Outcome.NO_MEMBER
         if announcement.author == introducer and not self._run.common:  # then it is the time of the draw
             self._sessions[introducer].note_time(announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
-            return "replayed"
+            return Outcome.REPLAYED
         if not self._checks.take(introducer):
-            return "over the budget"
+            return Outcome.UNCHECKED
         if not announcement.verify():
-            return "forged"
+            return Outcome.FORGED
         if not self._standing.rounds.follows(announcement.author, announcement.round):
-            return "too far ahead"
+            return Outcome.TOO_FAR_AHEAD
         outcome = self.table.add(
             announcement,
             entry.announcement,
@@ -309,7 +313,7 @@ class Gossip:
             self._standing.late(announcement.author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement, entry.age_ms / 1000)
-        return outcome.name.lower()
+        return outcome
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""

@@ -381,8 +381,6 @@ class Membership:
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
-            if len(self.refused) == CANDIDATES_MAX:
-                self.addresses.forgive(next(iter(self.refused)))
         self.refused[peer] = reason
         self.addresses.refused(peer)
         self.view.pop(peer, None)

@@ -6,11 +6,10 @@ shows who said it; that it is true, nothing shows.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -19,7 +18,9 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Signed
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
-from ftis_node.swarm.sessions import REPORTS_MAX
+
+if TYPE_CHECKING:
+    from ftis_node.swarm.chronicle import Chronicle
 
 REPORT_SECONDS = 60.0
 REPORT_BYTES_MAX = 2048
@@ -77,23 +78,13 @@ def read_report(data: bytes) -> SelfReport:
         raise ReportError(f"no self-report: {error}") from None
 
 
-@dataclass(frozen=True)
-class Heard:
-    """A report as it came. at: when, by `boot_seconds`. teller: the peer that sent it first."""
-
-    report: SelfReport
-    data: bytes
-    at: float
-    teller: bytes
-
-
 class SelfReports:
-    """This node's own reports and the newest of others."""
+    """This node's own reports, and what becomes of others'; those of ten minutes are passed on."""
 
     def __init__(
         self,
         identity: Identity,
-        run_id: bytes,
+        chronicle: Chronicle,
         describe: Callable[[], SelfReport | None],
         welcomes: Callable[[bytes], bool],
         *,
@@ -101,27 +92,26 @@ class SelfReports:
     ) -> None:
         """
         Args:
-            describe: an unsigned report of this node now; None: there is nothing to say yet.
+            chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet.
             welcomes: whether an author may take part.
             observing: others' reports are taken from whoever passes them on; else only from their authors.
         """
-        self.known: dict[bytes, Heard] = {}
         self.telling = False  # whether this node tells others of itself
         self.describe = describe
-        self._identity, self._run_id, self._welcomes, self._observing = identity, run_id, welcomes, observing
+        self._identity, self._chronicle, self._welcomes, self._observing = identity, chronicle, welcomes, observing
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._own: Heard | None = None
+        self._own: SelfReport | None = None
+        self._made = -math.inf  # when, by `boot_seconds`
 
     def news(self, told: dict[bytes, int], *, observer: bool) -> list[bytes]:
         """The reports that a peer was not told yet; they count as `told`: by author, the time of the report."""
-        own, since = self._newest_own(), boot_seconds() - PRESENT_SECONDS
-        known = (heard for heard in self.known.values() if heard.at > since) if observer else ()
-        candidates = (*((own,) if own is not None else ()), *known)
-        new = (heard for heard in candidates if told.get(heard.report.author, -1) < heard.report.at)
+        known = self._chronicle.told_since(unix_seconds() - PRESENT_SECONDS) if observer else []
+        others = (report for report in known if report.author != self._identity.author)
+        new = (report for report in (*self._newest_own(), *others) if told.get(report.author, -1) < report.at)
         found = list(islice(new, REPORTS_TOLD))
-        for heard in found:
-            told[heard.report.author] = heard.report.at
-        return [heard.data for heard in found]
+        for report in found:
+            told[report.author] = report.at
+        return [msgspec.msgpack.encode(report) for report in found]
 
     def hear(self, reports: Iterable[bytes], peer: bytes) -> None:
         """Take reports from a peer; wrong ones are left out."""
@@ -130,37 +120,24 @@ class SelfReports:
                 report = read_report(data)
             except ReportError:
                 continue
-            known = self.known.get(report.author)
-            if known is not None and known.report.at >= report.at:
+            seen = self._chronicle.nodes.get(report.author)
+            if seen is not None and seen.report is not None and seen.report.at >= report.at:
                 continue
             if self._may_be(report, peer) and self._checks.take(peer) and report.verify(report.author):
-                self._keep(Heard(report, data, boot_seconds(), peer if known is None else known.teller))
+                self._chronicle.reported(report, peer, unix_seconds())
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
-        sound = report.run_id == self._run_id and abs(report.at - unix_seconds()) < FENCE
+        sound = report.run_id == self._chronicle.run_id and abs(report.at - unix_seconds()) < FENCE
         told_by_author = self._observing or report.author == peer
         return sound and told_by_author and report.author != self._identity.author and self._welcomes(report.author)
 
-    def _keep(self, heard: Heard) -> None:
-        """A silent one makes room, or else the oldest of the peer that told of most: floods evict themselves."""
-        author = heard.report.author
-        if author not in self.known and len(self.known) >= REPORTS_MAX:
-            silent = [gone for gone, one in self.known.items() if one.at < boot_seconds() - PRESENT_SECONDS]
-            fullest = Counter(one.teller for one in self.known.values()).most_common(1)[0][0]
-            crowd = (gone for gone, one in self.known.items() if one.teller == fullest)
-            del self.known[silent[0] if silent else next(crowd)]
-        self.known.pop(author, None)
-        self.known[author] = heard
-
-    def _newest_own(self) -> Heard | None:
-        """This node's report, made anew each minute."""
-        now = boot_seconds()
+    def _newest_own(self) -> list[SelfReport]:
+        """This node's report, made anew each minute; nothing if there is none."""
         if not self.telling:
-            return None
-        if self._own is None or now >= self._own.at + REPORT_SECONDS:
+            return []
+        if boot_seconds() >= self._made + REPORT_SECONDS:
             made = self.describe()
             if made is None:
-                return None
-            signed = made.signed_by(self._identity)
-            self._own = Heard(signed, msgspec.msgpack.encode(signed), now, self._identity.author)
-        return self._own
+                return []
+            self._own, self._made = made.signed_by(self._identity), boot_seconds()
+        return [self._own] if self._own is not None else []

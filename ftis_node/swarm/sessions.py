@@ -12,7 +12,7 @@ from ftis_node.swarm.limits import Limits
 SESSIONS_MAX = 256
 OBSERVERS_MAX = 16  # beside those
 LACKING_MAX = 512  # ids remembered from the mentions of one peer
-REPORTS_MAX = 512  # self-reports that a node keeps, and of which it remembers that a peer was told
+REPORTS_MAX = 512  # authors of whose self-reports a peer was told
 LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
 
 

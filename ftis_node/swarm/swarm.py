@@ -18,6 +18,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
@@ -66,6 +67,7 @@ class Swarm:
         rng: random.Random | None = None,
         roster: Roster | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         """
         Args:
@@ -77,6 +79,7 @@ class Swarm:
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of a private run; None: the run is open.
             describe: returns what the node says of itself now; None: nothing.
+            chronicle: what was heard of the swarm in earlier starts.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = traffic or Traffic(recorded=standing.established)
@@ -102,7 +105,8 @@ class Swarm:
             observing=trade is None,
         )
         welcomes = self.membership.welcomes
-        self.reports = SelfReports(identity, run_file.run.id, describe, welcomes, observing=trade is None)
+        self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
+        self.reports = SelfReports(identity, self.chronicle, describe, welcomes, observing=trade is None)
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT

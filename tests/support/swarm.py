@@ -25,6 +25,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
@@ -247,6 +248,7 @@ async def member(
     run: Run = RUN,
     roster: Roster | None = None,
     observing: bool = False,
+    chronicle: Chronicle | None = None,
     upload_bytes: float = 0.0,
     **listening: Any,
 ) -> AsyncIterator[Member]:
@@ -280,6 +282,7 @@ async def member(
             trade=None if observing else Trade(AdmissionContext(run, CONTEXT.prompt_digests), store, want, take),
             peer_cache=home / "peers.json" if cache else None,
             roster=roster,
+            chronicle=chronicle,
         )
         swarm.interval = swarm.idle = 0.1
         node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)

@@ -21,6 +21,7 @@ from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
+from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.traffic import Traffic
 
 RUN_FILE = RunFile(run=RUN)
@@ -114,7 +115,7 @@ class SimulatedNode:
         """Announcements that came whole, and how many of them were new."""
         counts = self.swarm.gossip.counts
         came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
-        return came, counts["new"] - self._counted["new"]
+        return came, counts[Outcome.NEW] - self._counted[Outcome.NEW]
 
     def rows(self) -> tuple[int, int]:
         """Rows on which all own answers failed, and those of them that it learned from others."""
@@ -126,7 +127,7 @@ class SimulatedNode:
         await self.stepper.live(midway=midway)
 
 
-NO_ENTRIES = ("not asked for", "over the limits")  # of `Gossip.counts`
+NO_ENTRIES = (Outcome.UNASKED, Outcome.OVER_LIMITS)  # of `Gossip.counts`
 
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:
