@@ -220,9 +220,9 @@ def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation
         seen, progress = nodes[peer_id(author)], one.stepper.progress
         assert seen.groups > 0 and 0 < seen.step <= progress.step and seen.success is not None
         if seen.claims is not None:
-            assert 0 <= seen.claims.foreign_used <= sum(progress.foreign_groups_used.values())
+            assert 0 <= seen.claims["foreign_used"] <= sum(progress.foreign_groups_used.values())
             assert seen.reported is not None and seen.reported < 120.0
-    assert sum(len(node.claims.teachers) for node in nodes.values() if node.claims) > 8
+    assert sum(len(node.claims["teachers"]) for node in nodes.values() if node.claims) > 8
     assert len(swarm.facts.history) >= 5
 
 

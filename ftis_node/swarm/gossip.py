@@ -69,7 +69,7 @@ class Gossip:
         self.table = table
         self.counts: Counter[str] = Counter()
         self._run = run
-        self._run_id = run.id
+        self.run_id = run.id
         self._own = own
         self._answered = Answered(run)
         self._standing = standing
@@ -281,7 +281,7 @@ class Gossip:
             announcement = self._decode(entry.announcement, max_packets=self._run.slots)
         except AnnouncementError:
             return Outcome.MALFORMED
-        if announcement.run_id != self._run_id:
+        if announcement.run_id != self.run_id:
             return Outcome.OTHER_RUN
         if announcement.packets.largest > self._run.packet_bytes_max:
             return Outcome.MALFORMED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,14 +88,12 @@ class Membership:
         run_file: RunFile,
         traffic: Traffic,
         cache: Path | None = None,
-        recorded: Callable[[bytes], bool] = lambda peer: False,
         rng: random.Random | None = None,
         roster: Roster | None = None,
         observing: bool = False,
     ) -> None:
         """
         Args:
-            recorded: returns whether a peer has a record as an author.
             roster: the members of a private run; None: the run is open.
             observing: this node is an observer.
         """
@@ -113,7 +110,6 @@ class Membership:
         self._run_text = run_file_as_json(run_file)
         self._roster = roster
         self._traffic = traffic
-        self._recorded = recorded
         self._observing = observing
         self.own_addresses: list[str] = []
         self._warned: set[bytes] = set()  # peers whose silence is in the log
@@ -187,26 +183,26 @@ class Membership:
                 await self._transport.disconnect(peer)
             return False
         self._traffic.received[peer] += answer.ByteSize()
-        if answer.major != PROTOCOL_MAJOR:
-            self._refuse_protocol(peer, answer.major)
+        if (why := self._why_no_peer(answer, peer)) is not None:
+            self._refuse(peer, why)
             return False
-        if answer.refusal or answer.run_id != self._run_file.run.id:
-            if self._roster is not None and answer.removal:
-                self._roster.hear([answer.removal], peer)
-            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
-            return False
-        if answer.observer:
-            self._refuse(peer, "it only looks on")
-            return False
-        if self._roster is not None:
-            if (why := self._roster.meet(peer, answer.certificates)) is not None:
-                self._refuse(peer, why)
-                return False
-            if answer.granted:
-                self._roster.accept(answer.granted, peer)
+        if self._roster is not None and answer.granted:
+            self._roster.accept(answer.granted, peer)
         self._admit(peer, answer, found=True)
         known.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
+
+    def _why_no_peer(self, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a peer that answered a greeting cannot be one of this node's, or None."""
+        if answer.major != PROTOCOL_MAJOR:
+            return self._other_protocol(peer, answer.major)
+        if answer.refusal or answer.run_id != self._run_file.run.id:
+            if self._roster is not None and answer.removal:
+                self._roster.hear([answer.removal], peer)
+            return plain(answer.refusal, 200) or "it belongs to another run"
+        if answer.observer:
+            return "it only looks on"
+        return self._roster.meet(peer, answer.certificates) if self._roster is not None else None
 
     async def _connected(self, peer: bytes) -> bool:
         """Whether p2pd has a connection to the peer, for example because the peer has called."""
@@ -230,7 +226,7 @@ class Membership:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
             answer.refusal = polite_refusal(request.major)
-            self._refuse_protocol(peer, request.major)
+            self._refuse(peer, self._other_protocol(peer, request.major))
         elif not (request.run_id or room):
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         elif not request.run_id:
@@ -366,7 +362,7 @@ class Membership:
             leaving = [peer for peer in self.view.values() if peer not in anchors]
         else:
             return
-        vouched = [peer for peer in leaving if self._recorded(peer.id)][:VOUCHED]
+        vouched = [peer for peer in leaving if self._traffic.recorded(peer.id)][:VOUCHED]
         leaving = [peer for peer in leaving if peer not in vouched]
         networks = [network_of(peer.addresses) for peer in leaving]
         crowd = Counter(networks)
@@ -374,9 +370,9 @@ class Membership:
         fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
         del self.view[self._rng.choice(fullest).id]
 
-    def _refuse_protocol(self, peer: bytes, major: int) -> None:
-        self._refuse(peer, other_protocol(major))
+    def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major
+        return other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

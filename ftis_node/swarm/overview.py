@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,10 @@ from ftis_node.swarm.table import Known
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
+CLAIMED = (
+    *("name", "model", "tokenizer", "state", "pass_at_1", "pass_at_1_before"),
+    *("own_used", "foreign_used", "peers", "bytes_in", "bytes_out"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,25 +55,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     success: float | None
     reported: float | None
-    claims: Claimed | None
+    claims: dict[str, Any] | None
     curve: list[list[float | None]]
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """What a node says of itself; fields as in `SelfReport`. teachers: groups by peer id."""
-
-    name: str
-    model: str
-    tokenizer: str
-    state: str
-    pass_at_1: float | None
-    pass_at_1_before: float | None
-    own_used: int
-    foreign_used: int
-    peers: int
-    bytes_in: int
-    bytes_out: int
-    teachers: dict[str, int]
 
 
 class SwarmFacts(msgspec.Struct, frozen=True):
@@ -199,8 +187,8 @@ class Overview:
         )
 
 
-def _claims(report: SelfReport) -> Claimed:
-    told = {name: getattr(report, name) for name in Claimed.__struct_fields__}
+def _claims(report: SelfReport) -> dict[str, Any]:
+    """What a node says of itself, without what a terminal obeys; teachers: groups by peer id."""
+    told = {name: getattr(report, name) for name in CLAIMED}
     words = {name: plain(said, 64) for name, said in told.items() if isinstance(said, str)}
-    teachers = {peer_id(author): groups for author, groups in report.teachers.items()}
-    return Claimed(**{**told, **words, "teachers": teachers})
+    return {**told, **words, "teachers": {peer_id(author): groups for author, groups in report.teachers.items()}}

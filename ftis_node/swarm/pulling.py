@@ -74,12 +74,12 @@ class Pulling:
     def __init__(
         self,
         trade: Trade,
-        *,
         transport: Transport,
         traffic: Traffic,
         membership: Membership,
         table: Table,
         standing: Standing,
+        *,
         interval: Callable[[], float],
         rng: random.Random,
     ) -> None:

@@ -88,25 +88,15 @@ class Swarm:
         self.idle = IDLE_SECONDS  # the same at other times
         self._transport = transport
         self._identity = identity
-        self._run_file = run_file
-        self._run = run_file.run
         self._exchange_peers = exchange_peers
         self._enough_peers = enough_peers
         self.roster = roster
-        self.membership = Membership(
-            transport,
-            identity,
-            run_file,
-            self.traffic,
-            peer_cache,
-            recorded=standing.established,
-            rng=rng,
-            roster=roster,
-            observing=trade is None,
+        looks_on = trade is None
+        self.membership = known = Membership(
+            transport, identity, run_file, self.traffic, peer_cache, rng=rng, roster=roster, observing=looks_on
         )
-        welcomes = self.membership.welcomes
         self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
-        self.reports = SelfReports(identity, self.chronicle, describe, welcomes, observing=trade is None)
+        self.reports = SelfReports(identity, self.chronicle, describe, known.welcomes, observing=looks_on)
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
@@ -121,35 +111,18 @@ class Swarm:
         self.pulling: Pulling | None = None
         if trade is not None:
             self.pulling = Pulling(
-                trade,
-                transport=transport,
-                traffic=self.traffic,
-                membership=self.membership,
-                table=table,
-                standing=standing,
-                interval=lambda: self.interval,
-                rng=rng,
+                trade, transport, self.traffic, known, table, standing, interval=lambda: self.interval, rng=rng
             )
+        run, seen = run_file.run, trade.store.seen if trade is not None else lambda *key: False
         self.gossip = Gossip(
-            table,
-            self._run,
-            identity.author,
-            standing,
-            trade.store.seen if trade is not None else _nothing_seen,
-            self._news,
-            decode,
-            welcomes,
-            self.membership.sessions,
+            table, run, identity.author, standing, seen, self._news, decode, known.welcomes, known.sessions
         )
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
+            doubted = known.addresses.tellers.doubted
             self._directory = transport.directory(
-                identity,
-                run_file.run.id,
-                known=lambda peer: peer in self.membership.view,
-                doubted=self.membership.addresses.tellers.doubted,
-                traffic=self.traffic,
+                identity, run.id, known=self.knows, doubted=doubted, traffic=self.traffic
             )
         self.supervisor = Supervisor(transport, self._revive)
         self._bootstraps: Sequence[str] = ()
@@ -178,7 +151,7 @@ class Swarm:
         known.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in known.strangers()))
         await self._directory.join(self.membership.view)
-        self._meet_more()
+        self._greet_if(not self._settled() and bool(known.strangers()))
         self._to_exchange.set()
         pulls = [self.pulling.loop] if self.pulling is not None else []
         loops = (self._exchange_loop, *pulls, self._maintain_loop, self._record_loop, self.supervisor.watch)
@@ -208,7 +181,7 @@ class Swarm:
         """
         announcement = announce(
             self._identity,
-            run_id=self._run.id,
+            run_id=self.gossip.run_id,
             round=round,
             policy_step=policy_step,
             issued_at=int(unix_seconds()) if issued_at is None else issued_at,
@@ -224,8 +197,7 @@ class Swarm:
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of this run's nodes that mDNS named."""
-        if self.membership.addresses.hear_on_lan(addresses) and not self._settled():
-            self._to_greet.set()
+        self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
     def poke(self) -> None:
         """Wake the loops because the node wants more."""
@@ -279,8 +251,7 @@ class Swarm:
         limits = self.membership.limits(peer)
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
-        if not self._settled() and self.membership.addresses.called(peer):
-            self._to_greet.set()
+        self._greet_if(not self._settled() and self.membership.addresses.called(peer))
         self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
         answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
@@ -328,7 +299,7 @@ class Swarm:
 
     async def _exchange(self, peer: bytes) -> None:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
-        limits = self.membership.limits(peer) or OWN
+        limits, known = self.membership.limits(peer) or OWN, self.membership.addresses
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         self._tell(request, peer)
         for _ in range(QUESTIONS):
@@ -339,7 +310,7 @@ class Swarm:
                 return
             self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
-            self._heard_of(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer)
+            self._greet_if(known.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
         if request is not None:
             self.gossip.unsent(request, peer)
 
@@ -391,7 +362,7 @@ class Swarm:
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.poke()
-                self._meet_more()
+                self._greet_if(bool(known.strangers()))
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
@@ -407,9 +378,9 @@ class Swarm:
         each exchange names a new peer, and a node that greeted them all would do little else."""
         return len(self.membership.view) >= self._enough_peers
 
-    def _meet_more(self) -> None:
-        """While the node has few peers, greet the peers that the first ones named without a pause."""
-        if not self._settled() and self.membership.addresses.strangers():
+    def _greet_if(self, news: bool) -> None:
+        """While the node has few peers, greet at once whom others named."""
+        if news and not self._settled():
             self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
@@ -451,11 +422,7 @@ class Swarm:
 
     def _take(self, answer: Answer) -> None:
         addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
-        self._heard_of(addresses, answer.teller)
-
-    def _heard_of(self, addresses: Sequence[str], teller: bytes) -> None:
-        if self.membership.addresses.hear(addresses, teller) and not self._settled():
-            self._to_greet.set()
+        self._greet_if(self.membership.addresses.hear(addresses, answer.teller))
 
     async def _revive(self) -> None:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
@@ -470,7 +437,3 @@ class Swarm:
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
         event.clear()
-
-
-def _nothing_seen(*key: object) -> bool:
-    return False
