@@ -177,17 +177,14 @@ def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> No
     assert BOB.author in alice.view
 
 
-def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone) -> None:
+def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice: Alone) -> None:
+    answer = greets(alice, BOB, run_id=b"")
+    assert run_file_from_json(answer.run_file).run == RUN
+    assert not alice.view and not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
     assert alice.refused and not alice.view
     greets(alice, BOB)
     assert alice.view and not alice.refused
-
-
-def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
-    answer = greets(alice, BOB, run_id=b"")
-    assert run_file_from_json(answer.run_file).run == RUN
-    assert not alice.view and not alice.refused
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
@@ -362,20 +359,13 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone)
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
 
 
-def test_who_left_the_view_to_make_room_may_still_ask(alice: Alone) -> None:
-    peers = crowd(alice, 1000, VIEW_SIZE + 10, addresses=[])
-    assert len(alice.view) == INBOUND_MAX
-    assert all(alice.limits(peer) == OWN for peer in peers)
-    assert alice.limits(CAROL.author) is None
-
-
 async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the_latest_may_ask(alice: Alone) -> None:
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
     sessions = [alice.sessions[peer] for peer in honest]
     for number in range(10_000):
         alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), number.to_bytes(38, "big"))
     assert all(alice.sessions[peer] is session for peer, session in zip(honest, sessions, strict=True))
-    assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX
+    assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX and alice.limits(CAROL.author) is None
     assert all(alice.limits(peer) for peer in (*alice.view, (9998).to_bytes(38, "big"), (9999).to_bytes(38, "big")))
 
 

@@ -267,15 +267,6 @@ def hears(node: Member, made: Announcement, introducer: bytes) -> None:
     node.swarm.gossip.table.add(made, made.encode(), age=0.0, introducer=introducer)
 
 
-async def test_a_thousand_made_up_authors_remove_no_present_one_that_another_named(tmp_path: Path) -> None:
-    async with overview_of(tmp_path) as (node, overview):
-        hears(node, announcement(ANN, 1, [packet(ANN.author, 1, 0)]), CARA.author)
-        for number in range(100, 1100):
-            hears(node, announcement(identity(number), 1, [packet(ANN.author, 1, 0)]), EVE.author)
-            overview.look()
-        assert len(overview.book.nodes) == NODES_MAX and ANN.author in overview.book.nodes
-
-
 async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path: Path) -> None:
     file = tmp_path / "swarm.history"
     one = announcement(ANN, 1, [packet(ANN.author, 1, slot) for slot in range(3)], issued_at=int(time.time()) - 60)

@@ -80,12 +80,12 @@ class Sessions(dict[bytes, Session]):
         return self.begin(peer)
 
     def begin(self, peer: bytes, limits: Limits | None = None, *, observer: bool = False) -> Session:
-        """Forget what a peer knew, for it may have restarted."""
-        self.pop(peer, None)
+        """Forget what a peer knew, for it may have restarted; and ask it again, for it may not have."""
+        earlier = self.pop(peer, None)
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun = self[peer] = Session(limits, observer)
+        begun = self[peer] = Session(limits, observer, unsure=earlier is not None)
         return begun
 
     def met(self, peer: bytes) -> bool:
