@@ -27,14 +27,7 @@ from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, ask
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
-from ftis_node.swarm.wire.records import (
-    OwnerSigned,
-    key_bytes,
-    keys_of,
-    pack_answer,
-    shard_of,
-    unpack_answer,
-)
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, keys_of, pack_answer, shard_of, unpack_answer
 from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
 from tests.hostile.directory import DHTProtocol, made_up, near, pack

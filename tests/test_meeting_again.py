@@ -40,7 +40,7 @@ async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
         member(2, path, [common.address]) as one,
         member(3, path, [common.address]) as other,
     ):
-        common.swarm.membership.addresses._at_home = Whereabouts("0.0.0.0")
+        common.swarm.membership.addresses.at_home = Whereabouts("0.0.0.0")
         await all_meet(common, one, other)
         yield common, one, other
 
@@ -168,7 +168,7 @@ async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
     """Also where this node may dial none of its addresses."""
     async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:
-        alice.addresses._at_home = Whereabouts("0.0.0.0")
+        alice.addresses.at_home = Whereabouts("0.0.0.0")
         assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
         assert not alice.addresses.called(BOB.author), "it is in the view"

@@ -21,13 +21,7 @@ from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import MET_MAX
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.membership import (
-    ANCHORS,
-    GIVE_UP_AFTER,
-    INBOUND_MAX,
-    VIEW_SIZE,
-    Membership,
-)
+from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE, Membership
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -272,7 +266,7 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name_there(
 
 async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
-        alice.addresses._at_home = Whereabouts("0.0.0.0")
+        alice.addresses.at_home = Whereabouts("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
         assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"

@@ -81,7 +81,8 @@ class AddressBook:
             own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts.
         """
         self.tellers = Tellers()
-        self.owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named or was given
+        self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
+        self.owners: frozenset[bytes | None] = frozenset()  # and those that it was given
         self._own, self._view, self._sessions, self._rng, self._cache = own, view, sessions, rng, cache
         self._candidates: dict[bytes, _Candidate] = {}
         self._clock = boot_seconds  # with the seconds in which the machine sleeps
@@ -89,7 +90,7 @@ class AddressBook:
         self._known = KnownAddresses.read(cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
-        self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
+        self.at_home = Whereabouts(how.host, (*how.announce, *how.relays))
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._candidates
@@ -105,19 +106,11 @@ class AddressBook:
         known = self._known
         known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
         known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
-        self._at_home.trust(known.peers, known.named)
+        self.at_home.trust(known.peers, known.named)
         found = list(dict.fromkeys((*known.peers, *known.named)))
         self._trusted = frozenset(found)
-        self.owners = frozenset(map(peer_at, found))
+        self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
         return found
-
-    def leads_home(self, peer: bytes) -> bool:
-        """Whether the networks in which this peer is are home networks, since the owner named it."""
-        return peer in map(peer_at, self._known.peers)
-
-    def widen(self, addresses: Iterable[str]) -> None:
-        """Add the networks of these addresses to the home networks."""
-        self._at_home.widen(addresses)
 
     def recall(self) -> None:
         """Add the peers of previous starts to the candidates."""
@@ -131,7 +124,7 @@ class AddressBook:
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer: list(filter(self._at_home.reach, addresses)) for peer, addresses in view.items()}
+        dialled = {peer: list(filter(self.at_home.reach, addresses)) for peer, addresses in view.items()}
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
@@ -214,7 +207,7 @@ class AddressBook:
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str) -> bool:
-        return address in self._on_lan or self._at_home.reach(address)
+        return address in self._on_lan or self.at_home.reach(address)
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.bounded import put
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
@@ -45,14 +45,14 @@ class Rests:
     nothing. So a peer that announces much and delivers nothing costs ever less."""
 
     def __init__(self) -> None:
-        self._in_vain: dict[bytes, int] = {}
+        self._in_vain: Bounded[bytes, int] = Bounded(HOLDERS_MAX)
 
     def note(self, holder: bytes, brought: bool) -> None:
         """Note the end of a pull and whether it brought anything."""
         if brought:
             self._in_vain.pop(holder, None)
         else:
-            put(self._in_vain, holder, self._in_vain.get(holder, 0) + 1, HOLDERS_MAX)
+            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
 
     def seconds(self, holder: bytes, interval: float) -> float:
         """The holder's pause in seconds; interval: seconds between exchanges."""

@@ -135,7 +135,7 @@ class Membership:
     async def _look_where(self, peer: bytes) -> None:
         """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self.addresses.widen((await self._transport.neighbours()).get(peer, ()))
+            self.addresses.at_home.widen((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How peers can reach this node, by the evidence so far."""
@@ -166,7 +166,7 @@ class Membership:
             if not addresses and peer in known and peer not in self.view and not await self._connected(peer):
                 raise Unreachable(known.why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
-            if known.leads_home(peer):
+            if peer in known.named:
                 await self._look_where(peer)
             hello = self._hello()
             if self._roster is not None:

@@ -113,13 +113,12 @@ class BenchNode:
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
             standing=Standing(boot_seconds),
-            trade=Trade(context, self.store, self._want, self._take),
+            trade=Trade(
+                context, self.store, lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize), self._take
+            ),
         )
         self.swarm.interval = setup["interval"]
         return (await self.transport.addresses())[0]
-
-    def _want(self) -> Want:
-        return Want(self.appetite - self.admitted, Newcomers(), sys.maxsize)
 
     async def join(self, stack: contextlib.AsyncExitStack, bootstraps: Sequence[str]) -> None:
         await self.swarm.start(bootstraps)

@@ -67,6 +67,7 @@ class SimulatedNode:
             context=context,
             scenario=scenario,
         )
+        needed_age = settings.needed_age if self.stepper.by_need else None
         self.swarm = self.stepper.swarm = Swarm(
             transport=self.transport,
             identity=identity,
@@ -74,13 +75,7 @@ class SimulatedNode:
             standing=standing,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
-            trade=Trade(
-                context,
-                self.store,
-                self.stepper.want,
-                self.stepper.on_groups,
-                settings.needed_age if self.stepper.by_need else None,
-            ),
+            trade=Trade(context, self.store, self.stepper.want, self.stepper.on_groups, needed_age),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
