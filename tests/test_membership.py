@@ -293,7 +293,7 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alon
 
 def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
     crowd(alice, 100, CANDIDATES_MAX + 50, run_id=OTHER_RUN.id)
-    assert len(alice.refused) == CANDIDATES_MAX
+    assert len(alice.refused) == CANDIDATES_MAX and not alice.sessions and not alice.addresses.strangers()
 
 
 def fails(alice: Alone, times: int) -> None:
@@ -543,22 +543,21 @@ def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_anot
     assert kept(tmp_path)["peers"] == [address(CAROL)]
 
 
-def test_the_list_of_an_older_version_is_read(tmp_path: Path) -> None:
-    (tmp_path / "peers.json").write_text(json.dumps([at(LAN)]))
-    alice = Alone(cache=tmp_path / "peers.json")
-    alice.addresses.recall()
-    assert alice.addresses.strangers() == [BOB.author]
-
-
 @pytest.mark.parametrize(
-    "content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]']
+    ("content", "known"),
+    [
+        (json.dumps([at(LAN)]), [BOB.author]),  # the list of an older version
+        *((text, []) for text in ("", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]')),
+    ],
 )
-def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_cache_is_as_good_as_none_and_that_of_an_older_version_is_read(
+    tmp_path: Path, content: str, known: list[bytes]
+) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content.encode(errors="surrogateescape"))
     alice = Alone(cache=cache)
     alice.addresses.recall()
-    assert alice.addresses.strangers() == []
+    assert alice.addresses.strangers() == known
 
 
 def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ from ftis_node.swarm.self_report import (
     SelfReports,
     read_report,
 )
-from ftis_node.swarm.sessions import OBSERVERS_MAX
 from tests.support.browser import Browser, missing
 from tests.support.cli import refused
 from tests.support.clock import Clock
@@ -302,18 +301,6 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
         digest = packet_digest(packet(ann.author, 1, 0))
         chunks = [chunk async for chunk in await call.rpc_fetch(once(ftis_pb2.FetchRequest(digests=[digest])))]
         assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY] and not ann.store.served
-
-
-async def test_many_observers_displace_one_another_and_no_peer(tmp_path: Path) -> None:
-    async with member(1, tmp_path) as ann, member(2, tmp_path, [ann.address]) as ben:
-        await eventually(lambda: ann.met(ben), "Ann and Ben meeting")
-        membership, hello = ann.swarm.membership, greeting(RUN, [])
-        hello.observer = True
-        many = [identity(number).author for number in range(100, 101 + OBSERVERS_MAX)]
-        for observer in many:
-            membership.on_handshake(hello, observer)
-        assert membership.limits(many[0]) is None and membership.limits(many[-1]) is not None
-        assert set(membership.view) == {ben.author} and membership.limits(ben.author) is not None
 
 
 async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The swarm's interface for the node: announce own packets, state a demand, receive admitted groups."""
+"""Being in touch with a swarm: sessions, gossip, reports. What a node gives and takes is `pulling`'s."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Swarm:
-    """Gossip, membership and transfers of one node in one run."""
+    """One node in touch with one run; with a model it also pulls and serves packets."""
 
     def __init__(
         self,
