@@ -161,8 +161,7 @@ def test_one_id_many_times_is_answered_once(alice: Talker) -> None:
     assert len(alice.answers(BOB.author, wanted=[alice.only.id] * 32).entries) == 1
 
 
-def test_who_shakes_hands_again_tells_again_what_it_mentioned(alice: Talker, bob: Talker) -> None:
-    """Also where only one of both knows of the handshake."""
+def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talker, bob: Talker) -> None:
     made = made_by(CAROL)
     alice.hear([entry(made)], CAROL.author)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)

@@ -1,4 +1,4 @@
-"""What a node remembers of each peer that shook hands with it, from one handshake to the next."""
+"""What a node remembers of each peer that shook hands with it."""
 
 from __future__ import annotations
 
@@ -80,12 +80,15 @@ class Sessions(dict[bytes, Session]):
         return self.begin(peer)
 
     def begin(self, peer: bytes, limits: Limits | None = None, *, observer: bool = False) -> Session:
-        """Forget what a peer knew, for it may have restarted; and ask it again, for it may not have."""
-        earlier = self.pop(peer, None)
+        """Forget what a peer was told, for it may have restarted; and not what it mentioned, for it may not have."""
+        begun = self.pop(peer, None) or Session()
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun = self[peer] = Session(limits, observer, unsure=earlier is not None)
+        begun.limits, begun.observer = limits, observer
+        begun.reports.clear()
+        begun.records.clear()
+        self[peer] = begun
         return begun
 
     def met(self, peer: bytes) -> bool:
