@@ -25,7 +25,7 @@ from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import Answer, Api, ask
 from ftis_node.store.home import Home
-from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.swarm.wire.transport import Health
 from tests.support.statuses import LOADING, TRAINING, answered, peer
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,9 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, Signs, State, condition
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.store.packets import SEEN_SECONDS, PacketStore
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import ftis_pb2, sessions
 from ftis_node.swarm.handshake import greeting
-from ftis_node.swarm.peer_clocks import LATEST, PEERS_MAX, ClockDifference, PeerClocks
+from ftis_node.swarm.sessions import LATEST, ClockDifference, Sessions
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, announcement, group, identity, member, packet
 
@@ -25,18 +26,13 @@ ALICE, BOB = identity(1), identity(2)
 HOUR = 3600.0
 
 
-class Clock:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A wall clock that may be set, and one that may not."""
-
-    def __init__(self, wall: float = 1.8e9) -> None:
-        self.time, self.passed = wall, 1000.0
-
-    def peers(self) -> PeerClocks:
-        return PeerClocks(lambda: self.time, lambda: self.passed)
-
-    def wait(self, seconds: float) -> None:
-        self.time += seconds
-        self.passed += seconds
+    clock = SimpleNamespace(time=1.8e9, passed=1000.0)
+    monkeypatch.setattr(sessions, "unix_seconds", lambda: clock.time)
+    monkeypatch.setattr(sessions, "boot_seconds", lambda: clock.passed)
+    return clock
 
 
 # --- between peers ----------------------------------------------------------------------------------------------------
@@ -63,41 +59,29 @@ def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: b
     assert ("clock" in found.reason, bool(found.advice)) == (told, told)
 
 
-def test_row_42_one_liar_makes_no_difference() -> None:
-    clock = Clock()
-    clocks = clock.peers()
+def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace) -> None:
+    peers = Sessions()
     for number, told in enumerate([clock.time, clock.time + 3, clock.time + 9 * HOUR]):
-        clocks.note(bytes([number]), told)
-    everybody = [bytes([number]) for number in range(3)]
-    assert clocks.difference(everybody) == ClockDifference(3.0, 3)
-    assert clocks.difference(everybody[1:]) == ClockDifference(3.0, 2), "of two the one that agrees more"
-    assert clocks.difference([b"nobody"]) is None
+        peers[bytes([number])].note_time(told)
+    assert peers.clock_difference(peers) == ClockDifference(3.0, 3)
+    assert peers.clock_difference([b"\1", b"\2"]) == ClockDifference(3.0, 2), "of two the one that agrees more"
+    assert peers.clock_difference([b"nobody"]) is None
 
 
-def test_row_42_a_clock_that_is_set_right_is_right_at_once() -> None:
-    clock = Clock()
-    clocks = clock.peers()
-    clocks.note(b"a", clock.time + 4 * HOUR)
-    clock.wait(60.0)
-    assert clocks.difference([b"a"]) == ClockDifference(4 * HOUR, 1)
+def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespace) -> None:
+    peers = Sessions()
+    peers[b"a"].note_time(clock.time + 4 * HOUR)
+    clock.time, clock.passed = clock.time + 60.0, clock.passed + 60.0
+    assert peers.clock_difference([b"a"]) == ClockDifference(4 * HOUR, 1)
     clock.time += 4 * HOUR
-    assert clocks.difference([b"a"]) == ClockDifference(0.0, 1)
+    assert peers.clock_difference([b"a"]) == ClockDifference(0.0, 1)
 
 
-@pytest.mark.parametrize("told", [0, LATEST, 2**64 - 1, -1.0, float("nan")])
-def test_row_42_what_is_no_time_says_nothing(told: float) -> None:
-    clocks = Clock().peers()
-    clocks.note(b"a", told)
-    assert clocks.difference([b"a"]) is None
-
-
-def test_row_42_clocks_are_remembered_of_so_many_peers_only() -> None:
-    clocks = Clock().peers()
-    everybody = [number.to_bytes(2, "big") for number in range(PEERS_MAX + 5)]
-    for peer in everybody:
-        clocks.note(peer, 1.8e9)
-    found = clocks.difference(everybody)
-    assert found is not None and found.peers == PEERS_MAX
+def test_row_42_what_is_no_time_says_nothing() -> None:
+    peers = Sessions()
+    for told in (0, LATEST, 2**64 - 1, -1.0, float("nan")):
+        peers[b"a"].note_time(told)
+        assert peers.clock_difference([b"a"]) is None
 
 
 def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken() -> None:
@@ -112,14 +96,15 @@ async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, m
         now[0] = 4 * HOUR
         hello = greeting(RUN, [])
         now[0] = 0.0
-        alice.swarm.membership.on_handshake(hello, BOB.author)
-        found = alice.swarm.membership.clocks.difference(alice.swarm.membership.view)
+        known = alice.swarm.membership
+        known.on_handshake(hello, BOB.author)
+        found = known.sessions.clock_difference(known.view)
         assert found is not None and found.peers == 1 and abs(found.behind - 4 * HOUR) < 60
         body = packet(BOB.author, 0, 0)
         mended = announcement(BOB, 0, [body], issued_at=int(real())).encode()
         request = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=mended)])
         await alice.swarm.on_exchange(request, BOB.author)
-        found = alice.swarm.membership.clocks.difference(alice.swarm.membership.view)
+        found = known.sessions.clock_difference(known.view)
         assert found is not None and abs(found.behind) < 60, "its next announcement says that it was set right"
 
 

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
+from ftis_node.swarm.address_book import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART, Membership
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.tellers import MISSED_MIN, Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
@@ -26,14 +27,7 @@ from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
-from ftis_node.swarm.wire.records import (
-    OwnerSigned,
-    key_bytes,
-    keys_of,
-    pack_answer,
-    shard_of,
-    unpack_answer,
-)
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, keys_of, pack_answer, shard_of, unpack_answer
 from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.shelf import MAX_KEYS, OTHERS_MAX, Shelf
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
@@ -181,14 +175,13 @@ def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: 
 
 def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do() -> None:
     tellers = Tellers()
-    for _ in range(MISSED_MIN - 1):
-        tellers.missed(MALLORY.author)
-    assert not tellers.doubted(MALLORY.author)
-    tellers.missed(MALLORY.author)
-    tellers.missed(None)
+    for _ in range(MISSED_MIN):
+        assert not tellers.doubted(MALLORY.author)
+        tellers.note(MALLORY.author, met=False)
+    tellers.note(None, met=False)
     assert tellers.doubted(MALLORY.author) and not tellers.doubted(BOB.author)
     for _ in range(MISSED_MIN):
-        tellers.met(MALLORY.author)
+        tellers.note(MALLORY.author, met=True)
     assert not tellers.doubted(MALLORY.author)
 
 
@@ -274,11 +267,13 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_r
         membership = Membership(at_alice, ALICE, RunFile(run=RUN), Traffic())
         for answer in await found(alice):
             for addresses in answer.addresses.values():
-                membership.hear(addresses, answer.teller)
+                membership.addresses.hear(addresses, answer.teller)
         assert mallory.calls > 0, "it was asked"
-        assert BOB.author in membership.strangers()
-        assert len(membership.strangers()) <= 1 + CANDIDATES_MAX // TELLER_PART
-        dialled = [text for peer in membership.strangers() for text in membership._to_dial(peer)]
+        assert BOB.author in membership.addresses.strangers()
+        assert len(membership.addresses.strangers()) <= 1 + CANDIDATES_MAX // TELLER_PART
+        dialled = [
+            text for peer in membership.addresses.strangers() for text in membership.addresses.to_dial(peer) or ()
+        ]
         assert len(dialled) <= 1 + DIALS_AT_ONCE
         assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
 

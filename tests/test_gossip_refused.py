@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
+from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
 from ftis_node.swarm.table import announcement_id
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
@@ -40,9 +42,26 @@ def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> N
     assert bob.knows(made_by(ALICE))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x98", b"\x90", b"x" * 1000, b"\x98" + b"\x91" * 300])
-def test_a_malformed_one_is_counted(bob: Talker, data: bytes) -> None:
-    assert refused(bob, entry(data)) == {"malformed": 1}
+HOURS = 3600
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        *((data, "malformed") for data in (b"", b"\xc1", b"\x98", b"\x90", b"x" * 1000, b"\x98" + b"\x91" * 300)),
+        (announcement(ALICE, 0, [b"x"], run=OTHER_RUN), "other run"),
+        (made_by(ALICE, issued_at=int(time.time()) - 4 * HOURS), "replayed"),
+        (made_by(ALICE, issued_at=int(time.time()) + 4 * HOURS), "replayed"),
+        (made_by(BOB, 7), "own or banned"),
+    ],
+)
+def test_what_is_not_for_this_node_is_counted(bob: Talker, made: Announcement | bytes, why: str) -> None:
+    assert refused(bob, entry(made)) == {why: 1}
+
+
+def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
+    assert refused(bob, entry(made_by(ALICE), age=601.0)) == {"old": 1}
+    assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
 
 
 def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob: Talker) -> None:
@@ -52,22 +71,8 @@ def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(
     assert bob.standing.shunned(MALLORY.author) == "it passed on malformed announcements"
 
 
-def test_one_of_another_run_is_counted(bob: Talker) -> None:
-    assert refused(bob, entry(announcement(ALICE, 0, [b"x"], run=OTHER_RUN))) == {"other run": 1}
-
-
-@pytest.mark.parametrize("hours", [-4, 4])
-def test_one_signed_hours_ago_or_ahead_is_a_replay(bob: Talker, hours: int) -> None:
-    assert refused(bob, entry(made_by(ALICE, issued_at=int(time.time()) + hours * 3600))) == {"replayed": 1}
-
-
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
-    assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * 3600))], ALICE.author) == 1
-
-
-def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
-    assert refused(bob, entry(made_by(ALICE), age=601.0)) == {"old": 1}
-    assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
+    assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * HOURS))], ALICE.author) == 1
 
 
 def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_its_own_accord(bob: Talker) -> None:
@@ -88,7 +93,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
     mentions = [mention(number) for number in range(OWN.mentions + 5)]
     bob.answers(MALLORY.author, mentions)
-    assert len(bob.gossip._lacking[MALLORY.author]) == OWN.mentions
+    assert len(bob.gossip._sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
 
@@ -122,10 +127,6 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
         known.done = 1
     alice.now += gossip.COUNT_SECONDS
     assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
-
-
-def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
-    assert refused(bob, entry(made_by(BOB, 7))) == {"own or banned": 1}
 
 
 def test_two_signed_announcements_of_one_round_ban_their_author(bob: Talker) -> None:
@@ -193,19 +194,19 @@ def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
         answer = bob.gossip.answer(request, identity(1000 + number).author)
         assert len(answer.wanted) <= OWN.entries
     assert len(bob.gossip.table) == 1
-    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * OWN.mentions
+    assert sum(len(one.lacking) for one in bob.gossip._sessions.values()) <= 3 * OWN.mentions
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
     rng = random.Random(0)
-    for number in range(gossip.MENTIONERS_MAX + 20):
+    for number in range(SESSIONS_MAX + 20):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.answers(identity(1000 + number).author, mentions)
     for _ in range(20):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.answers(MALLORY.author, mentions)
-    assert len(bob.gossip._lacking) <= gossip.MENTIONERS_MAX
-    assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
+    assert len(bob.gossip._sessions) == SESSIONS_MAX
+    assert len(bob.gossip._sessions[MALLORY.author].lacking) == LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)

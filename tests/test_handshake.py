@@ -63,7 +63,7 @@ async def test_a_home_whose_peers_all_speak_another_protocol_says_so_and_not_tha
 ) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, major=1) as (_, network):
         peers = [(await network.addresses())[0]]
-        alice.hear(peers)
+        alice.addresses.hear(peers)
         assert not await alice.greet(BOB.author)
         with pytest.raises(UsageError) as error:
             check_peers(alice, peers, tmp_path, RUN)

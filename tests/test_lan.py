@@ -19,10 +19,10 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 from ftis_node.cli import runs as runs_command
 from ftis_node.cli.runs import NONE_FOUND, by_run, the_run
 from ftis_node.errors import UsageError
+from ftis_node.swarm.address_book import LAN_MAX
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, look_around, read_node
-from ftis_node.swarm.membership import LAN_MAX
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import Join
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
@@ -180,7 +180,7 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
             named = {address for one in heard for address in one.addresses}
             assert named and all(address.startswith(f"/ip4/{HERE}/") for address in named)
             assert all(one.task.isprintable() and len(one.task) <= TASK_MAX for one in heard)
-            assert len(ann.swarm.membership.strangers()) <= LAN_MAX
+            assert len(ann.swarm.membership.addresses.strangers()) <= LAN_MAX
     finally:
         await liar.async_close()
         await listener.close()

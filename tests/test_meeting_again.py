@@ -13,10 +13,10 @@ import pytest
 
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
+from ftis_node.swarm.address_book import GIVE_UP_AFTER, NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
-from ftis_node.swarm.membership import CANDIDATES_MAX, GIVE_UP_AFTER, Membership
-from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
 
@@ -40,7 +40,7 @@ async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
         member(2, path, [common.address]) as one,
         member(3, path, [common.address]) as other,
     ):
-        common.swarm.membership._at_home = Whereabouts("0.0.0.0")
+        common.swarm.membership.addresses.at_home = Whereabouts("0.0.0.0")
         await all_meet(common, one, other)
         yield common, one, other
 
@@ -78,7 +78,7 @@ async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer
     async with three(tmp_path) as (common, one, other):
         for node, lost in ((one, other), (other, one)):
             node.swarm.membership.drop(lost.author)
-            node.swarm.membership._forget(lost.author)
+            node.swarm.membership.addresses.forget(lost.author)
         await all_meet(common, one, other)
 
 
@@ -97,7 +97,7 @@ async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
     now = [0.0]
     async with transport(identity(1), path) as network:
         alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
-        alice._retries = Retries(lambda: now[0])
+        alice.addresses._clock = lambda: now[0]
         yield alice, now
 
 
@@ -117,33 +117,35 @@ def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
 async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_path: Path) -> None:
     async with bereft(tmp_path) as (alice, now):
         for times in range(TRIES_OF_MET):
-            assert alice.strangers() == [BOB.author]
+            assert alice.addresses.strangers() == [BOB.author]
             assert not await alice.greet(BOB.author)
-            assert not alice.strangers(), "not at once again"
+            assert not alice.addresses.strangers(), "not at once again"
             now[0] += 2.0**times
-        assert not alice.strangers(), "after half an hour it is forgotten"
-        assert alice.hear([NOWHERE], MALLORY.author) and alice.strangers(), "until somebody names it"
+        assert not alice.addresses.strangers(), "after half an hour it is forgotten"
+        assert alice.addresses.hear([NOWHERE], MALLORY.author) and alice.addresses.strangers(), (
+            "until somebody names it"
+        )
 
 
 async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(tmp_path: Path) -> None:
     async with bereft(tmp_path) as (alice, now):
         for _ in range(TRIES_OF_MET - 1):
             await alice.greet(BOB.author)
-        assert alice.patience() > 1000.0
-        alice.hear([NOWHERE], MALLORY.author)
-        assert alice.patience() == NAMED_PAUSE
+        assert alice.addresses.patience() > 1000.0
+        alice.addresses.hear([NOWHERE], MALLORY.author)
+        assert alice.addresses.patience() == NAMED_PAUSE
         now[0] += NAMED_PAUSE
-        assert alice.strangers() == [BOB.author]
+        assert alice.addresses.strangers() == [BOB.author]
 
 
 async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, now):
-        alice.hear([NOWHERE], identity(3).author)
+        alice.addresses.hear([NOWHERE], identity(3).author)
         assert not await alice.greet(BOB.author)
         now[0] += NAMED_PAUSE
         made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
-        alice.hear(made_up, MALLORY.author)
-        assert BOB.author in alice.strangers()[:2], "the two who named somebody have turns"
+        alice.addresses.hear(made_up, MALLORY.author)
+        assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
 
 
 async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_that_are_dialled(
@@ -153,26 +155,26 @@ async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_
         alice._transport.up = True
         false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
         alice.on_handshake(hello(), BOB.author)
-        alice.hear(false[:MAX_ADDRESSES], MALLORY.author)
+        alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
         alice.view[BOB.author].seen -= 60.0
         for _ in range(GIVE_UP_AFTER):
             alice.failed(BOB.author)
         assert BOB.author not in alice.view
-        alice.hear(false[MAX_ADDRESSES:], MALLORY.author)
-        dialled = alice._to_dial(BOB.author)
+        alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)
+        dialled = alice.addresses.to_dial(BOB.author) or []
         assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
 
 
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
     """Also where this node may dial none of its addresses."""
     async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:
-        alice._at_home = Whereabouts("0.0.0.0")
-        assert not alice.called(BOB.author), "they have not met"
+        alice.addresses.at_home = Whereabouts("0.0.0.0")
+        assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
-        assert not alice.called(BOB.author), "it is in the view"
+        assert not alice.addresses.called(BOB.author), "it is in the view"
         alice.drop(BOB.author)
-        alice._forget(BOB.author)
-        assert alice.called(BOB.author) and alice.strangers() == [BOB.author]
+        alice.addresses.forget(BOB.author)
+        assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"
         await bob.transport.connect(identity(1).author, await alice._transport.addresses())
         assert await alice.greet(BOB.author)
@@ -180,23 +182,19 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
 
 async def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, now):
-        alice.hear([NOWHERE])
+        alice.addresses.hear([NOWHERE])
         alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
-        assert BOB.author in alice.refused and not alice.strangers()
+        assert BOB.author in alice.refused and not alice.addresses.strangers()
         now[0] = REFUSED_PAUSE
-        assert alice.strangers() == [BOB.author]
+        assert alice.addresses.strangers() == [BOB.author]
 
 
-async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembered_for_ever(tmp_path: Path) -> None:
+async def test_the_peers_of_the_owner_are_never_given_up(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, _):
-        alice.trust([NOWHERE])
-        alice.look_for([NOWHERE])
+        alice.addresses.trust([NOWHERE])
+        alice.addresses.look_for([NOWHERE])
         for _ in range(2 * TRIES_OF_MET):
             await alice.greet(BOB.author)
-        assert not alice.strangers()
-        alice.look_for([NOWHERE])
-        assert alice.strangers() == [BOB.author], "who is alone does not wait"
-        for number in range(100, 100 + 3 * CANDIDATES_MAX):
-            alice.on_handshake(hello(OTHER_RUN.id), identity(number).author)
-            await alice.greet(identity(number).author) if number < 110 else None
-        assert len(alice._retries._failures) <= CANDIDATES_MAX + 1
+        assert not alice.addresses.strangers()
+        alice.addresses.look_for([NOWHERE])
+        assert alice.addresses.strangers() == [BOB.author], "who is alone does not wait"

@@ -14,23 +14,15 @@ from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.address_book import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import MET_MAX
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.membership import (
-    ANCHORS,
-    CANDIDATES_MAX,
-    DIALS_AT_ONCE,
-    GIVE_UP_AFTER,
-    INBOUND_MAX,
-    MET_SIZE,
-    TELLER_PART,
-    VIEW_SIZE,
-    Membership,
-)
+from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE, Membership
+from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
@@ -117,10 +109,10 @@ def greets(membership: Membership, who: Identity, **changes: object) -> ftis_pb2
 
 async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (bob, network):
-        alice.hear(await network.addresses())
-        assert alice.strangers() == [BOB.author]
+        alice.addresses.hear(await network.addresses())
+        assert alice.addresses.strangers() == [BOB.author]
         assert await alice.greet(BOB.author)
-        assert alice.strangers() == []
+        assert alice.addresses.strangers() == []
         for one, other, who in ((alice, bob, BOB), (bob, alice, ALICE)):
             assert list(one.view) == [who.author]
             assert one.view[who.author].addresses == await other.refresh_addresses()
@@ -129,18 +121,18 @@ async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_pa
 
 async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, OTHER_RUN) as (bob, network):
-        alice.hear(await network.addresses())
+        alice.addresses.hear(await network.addresses())
         assert not await alice.greet(BOB.author)
         assert not alice.view and not bob.view
         assert OTHER_RUN.id.hex() in alice.refused[BOB.author] and RUN.id.hex() in alice.refused[BOB.author]
         assert RUN.id.hex() in bob.refused[ALICE.author]
-        assert alice.strangers() == [], "it is not asked again and again"
+        assert alice.addresses.strangers() == [], "it is not asked again and again"
 
 
 @pytest.mark.parametrize("major", [0, PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
 async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, major: int) -> None:
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path, major=major) as (bob, network):
-        alice.hear(await network.addresses())
+        alice.addresses.hear(await network.addresses())
         assert not await alice.greet(BOB.author)
         todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
         assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
@@ -158,19 +150,19 @@ async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has
         assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
         assert not answer.run_file and not answer.peers and not bob.view
         assert "it speaks protocol 1" in bob.refused[ALICE.author]
-        alice.hear(await network.addresses())
+        alice.addresses.hear(await network.addresses())
         assert await alice.greet(BOB.author)
         assert ALICE.author in bob.view and not bob.refused and not bob.majors
 
 
 async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _):
-        alice.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
+        alice.addresses.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
         for _ in range(GIVE_UP_AFTER):
-            assert alice.strangers() or alice.patience() < math.inf, "it is going to be greeted"
+            assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
             assert not await alice.greet(BOB.author)
-        assert not alice.strangers() and alice.patience() == math.inf
-        assert alice.hear([address(BOB)]), "somebody mentions it again"
+        assert not alice.addresses.strangers() and alice.addresses.patience() == math.inf
+        assert alice.addresses.hear([address(BOB)]), "somebody mentions it again"
 
 
 def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> None:
@@ -179,17 +171,14 @@ def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> No
     assert BOB.author in alice.view
 
 
-def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone) -> None:
+def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice: Alone) -> None:
+    answer = greets(alice, BOB, run_id=b"")
+    assert run_file_from_json(answer.run_file).run == RUN
+    assert not alice.view and not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
     assert alice.refused and not alice.view
     greets(alice, BOB)
     assert alice.view and not alice.refused
-
-
-def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
-    answer = greets(alice, BOB, run_id=b"")
-    assert run_file_from_json(answer.run_file).run == RUN
-    assert not alice.view and not alice.refused
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
@@ -229,10 +218,10 @@ async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_
 
 
 def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone) -> None:
-    alice.hear([address(identity(number)) for number in range(100, 150)])
-    alice.hear([address(identity(number)) for number in range(1000, 1000 + CANDIDATES_MAX)], MALLORY.author)
-    assert len(alice.strangers()) == 50 + CANDIDATES_MAX // TELLER_PART
-    assert {identity(number).author for number in range(100, 150)} <= set(alice.strangers())
+    alice.addresses.hear([address(identity(number)) for number in range(100, 150)])
+    alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + CANDIDATES_MAX)], MALLORY.author)
+    assert len(alice.addresses.strangers()) == 50 + CANDIDATES_MAX // TELLER_PART
+    assert {identity(number).author for number in range(100, 150)} <= set(alice.addresses.strangers())
 
 
 ELSEWHERE = (LAN, LOOPBACK, "/ip6/fd00::1", "/ip4/100.64.0.1", "/dns4/router.example")
@@ -243,8 +232,8 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
     """Neither by naming others there, nor by saying that it is there itself, nor in the cache of the last start."""
     alice = Alone()
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
-    assert not alice.hear([told], MALLORY.author)
-    assert not alice.strangers()
+    assert not alice.addresses.hear([told], MALLORY.author)
+    assert not alice.addresses.strangers()
     greets(alice, BOB, addresses=[told])
     assert await alice.dials(BOB.author) == []
     assert alice.some_addresses(1, CAROL.author) == [told], "others may be at home there"
@@ -268,43 +257,43 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name_there(
 ) -> None:
     peers = own.pop("peers", ())
     alice = Alone(**own)
-    alice.trust(peers)
-    alice.hear(peers)
+    alice.addresses.trust(peers)
+    alice.addresses.hear(peers)
     assert await alice.dials(BOB.author) == list(peers)
     for place, who in ((LAN, CAROL), (LOOPBACK, identity(5))):
-        assert alice.hear([at(place, who)], MALLORY.author) is (place in taken)
+        assert alice.addresses.hear([at(place, who)], MALLORY.author) is (place in taken)
 
 
 async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
-        alice._at_home = Whereabouts("0.0.0.0")
+        alice.addresses.at_home = Whereabouts("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
-        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
-        alice.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
-        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author), "and a name neither"
+        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
+        alice.addresses.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
+        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "and a name neither"
         assert await alice.greet(BOB.author)
-        assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
+        assert alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 
 
 async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone) -> None:
-    alice._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
+    alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     for number in range(100, 150):
-        alice.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
-    alice.hear([address(BOB)], CAROL.author)
-    for peer in alice.strangers():
+        alice.addresses.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
+    alice.addresses.hear([address(BOB)], CAROL.author)
+    for peer in alice.addresses.strangers():
         assert not await alice.greet(peer)
     dialled = [text for texts in alice.network.dialled.values() for text in texts]
     assert all(alice.network.dialled.values()), "for the rest p2pd is not asked"
     assert len(dialled) == DIALS_AT_ONCE + 1 and address(BOB) in dialled
-    alice.hear([address(BOB)])
-    alice._dials = Budgets(lambda: 0.0, 0.0, 0.0)
+    alice.addresses.hear([address(BOB)])
+    alice.addresses._dials = Budgets(lambda: 0.0, 0.0, 0.0)
     assert await alice.dials(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
     crowd(alice, 100, CANDIDATES_MAX + 50, run_id=OTHER_RUN.id)
-    assert len(alice.refused) == CANDIDATES_MAX
+    assert len(alice.refused) == CANDIDATES_MAX and not alice.sessions and not alice.addresses.strangers()
 
 
 def fails(alice: Alone, times: int) -> None:
@@ -328,11 +317,11 @@ def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_whi
     assert BOB.author not in alice.view
     alice.failed(BOB.author)
     alice.answered(CAROL.author)
-    assert alice.strangers() == [BOB.author], "it may come back"
+    assert alice.addresses.strangers() == [BOB.author], "it may come back"
 
 
 def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> None:
-    alice.hear([address(BOB, 1)])
+    alice.addresses.hear([address(BOB, 1)])
     greets(alice, BOB, addresses=[address(BOB, 2)])
     greets(alice, BOB, addresses=[address(BOB, 3)])
     assert alice.view[BOB.author].addresses == [address(BOB, 3)]
@@ -364,17 +353,14 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone)
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
 
 
-def test_who_left_the_view_to_make_room_may_still_ask(alice: Alone) -> None:
-    peers = crowd(alice, 1000, VIEW_SIZE + 10, addresses=[])
-    assert len(alice.view) == INBOUND_MAX
-    assert all(alice.limits(peer) == OWN for peer in peers)
-    assert alice.limits(CAROL.author) is None
-
-
-def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view(alice: Alone) -> None:
-    peers = crowd(alice, 1000, MET_SIZE + 50, addresses=[])
-    assert all(alice.limits(peer) for peer in (*alice.view, peers[-1]))
-    assert sum(alice.limits(peer) is not None for peer in peers) == MET_SIZE
+async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the_latest_may_ask(alice: Alone) -> None:
+    honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
+    sessions = [alice.sessions[peer] for peer in honest]
+    for number in range(10_000):
+        alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), number.to_bytes(38, "big"))
+    assert all(alice.sessions[peer] is session for peer, session in zip(honest, sessions, strict=True))
+    assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX and alice.limits(CAROL.author) is None
+    assert all(alice.limits(peer) for peer in (*alice.view, (9998).to_bytes(38, "big"), (9999).to_bytes(38, "big")))
 
 
 def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> None:
@@ -396,10 +382,10 @@ def test_a_message_holds_what_both_take(alice: Alone) -> None:
 
 
 def test_an_address_heard_for_the_first_time_is_news(alice: Alone) -> None:
-    assert alice.hear([address(BOB)])
-    assert not alice.hear([address(BOB), address(BOB, 2)])
-    assert not alice.hear([address(ALICE)]), "that is this node itself"
-    assert alice.strangers() == [BOB.author]
+    assert alice.addresses.hear([address(BOB)])
+    assert not alice.addresses.hear([address(BOB), address(BOB, 2)])
+    assert not alice.addresses.hear([address(ALICE)]), "that is this node itself"
+    assert alice.addresses.strangers() == [BOB.author]
 
 
 junk = st.one_of(
@@ -415,17 +401,17 @@ junk = st.one_of(
 @given(st.lists(junk, max_size=30))
 def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> None:
     alice = Alone()
-    alice.hear(addresses)
-    assert ALICE.author not in alice.strangers()
-    assert len(alice._candidates) <= CANDIDATES_MAX
-    for known in alice._candidates.values():
-        assert len(known) <= 8 and all(len(text) <= 256 for text in known)
+    alice.addresses.hear(addresses)
+    assert ALICE.author not in alice.addresses.strangers()
+    assert len(alice.addresses._candidates) <= CANDIDATES_MAX
+    for known in alice.addresses._candidates.values():
+        assert len(known.addresses) <= 8 and all(len(text) <= 256 for text in known.addresses)
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
     for number in range(2, 2 + 2 * CANDIDATES_MAX):
-        alice.hear([address(identity(number))])
-    assert len(alice.strangers()) == CANDIDATES_MAX
+        alice.addresses.hear([address(identity(number))])
+    assert len(alice.addresses.strangers()) == CANDIDATES_MAX
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -448,8 +434,8 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
     greets(second, CAROL, addresses=[address(CAROL, 7)])
     second.save_cache()
     third = Alone(cache=cache)
-    third.recall()
-    assert set(third.strangers()) == {BOB.author, CAROL.author}, "a smaller view forgets nobody"
+    third.addresses.recall()
+    assert set(third.addresses.strangers()) == {BOB.author, CAROL.author}, "a smaller view forgets nobody"
     assert kept(tmp_path)["met"] == [address(CAROL, 7), address(BOB)], "the latest first, and no older one of a peer"
     for number in range(100, 300):
         greets(third, identity(number))
@@ -464,14 +450,14 @@ async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_wi
 ) -> None:
     cache = tmp_path / "peers.json"
     first = Alone(cache=cache)
-    assert first.trust([at(place)]) == [at(place)]
+    assert first.addresses.trust([at(place)]) == [at(place)]
     greets(first, BOB, addresses=[at(place)])
     greets(first, CAROL, addresses=[at(place, CAROL)])
     first.save_cache()
     second = Alone(cache=cache)
-    named = second.trust([])
-    second.recall()
-    second.look_for(named)
+    named = second.addresses.trust([])
+    second.addresses.recall()
+    second.addresses.look_for(named)
     for peer in (BOB, CAROL):
         assert await second.dials(peer.author) == [at(place, peer)]
 
@@ -484,11 +470,11 @@ async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_ne
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
     second = Alone(cache=cache)
-    second.trust([])
-    second.recall()
+    second.addresses.trust([])
+    second.addresses.recall()
     assert await second.dials(BOB.author) == []
-    assert not second.hear([at(LAN, CAROL)], MALLORY.author)
-    second.trust([at(LAN, CAROL)])
+    assert not second.addresses.hear([at(LAN, CAROL)], MALLORY.author)
+    second.addresses.trust([at(LAN, CAROL)])
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
@@ -496,14 +482,14 @@ async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_network_
     tmp_path: Path,
 ) -> None:
     first = Alone(cache=tmp_path / "peers.json")
-    first.hear_on_lan([at(LAN)])
+    first.addresses.hear_on_lan([at(LAN)])
     assert await first.dials(BOB.author) == [at(LAN)]
-    assert not first.hear([at(LAN, CAROL), at(LAN, BOB, 4002)], MALLORY.author)
+    assert not first.addresses.hear([at(LAN, CAROL), at(LAN, BOB, 4002)], MALLORY.author)
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
     second = Alone(cache=tmp_path / "peers.json")
-    second.trust([])
-    second.recall()
+    second.addresses.trust([])
+    second.addresses.recall()
     assert await second.dials(BOB.author) == []
 
 
@@ -519,10 +505,10 @@ async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_noth
     """Of an invitation or a run file, at once and at the next start; a peer's words and claims lead nowhere inside."""
     for words in ([at(place)], []):
         alice = Alone(cache=tmp_path / "peers.json", host="0.0.0.0")
-        alice.hear(alice.trust([], words))
+        alice.addresses.hear(alice.addresses.trust([], words))
         assert await alice.dials(BOB.author) == [at(place)]
         inside = [at(other, who) for other in (*ELSEWHERE, *FORBIDDEN) for who in (CAROL, BOB)]
-        alice.hear([*inside, *(at(place, BOB, port) for port in (22, 443, 4002))], MALLORY.author)
+        alice.addresses.hear([*inside, *(at(place, BOB, port) for port in (22, 443, 4002))], MALLORY.author)
         greets(alice, CAROL, addresses=inside)
         dialled = [*(await alice.dials(BOB.author)), *(await alice.dials(CAROL.author))]
         assert all("8.8.4.4" in text or text == at(place) for text in dialled) and at(place) in dialled
@@ -532,8 +518,8 @@ async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_noth
 @pytest.mark.parametrize("place", FORBIDDEN)
 async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_host(place: str) -> None:
     alice = Alone()  # at home on loopback, thus everywhere
-    alice.hear(alice.trust([], [at(place)]))
-    alice.hear([at(place)], MALLORY.author)
+    alice.addresses.hear(alice.addresses.trust([], [at(place)]))
+    alice.addresses.hear([at(place)], MALLORY.author)
     assert await alice.dials(BOB.author) == []
 
 
@@ -541,7 +527,7 @@ async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
-    alice.hear([at(LAN)])
+    alice.addresses.hear([at(LAN)])
     for _ in range(2):
         await alice.greet(BOB.author)
     [told] = caplog.messages
@@ -550,29 +536,28 @@ async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
-    alice.trust([address(BOB), address(CAROL)])
+    alice.addresses.trust([address(BOB), address(CAROL)])
     greets(alice, BOB, run_id=OTHER_RUN.id)
     greets(alice, CAROL, major=PROTOCOL_MAJOR + 1)
     alice.save_cache()
     assert kept(tmp_path)["peers"] == [address(CAROL)]
 
 
-def test_the_list_of_an_older_version_is_read(tmp_path: Path) -> None:
-    (tmp_path / "peers.json").write_text(json.dumps([at(LAN)]))
-    alice = Alone(cache=tmp_path / "peers.json")
-    alice.recall()
-    assert alice.strangers() == [BOB.author]
-
-
 @pytest.mark.parametrize(
-    "content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]']
+    ("content", "known"),
+    [
+        (json.dumps([at(LAN)]), [BOB.author]),  # the list of an older version
+        *((text, []) for text in ("", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]')),
+    ],
 )
-def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_cache_is_as_good_as_none_and_that_of_an_older_version_is_read(
+    tmp_path: Path, content: str, known: list[bytes]
+) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content.encode(errors="surrogateescape"))
     alice = Alone(cache=cache)
-    alice.recall()
-    assert alice.strangers() == []
+    alice.addresses.recall()
+    assert alice.addresses.strangers() == known
 
 
 def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:

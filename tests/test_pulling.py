@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from ftis_node.packet import Group
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.pool import Newcomers, Want
-from ftis_node.swarm.pulling import Pulling
+from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Table, Target
 from ftis_node.swarm.traffic import Traffic
@@ -34,17 +33,13 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
     nothing: Any = SimpleNamespace()
     table = Table(600.0, lambda: 0.0, random.Random(0))
     pulling = Pulling(
+        Trade(CONTEXT, store, lambda: Want(1, Newcomers(), 1), take),
         transport=nothing,
         traffic=Traffic(),
         membership=nothing,
         table=table,
-        store=store,
-        context=CONTEXT,
         standing=Standing(lambda: 0.0),
-        want=lambda: Want(1, Newcomers(), 1),
         interval=lambda: 1.0,
-        on_groups=take,
-        news=asyncio.Event(),
         rng=random.Random(0),
     )
     made, body = made_by(ALICE, packets=1), packet(ALICE.author, 0, 0)

@@ -15,11 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.swarm.wire import libp2p, p2pd
-from tests.support.swarm import (
-    Member,
-    eventually,
-    member,
-)
+from tests.support.swarm import Member, eventually, member
 
 
 @contextlib.asynccontextmanager

@@ -230,12 +230,12 @@ def _names(place: Home, run: Run) -> dict[str, str]:
     """What members call themselves: as the daemon knows it, or knew it when it ran."""
     from ftis_node.observe.answers import Peers
     from ftis_node.observe.api import ask
-    from ftis_node.swarm import overview
+    from ftis_node.swarm.chronicle import names_in, read_chronicle
 
     try:
         return ask(place.api_socket(), "/peers", Peers).names
     except UserError:
-        return overview.names_in(overview.read_book(place.swarm_history, run))
+        return names_in(read_chronicle(place.swarm_history, run))
 
 
 def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:

@@ -54,8 +54,8 @@ def the_run(host: str) -> tuple[str, ...]:
     Raises:
         UsageError: there are several.
     """
+    from ftis_node.swarm.address_book import LAN_MAX
     from ftis_node.swarm.handshake import PROTOCOL_MAJOR, other_protocol
-    from ftis_node.swarm.membership import LAN_MAX
 
     nodes = heard(host, LOOK_SECONDS)
     found = by_run([node for node in nodes if node.protocol == PROTOCOL_MAJOR])

@@ -29,11 +29,13 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.parts import Parts
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
@@ -151,18 +153,15 @@ def furnish(
         transport=transport,
         identity=identity,
         run_file=run_file,
-        context=context,
-        store=store,
         standing=standing,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
-        needed_age=needed_age(settings, stepper),
-        want=stepper.want,
-        on_groups=stepper.on_groups,
+        trade=Trade(context, store, stepper.want, stepper.on_groups, needed_age(settings, stepper)),
         peer_cache=home.peers,
         traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
+        chronicle=read_chronicle(home.swarm_history, run),
     )
     swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper.swarm = swarm

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
-from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.text import counted, duration, rounded
 
 FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process

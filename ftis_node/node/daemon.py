@@ -36,9 +36,11 @@ from ftis_node.observe.notify import Notifier
 from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.chronicle import names_in
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.overview import Overview, names_in
+from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.text import with_names
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -556,8 +558,8 @@ class Node:
             pass_at_1=self._rooms.stepper.progress.pass_at_1,
             other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
-            clock=membership.clocks.difference(membership.view),
-            replayed=self._rooms.swarm.gossip.counts["replayed"],
+            clock=membership.sessions.clock_difference(membership.view),
+            replayed=self._rooms.swarm.gossip.counts[Outcome.REPLAYED],
             shut_out=self._shut_out(),
             home=self.home.flag,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,12 +25,11 @@ from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.overview import Overview, SwarmFacts
-from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -117,16 +116,12 @@ class Observer:
             transport=transport,
             identity=identity,
             run_file=run_file,
-            context=AdmissionContext(run=run, prompt_digests=bytes(8)),  # nothing is admitted
-            store=_NoPackets(),
             standing=Standing(boot_seconds, settings.defences),
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
-            want=lambda: Want(0, Newcomers(), 0),
-            on_groups=_no_groups,
             peer_cache=home.peers,
             roster=roster,
-            observing=True,
+            chronicle=read_chronicle(home.swarm_history, run),
         )
         swarm.idle = ASK_SECONDS
         overview = Overview(swarm, run, None, home.swarm_history)
@@ -175,18 +170,3 @@ class Observer:
             return web.Response(body=body, headers={"Content-Type": TEXT})
 
         return [swarm_route(lambda: overview), Route("/metrics", metrics, open=True)]
-
-
-class _NoPackets:
-    """The store of an observer, which holds none."""
-
-    def body(self, digest: bytes) -> None:
-        return None
-
-    def seen(self, author: bytes, round: int, slot: int) -> bool:
-        return False
-
-    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
-
-
-async def _no_groups(_: object) -> None: ...

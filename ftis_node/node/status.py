@@ -100,7 +100,7 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         bytes_out=swarm.traffic.bytes_out,
         network=network_status(swarm),
         process=Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
-        refused_packets=dict(swarm.pulling.rejections),
+        refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.own_refused,
     )
@@ -142,7 +142,7 @@ def part(kind: type[Kind], found: object) -> Kind | None:
 def network_status(swarm: Swarm) -> Network:
     """The status of the node's network."""
     membership = swarm.membership
-    clock = membership.clocks.difference(membership.view)
+    clock = membership.sessions.clock_difference(membership.view)
     reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
     return Network(reach, restarts, part(P2pd, membership.health), part(Clock, clock))
 

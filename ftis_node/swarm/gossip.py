@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement
-from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
+from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
 
 PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
-LACKING_MAX = 512  # ids remembered from the mentions of one peer
-MENTIONERS_MAX = 256
-UNSURE_MAX = 256
 IDS_MAX = 4096
 ASKS_MAX = 3  # requests to one peer for one announcement
 # A node with so many announcements left to pull from requests only a few more at a time. A large swarm makes far more
@@ -39,19 +36,6 @@ CONTRADICTION_CHECKS = 100.0
 ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the same announcement wait so long, once
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
-
-
-@dataclass(slots=True)
-class Lacking:
-    """A mentioned announcement that this node lacks.
-
-    held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None. asks:
-    requests to that peer so far.
-    """
-
-    held: int
-    born: float | None
-    asks: int = 0
 
 
 class Gossip:
@@ -71,6 +55,7 @@ class Gossip:
         news: Callable[[], None],
         decode: Callable[..., Announcement] = decode_announcement,
         welcomes: Callable[[bytes], bool] = lambda author: True,
+        sessions: Sessions | None = None,
     ) -> None:
         """
         Args:
@@ -80,11 +65,12 @@ class Gossip:
             seen: whether the node has processed a group (author, round, slot), also before a restart.
             news: called when there may be more to pull.
             decode: reads an announcement; a simulation of many nodes reads each only once.
+            sessions: what is remembered of each peer.
         """
         self.table = table
         self.counts: Counter[str] = Counter()
         self._run = run
-        self._run_id = run.id
+        self.run_id = run.id
         self._own = own
         self._answered = Answered(run)
         self._standing = standing
@@ -92,17 +78,13 @@ class Gossip:
         self._seen = seen
         self._news = news
         self._decode, self._welcomes = decode, welcomes
-        self.on_time: list[Callable[[bytes, float], None]] = []  # called with a peer and the time by its clock
-        self.on_new: list[Callable[[Announcement, bytes], None]] = []  # called with it and its introducer
+        self._sessions = Sessions() if sessions is None else sessions
         self._newest: Known | None = None
-        self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, the mentioned announcements that this node lacks
-        self._asked: dict[int, float] = {}  # id → time until which other peers are not asked; set once per id
+        self._asked: Bounded[int, float] = Bounded(IDS_MAX)  # time until which no other peer is asked; set once per id
         self._open, self._counted = 0, -math.inf  # announcements left to pull from, and the time of that count
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._unsure: dict[bytes, None] = {}  # peers of which a message may have been lost
-        self._owed: dict[bytes, int] = {}  # number of announcements that this node requested in an answer, by peer
         self._given = FewTimes()
-        self._dealt: dict[int, None] = {}  # ids of unwanted announcements, whatever peer mentions them
+        self._dealt: Bounded[int, None] = Bounded(IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
         """Add an own announcement; the node holds all its packets."""
@@ -111,11 +93,10 @@ class Gossip:
         if known is not None:
             known.have = known.done = (1 << len(announcement.packets)) - 1
             self._newest = known
-            self._tell_all(announcement, self._own)
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
-        wanted, again = self._want(peer, limits, reserve=True), peer in self._unsure
+        wanted, again = self._want(peer, limits, reserve=True), self._sessions[peer].unsure
         pushed, mentions = self._tell(peer, limits, limits.entries)
         return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
@@ -126,9 +107,10 @@ class Gossip:
         for is read."""
         if request.again:
             self.table.untell(peer)
-        given = self._give(request.wanted, peer, limits)
+        given, session = self._give(request.wanted, peer, limits), self._sessions[peer]
+        owed, session.owed = session.owed, 0
         if not observer:
-            self._hear(request, peer, self._owed.pop(peer, 0))
+            self._hear(request, peer, owed)
         if limits.room <= 0:
             return ftis_pb2.ExchangeResponse()
         if observer:
@@ -136,17 +118,17 @@ class Gossip:
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
-        if wanted:
-            remember(self._owed, peer, len(wanted), MENTIONERS_MAX)
+        session.owed = len(wanted)
         return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
     ) -> ftis_pb2.ExchangeRequest | None:
         """Process an answer; return the next request, or None when the exchange is complete."""
-        self._unsure.pop(peer, None)
+        session = self._sessions[peer]
+        session.unsure = False
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
-            self._lacking.get(peer, {}).pop(id, None)
+            session.lacking.pop(id, None)
         self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
         entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
@@ -162,7 +144,7 @@ class Gossip:
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
-        remember(self._unsure, peer, None, UNSURE_MAX)
+        self._sessions[peer].lost()
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -204,7 +186,8 @@ class Gossip:
                 it and never sends it could keep it from this node for good.
         """
         now = self.table.clock()
-        mentioned = list(self._lacking.get(peer, {}).items())
+        session = self._sessions[peer]
+        mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
             most = min(most, A_FEW)
@@ -216,11 +199,11 @@ class Gossip:
             if self._asked.get(id, now) > now:
                 continue
             if reserve:
-                remember(self._asked, id, now + ASKED_SECONDS, IDS_MAX)
+                self._asked.setdefault(id, now + ASKED_SECONDS)
             wanted.append(id)
             lacking.asks += 1
             if lacking.asks == ASKS_MAX:
-                del self._lacking[peer][id]
+                del session.lacking[id]
         return wanted
 
     def _enough(self, now: float) -> bool:
@@ -242,16 +225,16 @@ class Gossip:
         """Process a message of a peer that owes so many announcements; besides those it may push its own newest."""
         news = False
         if len(message.entries) > owed + 1:
-            self.counts["not asked for"] += len(message.entries) - owed - 1
-            remember(self._unsure, peer, None, UNSURE_MAX)  # the peer believes that this node has read them
+            self.counts[Outcome.UNASKED] += len(message.entries) - owed - 1
+            self._sessions[peer].unsure = True  # the peer believes that this node has read them
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
-            news |= outcome == "new"
+            news |= outcome is Outcome.NEW
         for mention in islice(message.mentions, OWN.mentions):
             news |= self._note(mention, peer)
         if len(message.mentions) > OWN.mentions:
-            self.counts["over the limits"] += 1
+            self.counts[Outcome.OVER_LIMITS] += 1
         if news:
             self._news()
 
@@ -263,58 +246,60 @@ class Gossip:
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and not known.settled
         if mention.id not in self._dealt and mention.age <= self.table.kept_age:
-            if (forgotten := remember(self._lacking, peer, {}, MENTIONERS_MAX)) is not None:
-                remember(self._unsure, forgotten, None, UNSURE_MAX)
-            forgotten_id = remember(self._lacking[peer], mention.id, Lacking(held, born), LACKING_MAX)
-            if forgotten_id is not None and self._open < ENOUGH_OPEN:
-                remember(self._unsure, peer, None, UNSURE_MAX)
+            session = self._sessions[peer]
+            if mention.id not in session.lacking and len(session.lacking) == LACKING_MAX:  # the oldest makes room
+                session.unsure |= self._open < ENOUGH_OPEN
+            session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 
-    def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
+    def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
         id = _id_of(entry)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
             self.table.note_holder(known, introducer, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000)
-            return "known"
+            return Outcome.KNOWN
         outcome = self._read(entry, introducer)
-        if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
+        if outcome in (Outcome.FORGED, Outcome.MALFORMED):  # honest nodes check what they pass on
             self._standing.lied(introducer, f"passed on {outcome} announcements")
-        if outcome in ("old", "over the budget", "no member"):  # the sender may have lied about the age; a member's
+        if outcome in (
+            Outcome.OLD,
+            Outcome.UNCHECKED,
+            Outcome.NO_MEMBER,
+        ):  # the sender may have lied about the age; a member's
             # certificate may come later: ask another peer
             return outcome
         known = self.table.find(id)
-        for peer, lacking in self._lacking.items():
-            if (mentioned := lacking.pop(id, None)) is not None and known is not None:
+        for peer, session in self._sessions.items():
+            if (mentioned := session.lacking.pop(id, None)) is not None and known is not None:
                 self.table.note_holder(known, peer, mentioned.held, mentioned.born)
-        if outcome != "new":
-            remember(self._dealt, id, None, IDS_MAX)
+        if outcome is not Outcome.NEW:
+            self._dealt.setdefault(id, None)
         return outcome
 
-    def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
+    def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
         try:
             announcement = self._decode(entry.announcement, max_packets=self._run.slots)
         except Malformed:
-            return "malformed"
-        if announcement.run_id != self._run_id:
-            return "other run"
+            return Outcome.MALFORMED
+        if announcement.run_id != self.run_id:
+            return Outcome.OTHER_RUN
         if announcement.packets.largest > self._run.packet_bytes_max:
-            return "malformed"
+            return Outcome.MALFORMED
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
-            return "own or banned"
+            return Outcome.UNWANTED
         if not self._welcomes(announcement.author):
-            return "no member"
+            return Outcome.NO_MEMBER
         if announcement.author == introducer and not self._run.common:  # then it is the time of the draw
-            for note in self.on_time:
-                note(introducer, announcement.issued_at + entry.age_ms / 1000)
+            self._sessions[introducer].note_time(announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
-            return "replayed"
+            return Outcome.REPLAYED
         if not self._checks.take(introducer):
-            return "over the budget"
+            return Outcome.UNCHECKED
         if not announcement.verify():
-            return "forged"
+            return Outcome.FORGED
         if not self._standing.rounds.follows(announcement.author, announcement.round):
-            return "too far ahead"
+            return Outcome.TOO_FAR_AHEAD
         outcome = self.table.add(
             announcement,
             entry.announcement,
@@ -329,12 +314,7 @@ class Gossip:
             self._standing.late(announcement.author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement, entry.age_ms / 1000)
-            self._tell_all(announcement, introducer)
-        return outcome.name.lower()
-
-    def _tell_all(self, announcement: Announcement, introducer: bytes) -> None:
-        for told in self.on_new:
-            told(announcement, introducer)
+        return outcome
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""

@@ -11,74 +11,30 @@ import logging
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.host.files import kept, replace_bytes
+from ftis_node.host.files import replace_bytes
 from ftis_node.host.loops import forever
 from ftis_node.swarm.addresses import is_relayed
-from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.chronicle import Seen
 from ftis_node.swarm.handshake import plain
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Known
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
-NODES_MAX = 512
-HISTORY_ROWS, NODE_ROWS = 400, 96  # of the curves of the swarm and of each node
+CLAIMED = (
+    *("name", "model", "tokenizer", "state", "pass_at_1", "pass_at_1_before"),
+    *("own_used", "foreign_used", "peers", "bytes_in", "bytes_out"),
+)
 
 logger = logging.getLogger(__name__)
-
-
-class Curve(msgspec.Struct):
-    """Values over time in at most `most` rows of a time (unix seconds) and numbers; then every second one goes."""
-
-    most: int
-    spacing: float = 60.0
-    rows: list[list[float | None]] = []
-
-    def add(self, now: float, *values: float | None) -> None:
-        """Add a row, unless the last one is newer than `spacing` seconds."""
-        if self.rows and 0 <= now - (self.rows[-1][0] or 0.0) < self.spacing:
-            return
-        self.rows.append([now, *values])
-        if len(self.rows) > self.most:
-            self.rows, self.spacing = self.rows[::2], 2 * self.spacing
-
-
-class Seen(msgspec.Struct):
-    """What was heard of one node. first, heard: unix seconds. introducer: the peer that named it first.
-
-    step: the last announced one. groups: announced since this observer looks. completions, right: of these groups.
-    """
-
-    first: float
-    heard: float
-    introducer: bytes
-    version: str = ""
-    reach: str = ""
-    step: int = 0
-    groups: int = 0
-    completions: int = 0
-    right: int = 0
-    report: SelfReport | None = None
-    pass_at_1: Curve = msgspec.field(default_factory=lambda: Curve(NODE_ROWS))
-
-
-class Book(msgspec.Struct):
-    """What an overview keeps on disk. since, until: unix seconds in which it looked; older announcements are counted.
-
-    history: present nodes, groups a minute, mean pass@1.
-    """
-
-    run_id: bytes
-    since: float
-    until: float = 0.0
-    nodes: dict[bytes, Seen] = {}
-    history: Curve = msgspec.field(default_factory=lambda: Curve(HISTORY_ROWS))
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,25 +55,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     success: float | None
     reported: float | None
-    claims: Claims | None
+    claims: dict[str, Any] | None
     curve: list[list[float | None]]
-
-
-class Claims(msgspec.Struct, frozen=True):
-    """What a node says of itself; fields as in `SelfReport`. teachers: groups by peer id."""
-
-    name: str
-    model: str
-    tokenizer: str
-    state: str
-    pass_at_1: float | None
-    pass_at_1_before: float | None
-    own_used: int
-    foreign_used: int
-    peers: int
-    bytes_in: int
-    bytes_out: int
-    teachers: dict[str, int]
 
 
 class SwarmFacts(msgspec.Struct, frozen=True):
@@ -146,11 +85,11 @@ class Overview:
             file: keeps what was gathered between starts.
         """
         self._swarm, self._run, self._own, self._file = swarm, run, own, file
-        self.book = read_book(file, run) or Book(run.id, unix_seconds())
+        self.book = swarm.chronicle
         self._groups = Counter[bytes]()  # announced since the last row of the history
         self._began = self._counted = unix_seconds()
         self._counted_until = self.book.until
-        swarm.gossip.on_new.append(self._announced)
+        self._looked = 0.0  # by `boot_seconds`
 
     def begin(self, stack: AsyncExitStack) -> None:
         """Look until the stack is closed; then save."""
@@ -168,16 +107,18 @@ class Overview:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take over what peers, handshakes and self-reports say now."""
+        """Take over what handshakes, announcements and self-reports said since the last look."""
         now, boot = unix_seconds(), boot_seconds()
         for peer in list(self._swarm.membership.view.values()):
-            seen = self._of(peer.id, peer.id, now - (boot - peer.seen))
+            seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen))
             seen.version = peer.agent.removeprefix("ftis-node/")
             seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
-        for author, heard in self._swarm.reports.known.items():
-            self._reported(author, heard.report, heard.teller, now - (boot - heard.at))
+        for known in self._swarm.gossip.table:
+            if self._looked <= known.heard < boot:
+                self._announced(known, now - (boot - known.heard))
+        self._looked = boot
         if self._own is not None and (report := self._swarm.reports.describe()) is not None:
-            self._reported(self._own, report, self._own, now)
+            self.book.reported(report, self._own, now)
         claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
         self.book.until = now
         if now - self._counted >= self.book.history.spacing:
@@ -214,8 +155,9 @@ class Overview:
     def _present(self, now: float) -> list[Seen]:
         return [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
 
-    def _announced(self, announcement: Announcement, introducer: bytes) -> None:
-        seen = self._of(announcement.author, introducer, unix_seconds())
+    def _announced(self, known: Known, heard: float) -> None:
+        announcement = known.announcement
+        seen = self.book.of(announcement.author, known.introducer or announcement.author, heard)
         seen.step = max(seen.step, announcement.policy_step)
         if announcement.issued_at < self._counted_until:
             return  # before a restart
@@ -225,29 +167,6 @@ class Overview:
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
         if announcement.issued_at >= self._began:
             self._groups[announcement.author] += groups
-
-    def _reported(self, author: bytes, report: SelfReport, teller: bytes, heard: float) -> None:
-        seen = self._of(author, teller, heard)
-        if seen.report is None or report.at > seen.report.at:
-            seen.report, seen.step = report, max(seen.step, report.step)
-            seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach
-            if report.pass_at_1 is not None:
-                seen.pass_at_1.add(heard, report.pass_at_1)
-
-    def _of(self, author: bytes, introducer: bytes, heard: float) -> Seen:
-        """The entry of an author. In a full book the one that is silent for longest makes room if it is not present;
-        else the newest of the introducer that named most: floods evict themselves."""
-        nodes = self.book.nodes
-        if author not in nodes:
-            if len(nodes) >= NODES_MAX:
-                oldest = min(nodes, key=lambda known: nodes[known].heard)
-                if nodes[oldest].heard > heard - PRESENT_SECONDS:
-                    crowd = Counter(seen.introducer for seen in nodes.values()).most_common(1)[0][0]
-                    oldest = max((a for a in nodes if nodes[a].introducer == crowd), key=lambda a: nodes[a].first)
-                del nodes[oldest]
-            nodes[author] = Seen(heard, heard, introducer)
-        nodes[author].heard = max(nodes[author].heard, heard)
-        return nodes[author]
 
     def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:
         report = seen.report
@@ -268,21 +187,8 @@ class Overview:
         )
 
 
-def names_in(book: Book | None) -> dict[str, str]:
-    """What nodes call themselves, by peer id; nobody checks it."""
-    reports = [] if book is None else [seen.report for seen in book.nodes.values()]
-    return {peer_id(one.author): plain(one.name, 64) for one in reports if one is not None and one.name}
-
-
-def _claims(report: SelfReport) -> Claims:
-    told = {name: getattr(report, name) for name in Claims.__struct_fields__}
+def _claims(report: SelfReport) -> dict[str, Any]:
+    """What a node says of itself, without what a terminal obeys; teachers: groups by peer id."""
+    told = {name: getattr(report, name) for name in CLAIMED}
     words = {name: plain(said, 64) for name, said in told.items() if isinstance(said, str)}
-    teachers = {peer_id(author): groups for author, groups in report.teachers.items()}
-    return Claims(**{**told, **words, "teachers": teachers})
-
-
-def read_book(file: Path | None, run: Run) -> Book | None:
-    """What was gathered before; None if there is nothing, or nothing that can be used."""
-    decode = msgspec.msgpack.Decoder(Book).decode
-    book = None if file is None else kept(file, decode, "the swarm's history begins anew.")
-    return book if book is not None and book.run_id == run.id else None
+    return {**told, **words, "teachers": {peer_id(author): groups for author, groups in report.teachers.items()}}

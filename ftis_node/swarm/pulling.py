@@ -7,19 +7,22 @@ import functools
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import Group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.fetch import HolderFault, HolderLie, Rests, fetch
+from ftis_node.swarm.fetch import HolderFault, HolderLie, Rests, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Known, Table, Target
@@ -45,49 +48,66 @@ class Store(Protocol):
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
 
 
+@dataclass(frozen=True)
+class Trade:
+    """What a node with a model gives to a swarm and takes from it.
+
+    store: reads held packets and looks up keys. want: returns the number of further groups that the node would take
+    now. on_groups: takes admitted groups. needed_age: seconds for which a packet may answer a needed row; None: no rows
+    are looked for.
+    """
+
+    context: AdmissionContext
+    store: Store
+    want: Callable[[], Want]
+    on_groups: Callable[[Sequence[Arrival]], Awaitable[None]]
+    needed_age: float | None = None
+
+    def rows_of(self, announcement: Announcement) -> Mapping[int, int]:
+        """The rows of an announcement's packets that may teach, by their index."""
+        return no_rows(announcement) if self.needed_age is None else teaching_rows(self.context, announcement)
+
+
 class Pulling:
-    """Pulls the packets that the node wants from their holders."""
+    """Pulls the packets that the node wants from their holders, and serves those that it has."""
 
     def __init__(
         self,
-        *,
+        trade: Trade,
         transport: Transport,
         traffic: Traffic,
         membership: Membership,
         table: Table,
-        store: Store,
-        context: AdmissionContext,
         standing: Standing,
-        want: Callable[[], Want],
+        *,
         interval: Callable[[], float],
-        on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
-        news: asyncio.Event,
         rng: random.Random,
     ) -> None:
         """
         Args:
-            want: returns the number of further groups that the node would take now.
             interval: seconds between a hungry node's exchanges, see `Rests`.
-            on_groups: takes admitted groups.
-            news: set when there may be more to pull.
         """
         self.rejections: Counter[str] = Counter()
-        self.news = news
+        self.news = asyncio.Event()  # there may be more to pull
+        self.uploads = Uploads(trade.store.body, traffic)
         self._transport = transport
         self._traffic = traffic
         self._membership = membership
         self._table = table
-        self._store = store
-        self._context = context
+        self._trade, self._store = trade, trade.store
         self._standing = standing
-        self._want = want
         self._interval = interval
-        self._on_groups = on_groups
         self._rng = rng
         self._busy_holders: set[bytes] = set()
         self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the node would take a group now."""
+        want = self._trade.want()
+        return want.groups > 0 or want.answers > 0
 
     def running(self) -> set[asyncio.Task[bool]]:
         """The unfinished pulls."""
@@ -102,7 +122,7 @@ class Pulling:
             self.news.clear()
             began = thread_seconds()
             by_holder: dict[bytes, list[Target]] = {}
-            for target in self._choose(self._want()) if self._transport.up else []:
+            for target in self._choose(self._trade.want()) if self._transport.up else []:
                 holder = self._standing.pick(self._holders(target), self._rng)
                 by_holder.setdefault(holder, []).append(target)
                 target.known.pulling |= 1 << target.index
@@ -221,7 +241,7 @@ class Pulling:
         if not groups:
             return
         try:
-            await self._on_groups(list(groups.values()))
+            await self._trade.on_groups(list(groups.values()))
         except BaseException:
             for target in groups:
                 target.known.done &= ~(1 << target.index)
@@ -241,7 +261,7 @@ class Pulling:
         if self._store.seen(author, round, slot):
             return None
         issued_at, digest = target.known.announcement.issued_at, target.ref.digest
-        verdict = admit(self._context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest)
+        verdict = admit(self._trade.context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest)
         if isinstance(verdict, Rejection):
             self._blame(author, target, verdict)
             return None

@@ -28,7 +28,6 @@ from ftis_node.swarm.signed import Malformed
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
 KEYS_MAX = 4096  # that showed who let them in
 RECORDS_TOLD = 32  # in one message
-PEERS_MAX = 256  # for which the roster remembers what it told them
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for the founder's members each, and all of an inviter's
 NEW_A_SECOND, NEW_AT_ONCE = 0.2, 1024.0  # records of one inviter, whoever tells them
 
@@ -61,7 +60,6 @@ class Roster:
         self._me, self._identity, self._clock = identity.author, identity, clock
         self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
-        self._told = Bounded[bytes, set[bytes]](PEERS_MAX)  # by peer, the records that it has or gave
         self._inviters = Bounded[bytes, bytes](KEYS_MAX)  # by peer, whose member it showed itself to be
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
@@ -208,10 +206,10 @@ class Roster:
 
     # --- what members tell one another ------------------------------------------------------------------------------
 
-    def news(self, peer: bytes) -> list[bytes]:
-        """Records that the peer was not told yet; they count as told. The founder's and this node's own come first, so
+    def news(self, told: set[bytes]) -> list[bytes]:
+        """Records that a peer was not told yet; they count as `told`. The founder's and this node's own come first, so
         an inviter's certificate comes before what it signed."""
-        told, book = self._told.setdefault(peer, set()), self.book
+        book = self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
         records = [record for tree in trees for record in tree.values()]
@@ -221,20 +219,20 @@ class Roster:
         told.update(record.signature for record in new)
         return [encode(record if isinstance(record, Removal) else book.chain(record)) for record in new]
 
-    def forget(self, peer: bytes) -> None:
-        """Tell a peer all again: it has restarted, or a message was lost."""
-        self._told.pop(peer, None)
+    def hear(self, records: Sequence[bytes], peer: bytes) -> set[bytes]:
+        """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger.
 
-    def hear(self, records: Sequence[bytes], peer: bytes) -> None:
-        """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger."""
-        told = self._told.setdefault(peer, set())
+        Returns the signatures of the right ones: the peer has these records.
+        """
+        right = set()
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(Malformed):
                 kept = self._hear(record, peer)
                 if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
-                    told.add(kept.signature)
+                    right.add(kept.signature)
         if self._unsaved:
             self.save()
+        return right
 
     def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
         try:

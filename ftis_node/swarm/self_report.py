@@ -6,28 +6,27 @@ shows who said it; that it is true, nothing shows.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import entry, put
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
 from ftis_node.swarm.signed import Malformed, Signed, decode
+
+if TYPE_CHECKING:
+    from ftis_node.swarm.chronicle import Chronicle
 
 REPORT_SECONDS = 60.0
 REPORT_BYTES_MAX = 2048
 TEACHERS_MAX = 16
 REPORTS_TOLD = 64  # to an observer in one message
-REPORTS_MAX = 512  # that a node keeps
 PRESENT_SECONDS = 600.0  # an older report is passed on to nobody
 FENCE = 3 * 3600.0  # between a report's time and this node's clock
-PEERS_MAX = 256  # for which is remembered what they were told
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 256.0  # signatures, for each peer
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -69,23 +68,13 @@ def read_report(data: bytes) -> SelfReport:
     return decode(data, SelfReport, REPORT_BYTES_MAX, "a self-report")
 
 
-@dataclass(frozen=True)
-class Heard:
-    """A report as it came. at: when, by `boot_seconds`. teller: the peer that sent it first."""
-
-    report: SelfReport
-    data: bytes
-    at: float
-    teller: bytes
-
-
 class SelfReports:
-    """This node's own reports and the newest of others."""
+    """This node's own reports, and what becomes of others'; those of ten minutes are passed on."""
 
     def __init__(
         self,
         identity: Identity,
-        run_id: bytes,
+        chronicle: Chronicle,
         describe: Callable[[], SelfReport | None],
         welcomes: Callable[[bytes], bool],
         *,
@@ -93,32 +82,26 @@ class SelfReports:
     ) -> None:
         """
         Args:
-            describe: an unsigned report of this node now; None: there is nothing to say yet.
+            chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet.
             welcomes: whether an author may take part.
             observing: others' reports are taken from whoever passes them on; else only from their authors.
         """
-        self.known: dict[bytes, Heard] = {}
         self.telling = False  # whether this node tells others of itself
         self.describe = describe
-        self._identity, self._run_id, self._welcomes, self._observing = identity, run_id, welcomes, observing
-        self._told: dict[bytes, dict[bytes, int]] = {}  # by peer, the time of the report that it has of each author
+        self._identity, self._chronicle, self._welcomes, self._observing = identity, chronicle, welcomes, observing
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._own: Heard | None = None
+        self._own: SelfReport | None = None
+        self._made = -math.inf  # when, by `boot_seconds`
 
-    def news(self, peer: bytes, *, observer: bool) -> list[bytes]:
-        """The reports that a peer was not told yet; they count as told."""
-        told, own, since = entry(self._told, peer, {}, PEERS_MAX), self._newest_own(), boot_seconds() - PRESENT_SECONDS
-        known = (heard for heard in self.known.values() if heard.at > since) if observer else ()
-        candidates = (*((own,) if own is not None else ()), *known)
-        new = (heard for heard in candidates if told.get(heard.report.author, -1) < heard.report.at)
+    def news(self, told: dict[bytes, int], *, observer: bool) -> list[bytes]:
+        """The reports that a peer was not told yet; they count as `told`: by author, the time of the report."""
+        known = self._chronicle.told_since(unix_seconds() - PRESENT_SECONDS) if observer else []
+        others = (report for report in known if report.author != self._identity.author)
+        new = (report for report in (*self._newest_own(), *others) if told.get(report.author, -1) < report.at)
         found = list(islice(new, REPORTS_TOLD))
-        for heard in found:
-            put(told, heard.report.author, heard.report.at, REPORTS_MAX)
-        return [heard.data for heard in found]
-
-    def forget(self, peer: bytes) -> None:
-        """Tell a peer all again: it has restarted, or a message was lost."""
-        self._told.pop(peer, None)
+        for report in found:
+            told[report.author] = report.at
+        return [msgspec.msgpack.encode(report) for report in found]
 
     def hear(self, reports: Iterable[bytes], peer: bytes) -> None:
         """Take reports from a peer; wrong ones are left out."""
@@ -127,37 +110,24 @@ class SelfReports:
                 report = read_report(data)
             except Malformed:
                 continue
-            known = self.known.get(report.author)
-            if known is not None and known.report.at >= report.at:
+            seen = self._chronicle.nodes.get(report.author)
+            if seen is not None and seen.report is not None and seen.report.at >= report.at:
                 continue
             if self._may_be(report, peer) and self._checks.take(peer) and report.verify(report.author):
-                self._keep(Heard(report, data, boot_seconds(), peer if known is None else known.teller))
+                self._chronicle.reported(report, peer, unix_seconds())
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
-        sound = report.run_id == self._run_id and abs(report.at - unix_seconds()) < FENCE
+        sound = report.run_id == self._chronicle.run_id and abs(report.at - unix_seconds()) < FENCE
         told_by_author = self._observing or report.author == peer
         return sound and told_by_author and report.author != self._identity.author and self._welcomes(report.author)
 
-    def _keep(self, heard: Heard) -> None:
-        """A silent one makes room, or else the oldest of the peer that told of most: floods evict themselves."""
-        author = heard.report.author
-        if author not in self.known and len(self.known) >= REPORTS_MAX:
-            silent = [gone for gone, one in self.known.items() if one.at < boot_seconds() - PRESENT_SECONDS]
-            fullest = Counter(one.teller for one in self.known.values()).most_common(1)[0][0]
-            crowd = (gone for gone, one in self.known.items() if one.teller == fullest)
-            del self.known[silent[0] if silent else next(crowd)]
-        self.known.pop(author, None)
-        self.known[author] = heard
-
-    def _newest_own(self) -> Heard | None:
-        """This node's report, made anew each minute."""
-        now = boot_seconds()
+    def _newest_own(self) -> list[SelfReport]:
+        """This node's report, made anew each minute; nothing if there is none."""
         if not self.telling:
-            return None
-        if self._own is None or now >= self._own.at + REPORT_SECONDS:
+            return []
+        if boot_seconds() >= self._made + REPORT_SECONDS:
             made = self.describe()
             if made is None:
-                return None
-            signed = made.signed_by(self._identity)
-            self._own = Heard(signed, msgspec.msgpack.encode(signed), now, self._identity.author)
-        return self._own
+                return []
+            self._own, self._made = made.signed_by(self._identity), boot_seconds()
+        return [self._own] if self._own is not None else []

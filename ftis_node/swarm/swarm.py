@@ -1,4 +1,4 @@
-"""The swarm's interface for the node: announce own packets, state a demand, receive admitted groups."""
+"""Being in touch with a swarm: sessions, gossip, reports. What a node gives and takes is `pulling`'s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,21 @@ from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.fetch import Uploads
+from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
-from ftis_node.swarm.needs import no_rows, teaching_rows
-from ftis_node.swarm.pool import Want
-from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
+from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.needs import no_rows
+from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
-from ftis_node.swarm.table import Arrival, Table
+from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
 
@@ -49,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Swarm:
-    """Gossip, membership and transfers of one node in one run."""
+    """One node in touch with one run; with a model it also pulls and serves packets."""
 
     def __init__(
         self,
@@ -57,14 +56,10 @@ class Swarm:
         transport: Transport,
         identity: Identity,
         run_file: RunFile,
-        context: AdmissionContext,
-        store: Store,
         standing: Standing,
         exchange_peers: int,
         max_age: float,
-        needed_age: float | None = None,
-        want: Callable[[], Want],
-        on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
+        trade: Trade | None = None,
         peer_cache: Path | None = None,
         traffic: Traffic | None = None,
         enough_peers: float = ENOUGH_PEERS,
@@ -72,22 +67,19 @@ class Swarm:
         rng: random.Random | None = None,
         roster: Roster | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
-        observing: bool = False,
+        chronicle: Chronicle | None = None,
     ) -> None:
         """
         Args:
-            store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
+            trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             traffic: with the limits of what the node sends; None: without `upload_mbit`.
-            needed_age: seconds for which a packet may answer a needed row; None: no rows are looked for.
-            want: returns the number of further groups that the node would take now.
-            on_groups: takes admitted groups.
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of a private run; None: the run is open.
             describe: returns what the node says of itself now; None: nothing.
-            observing: the node has no model: it looks on, and takes nobody's place.
+            chronicle: what was heard of the swarm in earlier starts.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = traffic or Traffic(recorded=standing.established)
@@ -96,65 +88,45 @@ class Swarm:
         self.idle = IDLE_SECONDS  # the same at other times
         self._transport = transport
         self._identity = identity
-        self._run_file = run_file
-        self._run = run_file.run
         self._exchange_peers = exchange_peers
         self._enough_peers = enough_peers
-        self._want = want
         self.roster = roster
-        self.membership = Membership(
-            transport,
-            identity,
-            run_file,
-            self.traffic,
-            peer_cache,
-            recorded=standing.established,
-            rng=rng,
-            roster=roster,
-            observing=observing,
+        looks_on = trade is None
+        self.membership = known = Membership(
+            transport, identity, run_file, self.traffic, peer_cache, rng=rng, roster=roster, observing=looks_on
         )
-        self.reports = SelfReports(identity, run_file.run.id, describe, self.membership.welcomes, observing=observing)
+        self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
+        self.reports = SelfReports(identity, self.chronicle, describe, known.welcomes, observing=looks_on)
         self._to_exchange = asyncio.Event()  # there is something to send or to request
-        self._news = asyncio.Event()  # there is something to pull
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
         table = Table(
             max_age,
             boot_seconds,
             rng,
-            kept_age=needed_age or 0.0,
+            kept_age=(trade and trade.needed_age) or 0.0,
             recorded=standing.established,
-            rows_of=functools.partial(teaching_rows, context) if needed_age is not None else no_rows,
+            rows_of=trade.rows_of if trade is not None else no_rows,
         )
-        welcomes = self.membership.welcomes
-        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode, welcomes)
-        self.gossip.on_time.append(self.membership.clocks.note)
-        self.pulling = Pulling(
-            transport=transport,
-            traffic=self.traffic,
-            membership=self.membership,
-            table=table,
-            store=store,
-            context=context,
-            standing=standing,
-            want=want,
-            interval=lambda: self.interval,
-            on_groups=on_groups,
-            news=self._news,
-            rng=rng,
+        self.pulling: Pulling | None = None
+        if trade is not None:
+            self.pulling = Pulling(
+                trade, transport, self.traffic, known, table, standing, interval=lambda: self.interval, rng=rng
+            )
+        run, seen = run_file.run, trade.store.seen if trade is not None else lambda *key: False
+        self.gossip = Gossip(
+            table, run, identity.author, standing, seen, self._news, decode, known.welcomes, known.sessions
         )
-        self._uploads = Uploads(store.body, self.traffic)
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
+            doubted = known.addresses.tellers.doubted
             self._directory = transport.directory(
-                identity,
-                run_file.run.id,
-                known=lambda peer: peer in self.membership.view,
-                doubted=self.membership.tellers.doubted,
-                traffic=self.traffic,
+                identity, run.id, known=self.knows, doubted=doubted, traffic=self.traffic
             )
         self.supervisor = Supervisor(transport, self._revive)
+        self._bootstraps: Sequence[str] = ()
+        self._hints: Sequence[str] = ()
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
@@ -173,14 +145,16 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        self._bootstraps, self._hints = self.membership.trust(bootstraps, given), hints
-        self.membership.recall()
-        self.membership.look_for([*self._bootstraps, *hints])
-        await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
+        known = self.membership.addresses
+        self._bootstraps, self._hints = known.trust(bootstraps, given), hints
+        known.recall()
+        known.look_for([*self._bootstraps, *hints])
+        await asyncio.gather(*(self.membership.greet(peer) for peer in known.strangers()))
         await self._directory.join(self.membership.view, self.membership.outside())
-        self._meet_more()
+        self._greet_if(not self._settled() and bool(known.strangers()))
         self._to_exchange.set()
-        loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
+        pulls = [self.pulling.loop] if self.pulling is not None else []
+        loops = (self._exchange_loop, *pulls, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
             self._tasks.append(asyncio.create_task(forever(loop), name=loop.__qualname__))
 
@@ -194,7 +168,8 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
-        tasks = (*self._tasks, *self.pulling.running(), *self._asking.values(), *self._cutting.values())
+        pulls = self.pulling.running() if self.pulling is not None else ()
+        tasks = (*self._tasks, *pulls, *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
     def announce(
@@ -206,7 +181,7 @@ class Swarm:
         """
         announcement = announce(
             self._identity,
-            run_id=self._run.id,
+            run_id=self.gossip.run_id,
             round=round,
             policy_step=policy_step,
             issued_at=int(unix_seconds()) if issued_at is None else issued_at,
@@ -222,13 +197,17 @@ class Swarm:
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of this run's nodes that mDNS named."""
-        if self.membership.hear_on_lan(addresses) and not self._settled():
-            self._to_greet.set()
+        self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
     def poke(self) -> None:
         """Wake the loops because the node wants more."""
-        self._news.set()
+        self._news()
         self._to_exchange.set()
+
+    def _news(self) -> None:
+        """Note that there may be more to pull."""
+        if self.pulling is not None:
+            self.pulling.news.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Other authors that announced something within `seconds`."""
@@ -261,7 +240,7 @@ class Swarm:
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
-        self._forget_told(peer)
+        self.gossip.table.forget_peer(peer)
         if not known and peer in self.membership.view and not self._settled():
             self.poke()  # it may have packets that no other peer has
             self._to_greet.set()  # this also saves it in the cache for the next start
@@ -272,8 +251,7 @@ class Swarm:
         limits = self.membership.limits(peer)
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
-        if not self._settled() and self.membership.called(peer):
-            self._to_greet.set()
+        self._greet_if(not self._settled() and self.membership.addresses.called(peer))
         self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
         answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
@@ -284,9 +262,11 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        if self.pulling is None:
+            return
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
-        async for chunk in self._uploads.serve(request, peer, may=may):
+        async for chunk in self.pulling.uploads.serve(request, peer, may=may):
             if may and (self.standing.shunned(peer) is not None or not self.membership.welcomes(peer)):  # not any more
                 self._cut(peer)
                 return
@@ -298,8 +278,8 @@ class Swarm:
         """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
         that does not answer delays no other."""
         while True:
-            want = self._want()
-            await self._wait(self._to_exchange, self.interval if want.groups > 0 or want.answers > 0 else self.idle)
+            hungry = self.pulling is not None and self.pulling.hungry
+            await self._wait(self._to_exchange, self.interval if hungry else self.idle)
             view = self.membership.view
             for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)
@@ -319,7 +299,7 @@ class Swarm:
 
     async def _exchange(self, peer: bytes) -> None:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
-        limits = self.membership.limits(peer) or OWN
+        limits, known = self.membership.limits(peer) or OWN, self.membership.addresses
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         self._tell(request, peer)
         for _ in range(QUESTIONS):
@@ -330,8 +310,7 @@ class Swarm:
                 return
             self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
-            if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
-                self._to_greet.set()
+            self._greet_if(known.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
         if request is not None:
             self.gossip.unsent(request, peer)
 
@@ -343,7 +322,6 @@ class Swarm:
         except Exception as error:  # see `Transport.handshake`
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
-            self._forget_told(peer, records_only=True)
             self.membership.failed(peer)
             if peer not in self.membership.view:
                 self._to_greet.set()
@@ -363,6 +341,7 @@ class Swarm:
 
     async def _maintain_loop(self) -> None:
         """Greet named peers; without any peer, go back to the bootstraps and the DHT."""
+        known = self.membership.addresses
         while True:
             await self._wait(self._to_greet, self._leisure())
             await self.membership.refresh_addresses()
@@ -373,17 +352,17 @@ class Swarm:
                     await asyncio.sleep(1.0)
                     continue
             if not self._settled():
-                self.membership.look_for(self._bootstraps)
+                known.look_for(self._bootstraps)
             if not self.membership.view:
-                self.membership.look_for(self._hints)
-                self.membership.recall()
+                known.look_for(self._hints)
+                known.recall()
                 await self._look_up()
-            strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]
+            strangers = [peer for peer in known.strangers() if self.standing.shunned(peer) is None]
             strangers = strangers[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.poke()
-                self._meet_more()
+                self._greet_if(bool(known.strangers()))
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
@@ -392,43 +371,36 @@ class Swarm:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
         if not self.membership.view:
             return ALONE_SECONDS
-        return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.patience())
+        return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.addresses.patience())
 
     def _settled(self) -> bool:
         """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
         each exchange names a new peer, and a node that greeted them all would do little else."""
         return len(self.membership.view) >= self._enough_peers
 
-    def _meet_more(self) -> None:
-        """While the node has few peers, greet the peers that the first ones named without a pause."""
-        if not self._settled() and self.membership.strangers():
+    def _greet_if(self, news: bool) -> None:
+        """While the node has few peers, greet at once whom others named."""
+        if news and not self._settled():
             self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
         """Greet a peer and forget what it knew: it may have restarted."""
         met = await self.membership.greet(peer)
         if met:
-            self._forget_told(peer)
-        return met
-
-    def _forget_told(self, peer: bytes, *, records_only: bool = False) -> None:
-        """Tell the peer all again: of announcements, unless they count as told, of members and self-reports."""
-        if not records_only:
             self.gossip.table.forget_peer(peer)
-        self.reports.forget(peer)
-        if self.roster is not None:
-            self.roster.forget(peer)
+        return met
 
     def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
         """Add what the peer was not told yet of members and self-reports."""
-        message.reports.extend(self.reports.news(peer, observer=self.membership.observes(peer)))
+        session = self.membership.sessions[peer]
+        message.reports.extend(self.reports.news(session.reports, observer=session.observer))
         if self.roster is not None:
-            message.roster.extend(self.roster.news(peer))
+            message.roster.extend(self.roster.news(session.records))
 
     def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
         """Take what a peer tells of members and self-reports."""
         if self.roster is not None:
-            self.roster.hear(message.roster, peer)
+            self.membership.sessions[peer].records.update(self.roster.hear(message.roster, peer))
         self.reports.hear(message.reports, peer)
 
     async def _record_loop(self) -> None:
@@ -450,8 +422,7 @@ class Swarm:
 
     def _take(self, answer: Answer) -> None:
         addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
-        if self.membership.hear(addresses, answer.teller) and not self._settled():
-            self._to_greet.set()
+        self._greet_if(self.membership.addresses.hear(addresses, answer.teller))
 
     async def _revive(self) -> None:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""

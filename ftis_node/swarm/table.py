@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import StrEnum
 from operator import itemgetter
 
 from ftis_node.packet import Group
@@ -37,13 +37,23 @@ AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
 OTHER_AGE = -1  # in `Known.told`: the peer knows another age, so mention the announcement to it again
 
 
-class Outcome(Enum):
-    """The result of adding an announcement."""
+class Outcome(StrEnum):
+    """What became of an announcement that a peer sent; the last two: of what it sent beyond what it may."""
 
-    NEW = auto()
-    KNOWN = auto()
-    OLD = auto()
-    EQUIVOCATION = auto()
+    NEW = "new"
+    KNOWN = "known"
+    OLD = "old"
+    EQUIVOCATION = "equivocation"
+    MALFORMED = "malformed"
+    FORGED = "forged"
+    OTHER_RUN = "other run"
+    UNWANTED = "own or banned"
+    NO_MEMBER = "no member"
+    REPLAYED = "replayed"
+    UNCHECKED = "over the budget"
+    TOO_FAR_AHEAD = "too far ahead"
+    UNASKED = "not asked for"
+    OVER_LIMITS = "over the limits"
 
 
 def announcement_id(data: bytes) -> int:

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ftis_node.swarm.bounded import entry
+from ftis_node.swarm.bounded import Bounded
 
 TELLERS_MAX = 1024
 MISSED_MIN, MISSED_PART = 8, 0.75  # a doubted teller named at least so many that did not answer, as number and as part
-
-
-@dataclass
-class _Count:
-    met: int = 0
-    missed: int = 0
 
 
 class Tellers:
     """Counts by teller, a 38-byte peer id. A doubted teller's answers are still used, but never suffice alone."""
 
     def __init__(self) -> None:
-        self._counts: dict[bytes, _Count] = {}
+        self._counts: Bounded[bytes, list[int]] = Bounded(TELLERS_MAX)  # missed, met
 
-    def met(self, teller: bytes | None) -> None:
-        """Count a named peer that shook hands."""
+    def note(self, teller: bytes | None, *, met: bool) -> None:
+        """Count a named peer that shook hands, or did not answer its first greeting."""
         if teller is not None:
-            self._count(teller).met += 1
-
-    def missed(self, teller: bytes | None) -> None:
-        """Count a named peer that did not answer its first greeting."""
-        if teller is not None:
-            self._count(teller).missed += 1
+            self._counts.setdefault(teller, [0, 0])[met] += 1
 
     def doubted(self, teller: bytes) -> bool:
         """Whether at least eight of the named peers, and three in four, did not answer."""
-        count = self._counts.get(teller)
-        return (
-            count is not None
-            and count.missed >= MISSED_MIN
-            and count.missed >= MISSED_PART * (count.met + count.missed)
-        )
-
-    def _count(self, teller: bytes) -> _Count:
-        return entry(self._counts, teller, _Count(), TELLERS_MAX)
+        missed, met = self._counts.get(teller, (0, 0))
+        return missed >= MISSED_MIN and missed >= MISSED_PART * (met + missed)

@@ -20,6 +20,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.errors import UserError
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2, gossip
+from ftis_node.swarm.address_book import CANDIDATES_MAX
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.budgets import TIMES
@@ -28,7 +29,8 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
 from ftis_node.swarm.limits import Limits
-from ftis_node.swarm.membership import CANDIDATES_MAX, VIEW_SIZE, Membership
+from ftis_node.swarm.membership import VIEW_SIZE, Membership
+from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
@@ -123,14 +125,14 @@ def shake_hands(data: bytes) -> None:
 
 
 def _check_membership(node: Membership) -> None:
-    require(len(node.view) <= VIEW_SIZE and len(node.strangers()) <= CANDIDATES_MAX, "too many peers")
+    require(len(node.view) <= VIEW_SIZE and len(node.addresses.strangers()) <= CANDIDATES_MAX, "too many peers")
     for peer, known in node.view.items():
         require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
         require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")
         require(len(known.addresses) <= MAX_ADDRESSES, "too many addresses")
         require(all(parse_address(text)[1] == peer for text in known.addresses), "an address of somebody else")
     require(all(why.isprintable() for why in node.refused.values()), "a refusal does not print")
-    require(OWN.author not in node.strangers(), "it greets itself")
+    require(OWN.author not in node.addresses.strangers(), "it greets itself")
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -187,13 +189,12 @@ def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, l
 def _check_gossip(node: Gossip) -> None:
     require(len(node.table) <= CAPACITY, "the table is too full")
     for memory, most in (
-        (node._lacking, gossip.MENTIONERS_MAX),
+        (node._sessions, SESSIONS_MAX),
         (node._asked, gossip.IDS_MAX),
         (node._dealt, gossip.IDS_MAX),
-        (node._unsure, gossip.UNSURE_MAX),
+        *((session.lacking, LACKING_MAX) for session in node._sessions.values()),
     ):
         require(len(memory) <= most, "a memory is too full")
-    require(all(len(lacking) <= gossip.LACKING_MAX for lacking in node._lacking.values()), "a memory is too full")
     for known in node.table:
         made, all_packets = known.announcement, (1 << len(known.announcement.packets)) - 1
         require(made.run_id == RUN.id and made.verify(), "what nobody signed is in the table")

@@ -24,7 +24,7 @@ import msgspec
 
 from ftis_node.observe.web import link, read_token
 from ftis_node.store.home import Home
-from ftis_node.swarm.overview import Book
+from ftis_node.swarm.chronicle import Chronicle
 from tests.support.browser import Browser, missing
 from tests.support.daemons import ENVIRONMENT, PATIENCE, Daemon, command, run_cli, until
 from tests.support.looking import SIZES, STEPS, faults, minutes, write_steps
@@ -104,7 +104,7 @@ class Swarm:
         """Start all anew, paused, on histories of so many steps and minutes; return the links to the pages."""
         self.stop()
         for home in (self.observer.home, *(node.home for node in self.nodes.values())):
-            book = msgspec.msgpack.decode(home.swarm_history.read_bytes(), type=Book)
+            book = msgspec.msgpack.decode(home.swarm_history.read_bytes(), type=Chronicle)
             book.history = minutes(steps, time.time())
             home.swarm_history.write_bytes(msgspec.msgpack.encode(book))
         links = self.start("--paused")

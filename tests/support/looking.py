@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftis_node.swarm.overview import HISTORY_ROWS, Curve
+from ftis_node.swarm.chronicle import HISTORY_ROWS, Trend
 from tests.support.browser import Browser
 from tests.support.step_events import step
 
@@ -76,9 +76,9 @@ def evaluated(reached: float) -> dict[str, Any]:
     return {"event": "evaluation", "pass_at_1": reached, "low": reached - 0.05, "high": reached + 0.05}
 
 
-def minutes(steps: int, end: float) -> Curve:
+def minutes(steps: int, end: float) -> Trend:
     """What an observer keeps of so many minutes until `end`: nodes, groups a minute, mean pass@1."""
-    curve = Curve(HISTORY_ROWS)
+    curve = Trend(HISTORY_ROWS)
     for number in range(steps):
         swing = wave(number, 30.0)
         curve.add(end - MINUTE * (steps - number), 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)

@@ -25,8 +25,10 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
@@ -217,6 +219,11 @@ class Member:
     def author(self) -> bytes:
         return self.identity.author
 
+    @property
+    def pulling(self) -> Pulling:
+        assert self.swarm.pulling is not None, "it only looks on"
+        return self.swarm.pulling
+
     def make(self, count: int, **lies: bool) -> set[tuple[bytes, int, int]]:
         """Makes a round of `count` groups, stores and announces them; returns their keys."""
         round = take_round(self.store)
@@ -241,6 +248,7 @@ async def member(
     run: Run = RUN,
     roster: Roster | None = None,
     observing: bool = False,
+    chronicle: Chronicle | None = None,
     upload_bytes: float = 0.0,
     **listening: Any,
 ) -> AsyncIterator[Member]:
@@ -267,17 +275,14 @@ async def member(
             transport=network,
             identity=who,
             run_file=RunFile(run=run),
-            context=AdmissionContext(run, CONTEXT.prompt_digests),
-            store=store,
             standing=standing,
             traffic=Traffic(upload_bytes, standing.established),
             exchange_peers=3,
             max_age=600.0,
-            want=want,
-            on_groups=take,
+            trade=None if observing else Trade(AdmissionContext(run, CONTEXT.prompt_digests), store, want, take),
             peer_cache=home / "peers.json" if cache else None,
             roster=roster,
-            observing=observing,
+            chronicle=chronicle,
         )
         swarm.interval = swarm.idle = 0.1
         node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)

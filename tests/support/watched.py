@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation.network import MemoryTransport
 from ftis_node.lab.simulation.node import RUN_FILE, SimulatedNode
 from ftis_node.lab.simulation.scenario import Scenario, draw_machine
 from ftis_node.lab.simulation.simulate import Progress, Simulation
-from ftis_node.lab.simulation.store import RUN, SimulatedStore
+from ftis_node.lab.simulation.store import RUN
 from ftis_node.lab.simulation.tally import Presence
 from ftis_node.swarm.identity import Identity, author_of
 from ftis_node.swarm.overview import Overview, SwarmFacts
-from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
@@ -59,24 +57,16 @@ class WatchedSimulation(Simulation):
             transport=transport,
             identity=identity,
             run_file=RUN_FILE,
-            context=self._context,
-            store=SimulatedStore(),
             standing=Standing(boot_seconds),
             exchange_peers=self.scenario.settings.exchange_peers,
             max_age=self.scenario.settings.max_age,
-            want=lambda: Want(0, Newcomers(), 0),
-            on_groups=nothing,
             decode=self._reader,
             rng=rng,
-            observing=True,
         )
         self.observer.idle = 10.0
         self.overview = Overview(self.observer, RUN, None)
         await self.observer.start(self.network.some_dialable(self.scenario.bootstraps, rng))
         await self.overview.run()
-
-
-async def nothing(_: Any) -> None: ...
 
 
 def claims(node: SimulatedNode, number: int) -> SelfReport:

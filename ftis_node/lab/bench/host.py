@@ -32,6 +32,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
@@ -109,13 +110,12 @@ class BenchNode:
             transport=self.transport,
             identity=self.identity,
             run_file=RunFile(run=self.run),
-            context=context,
-            store=self.store,
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
             standing=Standing(boot_seconds),
-            want=lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize),
-            on_groups=self._take,
+            trade=Trade(
+                context, self.store, lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize), self._take
+            ),
         )
         self.swarm.interval = setup["interval"]
         return (await self.transport.addresses())[0]
@@ -208,7 +208,7 @@ class BenchNode:
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
-            "rejections": dict(self.swarm.pulling.rejections),
+            "rejections": dict(self.swarm.pulling.rejections) if self.swarm.pulling is not None else {},
             "authors": len(self.authors),
             "age_p50": ages[len(ages) // 2] if ages else None,
             "age_p95": ages[len(ages) * 95 // 100] if ages else None,

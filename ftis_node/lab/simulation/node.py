@@ -18,8 +18,10 @@ from ftis_node.lab.simulation.tally import Tally
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
+from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.traffic import Traffic
 
 RUN_FILE = RunFile(run=RUN)
@@ -65,18 +67,15 @@ class SimulatedNode:
             context=context,
             scenario=scenario,
         )
+        needed_age = settings.needed_age if self.stepper.by_need else None
         self.swarm = self.stepper.swarm = Swarm(
             transport=self.transport,
             identity=identity,
             run_file=RUN_FILE,
-            context=context,
-            store=self.store,
             standing=standing,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
-            needed_age=settings.needed_age if self.stepper.by_need else None,
-            want=self.stepper.want,
-            on_groups=self.stepper.on_groups,
+            trade=Trade(context, self.store, self.stepper.want, self.stepper.on_groups, needed_age),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
@@ -111,7 +110,7 @@ class SimulatedNode:
         """Announcements that came whole, and how many of them were new."""
         counts = self.swarm.gossip.counts
         came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
-        return came, counts["new"] - self._counted["new"]
+        return came, counts[Outcome.NEW] - self._counted[Outcome.NEW]
 
     def rows(self) -> tuple[int, int]:
         """Rows on which all own answers failed, and those of them that it learned from others."""
@@ -123,7 +122,7 @@ class SimulatedNode:
         await self.stepper.live(midway=midway)
 
 
-NO_ENTRIES = ("not asked for", "over the limits")  # of `Gossip.counts`
+NO_ENTRIES = (Outcome.UNASKED, Outcome.OVER_LIMITS)  # of `Gossip.counts`
 
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:

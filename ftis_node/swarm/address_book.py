@@ -1,0 +1,303 @@
+"""The address book: where peers of the run may be, who named each address, and when to dial it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from ftis_node.host.clocks import backoff, boot_seconds
+from ftis_node.swarm.addresses import Whereabouts, peer_at, varied
+from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.handshake import MAX_ADDRESSES
+from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
+from ftis_node.swarm.sessions import Sessions
+from ftis_node.swarm.tellers import Tellers
+from ftis_node.swarm.wire.transport import Listening
+
+CANDIDATES_MAX = 256
+TELLER_PART = 8  # one peer can name at most one in so many of the candidates
+ADDRESSES_TOLD = 2
+LAN, LAN_MAX = b"lan", 64  # who names what was heard on the local network; addresses from there
+PEERS_IN_A_HANDSHAKE = 16
+# Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
+DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
+DIALS_A_SECOND = DIALS_AT_ONCE / 60
+GIVE_UP_AFTER = 3  # greetings in a row, of a peer that was never met
+# A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
+# the peer, or it calls this node, no pause is longer than 20 s.
+FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
+TRIES_OF_MET = 12
+LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
+REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
+
+
+@dataclass
+class _Candidate:
+    """teller: the peer that named it first. addresses: each with its teller; None: this node's own sources.
+
+    failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
+    another run or protocol. named: since then there was a sign that it is alive.
+    """
+
+    teller: bytes | None = None
+    addresses: dict[str, bytes | None] = field(default_factory=dict)
+    failures: int = 0
+    last: float = 0.0
+    refused: bool = False
+    named: bool = False
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the last greeting to the next."""
+        if self.refused:
+            return REFUSED_PAUSE
+        longest = NAMED_PAUSE if self.named else LONGEST_PAUSE
+        return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
+
+
+class AddressBook:
+    """Named peers are candidates, until a handshake.
+
+    Who named an address decides whether the node dials it (`Whereabouts`). Otherwise strangers could make it probe its
+    own network.
+    """
+
+    def __init__(
+        self,
+        own: bytes,
+        how: Listening,
+        view: Collection[bytes],
+        sessions: Sessions,
+        rng: random.Random,
+        cache: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts.
+        """
+        self.tellers = Tellers()
+        self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
+        self.owners: frozenset[bytes | None] = frozenset()  # and those that it was given
+        self._own, self._view, self._sessions, self._rng, self._cache = own, view, sessions, rng, cache
+        self._candidates: dict[bytes, _Candidate] = {}
+        self._clock = boot_seconds  # with the seconds in which the machine sleeps
+        self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
+        self._known = KnownAddresses.read(cache)
+        self._trusted: frozenset[str] = frozenset()
+        self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
+        self.at_home = Whereabouts(how.host, (*how.announce, *how.relays))
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._candidates
+
+    # --- what this node's owner says ------------------------------------------------------------------------------
+
+    def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> list[str]:
+        """Trust the owner's addresses: the node dials them, and others in their networks; of those that the owner was
+        given, exactly these.
+
+        Returns all of them, with those of earlier starts of this home.
+        """
+        known = self._known
+        known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
+        known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
+        self.at_home.trust(known.peers, known.named)
+        found = list(dict.fromkeys((*known.peers, *known.named)))
+        self._trusted = frozenset(found)
+        self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
+        return found
+
+    def recall(self) -> None:
+        """Add the peers of previous starts to the candidates."""
+        self.hear(self._known.met)
+
+    def save(self, view: Mapping[bytes, Sequence[str]], elsewhere: Container[bytes | None] = ()) -> None:
+        """Keep addresses for the next start: the view's, and those of peers that were met before.
+
+        What the owner named stays named, unless the peer there is `elsewhere`.
+        """
+        if self._cache is None:
+            return
+        known = self._known
+        dialled = {peer: list(filter(self.at_home.reach, addresses)) for peer, addresses in view.items()}
+        present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
+        met = {peer for peer, addresses in dialled.items() if addresses}
+        known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
+        for named in (known.peers, known.named):
+            named[:] = [text for text in named if peer_at(text) not in elsewhere]
+        if known.all:
+            known.write(self._cache)
+
+    # --- what is heard --------------------------------------------------------------------------------------------
+
+    def hear(self, addresses: Sequence[str], teller: bytes | None = None) -> bool:
+        """Remember named addresses; ignore anything that is not an address of a peer.
+
+        Args:
+            teller: the peer that named them; None: this node's own sources.
+
+        Returns whether any of them is a new peer.
+        """
+        news = False
+        for text in addresses[:CANDIDATES_MAX]:
+            peer = peer_at(text)
+            if peer is None or peer == self._own or (teller is not None and not self.may_dial(text)):
+                continue
+            if (candidate := self._candidates.get(peer)) is None:
+                news |= peer not in self._view
+                candidate = self._add(peer, teller)
+            candidate.named = True
+            if text not in candidate.addresses:
+                candidate.addresses = _own_first(peer, {text: teller, **candidate.addresses})
+            elif teller is None:
+                candidate.addresses[text] = None
+        return news
+
+    def hear_on_lan(self, addresses: Sequence[str]) -> bool:
+        """Remember addresses that mDNS named (`lan.read_node`), until the end. Return whether any is a new peer."""
+        for text in addresses:
+            self._on_lan[text] = None
+        return self.hear(addresses, LAN)
+
+    def look_for(self, addresses: Sequence[str]) -> None:
+        """Add the bootstraps to the candidates again; a node without peers greets them without a pause."""
+        self.hear(addresses)
+        if not self._view:
+            for candidate in filter(None, map(self._candidates.get, filter(None, map(peer_at, addresses)))):
+                candidate.failures, candidate.refused = 0, False
+
+    def called(self, peer: bytes) -> bool:
+        """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
+
+        Returns whether to greet it now.
+        """
+        if peer in self._view or not self._sessions.met(peer):
+            return False
+        candidate = self._candidates.get(peer) or self._add(peer)
+        candidate.named = True
+        return not self._wait(candidate)
+
+    # --- whom to greet, and where ---------------------------------------------------------------------------------
+
+    def strangers(self) -> list[bytes]:
+        """Candidates that are not in the view and not in a pause after a failed greeting.
+
+        The owner's peers come first. Then the tellers take turns, so that none can delay others by naming new peers
+        without end. Among one teller's, peers that were met before come first; the rest is in random order.
+        """
+        found = [peer for peer, known in self._candidates.items() if peer not in self._view and not self._wait(known)]
+        self._rng.shuffle(found)
+        found.sort(key=lambda peer: (peer not in self.owners, not self._sessions.met(peer)))
+        told = Counter[bytes | None]()
+        turns: dict[bytes, int] = {}
+        for peer in found:
+            teller = self._candidates[peer].teller
+            turns[peer] = told[teller]
+            told[teller] += 1
+        return sorted(found, key=lambda peer: (peer not in self.owners, turns[peer]))
+
+    def patience(self) -> float:
+        """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
+        waits = (self._wait(known) for peer, known in self._candidates.items() if peer not in self._view)
+        return min(filter(None, waits), default=math.inf)
+
+    def may_dial(self, address: str) -> bool:
+        return address in self._on_lan or self.at_home.reach(address)
+
+    def to_dial(self, peer: bytes) -> list[str] | None:
+        """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
+        those budgets are used up."""
+        found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text)}
+        affordable = [text for text, teller in found.items() if teller is None or self._dials.take(teller)]
+        return affordable if affordable or not found else None
+
+    def why_not_dialled(self, peer: bytes) -> str:
+        texts = ", ".join(text for text in self._addresses(peer) if not self.may_dial(text))
+        outside = (
+            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        )
+        return f"{texts}: {outside}" if texts else "no address of it is known"
+
+    # --- what came of it ------------------------------------------------------------------------------------------
+
+    def met(self, peer: bytes, claims: Sequence[str], *, found: bool) -> None:
+        """Note a handshake. The peer's own claims, if there are any, replace what others named.
+
+        Args:
+            found: this node greeted it.
+        """
+        if (candidate := self._candidates.get(peer)) is not None:
+            candidate.failures, candidate.refused = 0, False
+            if found:
+                self.tellers.note(candidate.teller, met=True)
+        if claims:
+            self._claimed(peer, claims)
+
+    def failed(self, peer: bytes, *, up: bool) -> int:
+        """Schedule another greeting of a candidate, or forget it until it is named again. Return how many failed in a
+        row.
+
+        Args:
+            up: this node's own p2pd runs.
+        """
+        if (candidate := self._candidates.get(peer)) is None:
+            return 0
+        candidate.failures += 1
+        candidate.last, candidate.refused, candidate.named = self._clock(), False, False
+        if candidate.failures == 1 and up:
+            self.tellers.note(candidate.teller, met=False)
+        most = TRIES_OF_MET if self._sessions.met(peer) else GIVE_UP_AFTER
+        if peer not in self.owners and candidate.failures >= most:
+            self.forget(peer)
+        return candidate.failures
+
+    def lost(self, peer: bytes, addresses: Sequence[str]) -> None:
+        """Make a peer of the view a candidate again. Others may have named a newer address, or false ones."""
+        named = self._addresses(peer)
+        own = self._claimed(peer, addresses)
+        own.addresses = _own_first(peer, named | own.addresses)
+
+    def refused(self, peer: bytes) -> None:
+        """Note that the peer belongs to another run or protocol."""
+        if (candidate := self._candidates.get(peer)) is not None:
+            candidate.failures, candidate.last, candidate.refused = 0, self._clock(), True
+
+    def forget(self, peer: bytes) -> None:
+        self._candidates.pop(peer, None)
+
+    def _wait(self, candidate: _Candidate) -> float:
+        """Seconds until the node may greet a candidate; 0: now."""
+        return max(0.0, candidate.last + candidate.pause - self._clock()) if candidate.pause else 0.0
+
+    def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
+        candidate = self._candidates.get(peer)
+        return candidate.addresses if candidate is not None else {}
+
+    def _claimed(self, peer: bytes, addresses: Sequence[str]) -> _Candidate:
+        """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
+        self.forget(peer)
+        made = self._add(peer)
+        made.addresses = {text: None if text in self._trusted else peer for text in addresses}
+        return made
+
+    def _add(self, peer: bytes, teller: bytes | None = None) -> _Candidate:
+        """Add a candidate; the oldest of its teller makes room if that has its part, else a random one."""
+        named = [one for one, known in self._candidates.items() if teller is not None and known.teller == teller]
+        if len(named) >= CANDIDATES_MAX // TELLER_PART:
+            self.forget(named[0])
+        elif len(self._candidates) >= CANDIDATES_MAX:
+            self.forget(self._rng.choice(list(self._candidates)))
+        made = self._candidates[peer] = _Candidate(teller)
+        return made
+
+
+def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    """At most eight addresses with their tellers: four from the peer itself or this node's owner, then the first."""
+    own = [text for text, teller in addresses.items() if teller is None or teller == peer]
+    return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))

@@ -1,0 +1,109 @@
+"""What was heard of a swarm's nodes, over time and in bounded memory. What they say of themselves are claims."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from ftis_node.config.run import Run
+from ftis_node.host.files import kept
+from ftis_node.swarm.handshake import plain
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
+
+NODES_MAX = 512
+HISTORY_ROWS, NODE_ROWS = 400, 96  # of the trends of the swarm and of each node
+
+
+class Trend(msgspec.Struct):
+    """Values over time in at most `most` rows of a time (unix seconds) and numbers; then every second one goes."""
+
+    most: int
+    spacing: float = 60.0
+    rows: list[list[float | None]] = []
+
+    def add(self, now: float, *values: float | None) -> None:
+        """Add a row, unless the last one is newer than `spacing` seconds."""
+        if self.rows and 0 <= now - (self.rows[-1][0] or 0.0) < self.spacing:
+            return
+        self.rows.append([now, *values])
+        if len(self.rows) > self.most:
+            self.rows, self.spacing = self.rows[::2], 2 * self.spacing
+
+
+class Seen(msgspec.Struct):
+    """What was heard of one node. first, heard, reported: unix seconds; the last is of its report. introducer: the peer
+    that named it first.
+
+    step: the last announced one. groups: announced since this node looks. completions, right: of these groups.
+    """
+
+    first: float
+    heard: float
+    introducer: bytes
+    version: str = ""
+    reach: str = ""
+    step: int = 0
+    groups: int = 0
+    completions: int = 0
+    right: int = 0
+    report: SelfReport | None = None
+    pass_at_1: Trend = msgspec.field(default_factory=lambda: Trend(NODE_ROWS))
+    reported: float = 0.0
+
+
+class Chronicle(msgspec.Struct):
+    """What a node keeps on disk of its swarm. since, until: unix seconds in which it looked; older announcements are
+    counted.
+
+    history: present nodes, groups a minute, mean pass@1.
+    """
+
+    run_id: bytes
+    since: float
+    until: float = 0.0
+    nodes: dict[bytes, Seen] = {}
+    history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
+
+    def of(self, author: bytes, introducer: bytes, heard: float) -> Seen:
+        """The entry of an author that was heard of now. If there are too many, the one that is silent for longest makes
+        room if it is not present; else the newest of the introducer that named most: floods evict themselves."""
+        nodes = self.nodes
+        if author not in nodes:
+            if len(nodes) >= NODES_MAX:
+                oldest = min(nodes, key=lambda known: nodes[known].heard)
+                if nodes[oldest].heard > heard - PRESENT_SECONDS:
+                    crowd = Counter(seen.introducer for seen in nodes.values()).most_common(1)[0][0]
+                    oldest = max((a for a in nodes if nodes[a].introducer == crowd), key=lambda a: nodes[a].first)
+                del nodes[oldest]
+            nodes[author] = Seen(heard, heard, introducer)
+        nodes[author].heard = max(nodes[author].heard, heard)
+        return nodes[author]
+
+    def reported(self, report: SelfReport, teller: bytes, heard: float) -> None:
+        """Keep a report, unless it is older than the one of its author that is here."""
+        seen = self.of(report.author, teller, heard)
+        if seen.report is None or report.at > seen.report.at:
+            seen.report, seen.reported, seen.step = report, heard, max(seen.step, report.step)
+            seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach
+            if report.pass_at_1 is not None:
+                seen.pass_at_1.add(heard, report.pass_at_1)
+
+    def told_since(self, time: float) -> list[SelfReport]:
+        """The reports that came after `time` (unix seconds)."""
+        return [seen.report for seen in self.nodes.values() if seen.report is not None and seen.reported > time]
+
+
+def read_chronicle(file: Path | None, run: Run) -> Chronicle | None:
+    """What was gathered before; None if there is nothing, or nothing that can be used."""
+    decode = msgspec.msgpack.Decoder(Chronicle).decode
+    found = None if file is None else kept(file, decode, "the swarm's history begins anew.")
+    return found if found is not None and found.run_id == run.id else None
+
+
+def names_in(chronicle: Chronicle | None) -> dict[str, str]:
+    """What nodes call themselves, by peer id; nobody checks it."""
+    reports = [] if chronicle is None else [seen.report for seen in chronicle.nodes.values()]
+    return {peer_id(one.author): plain(one.name, 64) for one in reports if one is not None and one.name}
