@@ -12,9 +12,9 @@ from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.node.batch_source import needed_age
 from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
 from ftis_node.node.condition import NO_MEMBER
-from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -33,7 +33,6 @@ from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.parts import Parts
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
@@ -134,19 +133,7 @@ def furnish(
     model = labelled(lasting(settings.model), facts.kind)
     standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
-    horizontal = run.parts > 1
-    kind = HorizontalStepper if horizontal else Stepper
-    stepper = kind(
-        context=context,
-        standing=standing,
-        own_only=opened.own_only,
-        identity=identity,
-        settings=settings,
-        store=store,
-        worker=worker,
-        pool=Parts(run, boot_seconds) if horizontal else None,
-        own_data=facts.own_rows > 0,
-    )
+    stepper: Stepper  # which the swarm brings groups when it has started
     swarm = Swarm(
         transport=transport,
         identity=identity,
@@ -156,16 +143,26 @@ def furnish(
         standing=standing,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
-        needed_age=needed_age(settings, stepper),
-        want=stepper.want,
-        on_groups=stepper.on_groups,
+        needed_age=needed_age(run, settings, own_only=opened.own_only),
+        want=lambda: stepper.want(),
+        on_groups=lambda arrived: stepper.on_groups(arrived),
         peer_cache=home.peers,
         traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
     )
     swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
-    stepper.swarm = swarm
+    stepper = Stepper(
+        context=context,
+        standing=standing,
+        own_only=opened.own_only,
+        identity=identity,
+        settings=settings,
+        store=store,
+        worker=worker,
+        swarm=swarm,
+        own_data=facts.own_rows > 0,
+    )
     return Rooms(
         run_file=run_file,
         context=context,
