@@ -19,7 +19,7 @@ from ftis_node.draw import draw
 from ftis_node.errors import UsageError
 from ftis_node.node.assembly import refill_pool
 from ftis_node.node.horizontal import HorizontalSource
-from ftis_node.node.step_batch import Batch
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper
 from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
@@ -216,7 +216,7 @@ async def test_a_listener_makes_no_part_and_trains_when_others_fill_a_batch(
 ) -> None:
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
-    async def train(batch: Batch, began: float) -> None:
+    async def train(batch: StepBatch, began: float) -> None:
         trained.append((len(batch.own), len(batch.foreign)))
 
     monkeypatch.setattr(node, "train", train)

@@ -22,7 +22,7 @@ from ftis_node.lab.private import EVALUATION, private_task
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.batch_source import by_need, needed_age
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import Batch, OwnGroup, mean
+from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
 from ftis_node.node.stepper import Stepper
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
@@ -169,15 +169,15 @@ class Participant:
         self.stepper.source.pool = Pool(math.inf, clock, rng, keep_all=True)
         self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
-    async def gather(self, own: list[OwnGroup]) -> Batch:
+    async def gather(self, own: list[OwnGroup]) -> StepBatch:
         """The batch of this round: what it made itself, and what it takes of the others."""
         if self.stepper.own_only:
-            return Batch(own, [])
+            return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.scored()
         batch, parts = self.stepper.batch_groups, self.run.parts
         count = batch * (parts - 1) if parts > 1 else batch - len(own)
-        return Batch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
+        return StepBatch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
 
     async def close(self) -> None:
         """Ends what it started."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.node.demand import Waiting
-from ftis_node.node.step_batch import Batch, OwnGroup
+from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.parts import EPOCHS
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
@@ -36,7 +36,7 @@ class BatchSource(Protocol):
     def made(self, groups: Sequence[OwnGroup]) -> None:
         """Note a round of own groups."""
 
-    async def batch(self, stopping: asyncio.Event) -> Batch | None:
+    async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """Make groups, wait for others, and take a batch. None if `stopping` came first, or there is nothing."""
 
 

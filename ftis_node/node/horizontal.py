@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftis_node.node.batch_source import WAIT_SECONDS, waiting_in
-from ftis_node.node.step_batch import Batch, OwnGroup
+from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Scored, Want
@@ -80,7 +80,7 @@ class HorizontalSource:
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
-    async def batch(self, stopping: asyncio.Event) -> Batch | None:
+    async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """As `BatchSource.batch`."""
         node = self._node
         node.raise_failed()
@@ -98,7 +98,7 @@ class HorizontalSource:
             return None
         own, foreign = self._take(self._newcomers())
         if own or foreign:
-            return Batch(own, foreign, wait=node.clock() - generated)
+            return StepBatch(own, foreign, wait=node.clock() - generated)
         if not node.hurry.is_set():  # the epoch's rows are all answered and trained on
             node.waiting_for = "the rows of the next epoch"
             await node.arrival(stopping)

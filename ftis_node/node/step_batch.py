@@ -31,7 +31,7 @@ class OwnGroup:
         return min(self.rewards) != max(self.rewards)
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """What a step trains on. replaced: own groups that are not trained on. wait: seconds for foreign groups."""
 
     own: Sequence[OwnGroup]

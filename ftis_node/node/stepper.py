@@ -18,7 +18,7 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.batch_source import WAIT_SECONDS, BatchSource
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.progress import Progress, Totals
-from ftis_node.node.step_batch import Batch, OwnGroup, describe, mean, step_groups, to_show
+from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, mean, step_groups, to_show
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.observe.recent import Recent
 from ftis_node.packet import Group
@@ -89,6 +89,7 @@ class Stepper:
         clock: Callable[[], float] | None = None,
         unix: Callable[[], float] = unix_seconds,
         rng: random.Random | None = None,
+        hurry: asyncio.Event | None = None,
         own_data: bool = False,
     ) -> None:
         """
@@ -97,7 +98,7 @@ class Stepper:
             clock: measures the ages of groups and all durations in seconds; the event loop must keep the same time. By
                 default groups age while the machine sleeps, and steps count only the time that it is awake.
             unix: the time by which epochs of common rows go.
-            rng: draws from the pool.
+            rng: draws from the pool. hurry: set: a step neither waits for foreign groups nor replaces missing ones.
             own_data: the compute process has rows of the owner's own, for a part of each batch.
         """
         self.progress = Progress()
@@ -111,7 +112,7 @@ class Stepper:
         self.own_only = own_only  # the objective trains on own samples only
         self.own_refused = 0
         self.own_unsound = False  # admission refused an own group of the latest round
-        self.hurry = asyncio.Event()  # set: a step neither waits for foreign groups nor replaces missing ones
+        self.hurry = hurry or asyncio.Event()
         self.resting = False  # no compute process can score groups, so nothing is pulled
         self.idle_steps = 0  # steps in a row that changed nothing
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
@@ -259,7 +260,7 @@ class Stepper:
                 needs.could(row)
         return self.clock() - began
 
-    async def train(self, batch: Batch, began: float) -> TakenStep:
+    async def train(self, batch: StepBatch, began: float) -> TakenStep:
         """Take the step on a batch and return its report.
 
         Args:
@@ -349,7 +350,7 @@ class Stepper:
         return groups
 
     def _account(
-        self, batch: Batch, report: StepReport, seconds: StepSeconds, weights: dict[str, float] | None
+        self, batch: StepBatch, report: StepReport, seconds: StepSeconds, weights: dict[str, float] | None
     ) -> TakenStep:
         told, now = describe(batch.own, batch.foreign, batch.replaced), self.age_clock()
         self.progress.add_step(len(batch.own), told.authors, report)

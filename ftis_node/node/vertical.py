@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.batch_source import by_need, waiting_in
 from ftis_node.node.demand import Demand, foreign, own_part
-from ftis_node.node.step_batch import Batch, OwnGroup, without_dead
+from ftis_node.node.step_batch import OwnGroup, StepBatch, without_dead
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
@@ -79,7 +79,7 @@ class VerticalSource:
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
-    async def batch(self, stopping: asyncio.Event) -> Batch | None:
+    async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """As `BatchSource.batch`. `hurry` may leave nothing to train on."""
         node, newcomers = self._node, self._node.newcomers()
         own = await node.generate(self.own_quota())
@@ -102,7 +102,7 @@ class VerticalSource:
             return None
         answers += self._answers(own, newcomers, answers)
         kept, replaced = without_dead(own, answers, drop=node.settings.dead_groups == "drop")
-        return Batch(kept, [*answers, *others], replaced, waited)
+        return StepBatch(kept, [*answers, *others], replaced, waited)
 
     def note_supply(self) -> None:
         """Note the groups that came since the latest batch; call it when the next one is assembled."""

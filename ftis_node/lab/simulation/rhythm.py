@@ -14,7 +14,7 @@ from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.store import RUN, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.demand import OWN_SHARE_FLOOR
-from ftis_node.node.step_batch import Batch
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Exchange, Stepper, exchange_interval
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.packet import Packet, decode
@@ -127,7 +127,7 @@ class Rhythm(Stepper):
         while True:
             await self.step(stopping)
 
-    async def train(self, batch: Batch, began: float) -> TakenStep:
+    async def train(self, batch: StepBatch, began: float) -> TakenStep:
         now = self.clock()
         step = Step(
             wanted=self.settings.batch_groups - self._planning.planned,
