@@ -27,8 +27,8 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
 from ftis_node.config.settings import FLAGS, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.learner.rehearsal import unsaveable
-from ftis_node.node.assembly import find_run
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.run_source import run_to_join
 from ftis_node.node.task_files import remember_files
 from ftis_node.policy import nf4
 from ftis_node.policy.names import resolve
@@ -309,7 +309,7 @@ async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_do
     async with member(1, tmp_path) as node, transport(identity(2), tmp_path / "two") as network:
         options = JoinOptions(Home(tmp_path / "home"), peers=(node.address,), task="gsm8k")
         with pytest.raises(UsageError, match="The data of gsm8k is not the run's, which is of arithmetic"):
-            await find_run(options.home, options, network, [node.address], 5.0)
+            await run_to_join(options.home, options, network, [node.address], 5.0)
     assert not (tmp_path / "cache").exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,12 @@ import pytest
 import torch
 
 from ftis_node.config.run import load_run_file, refuse_horizontal
-from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
 from ftis_node.node.assembly import refill_pool
-from ftis_node.node.horizontal import HorizontalStepper
-from ftis_node.node.step_batch import OwnGroup
+from ftis_node.node.horizontal import HorizontalSource
+from ftis_node.node.step_batch import StepBatch
+from ftis_node.node.stepper import Stepper
 from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import Completion, Group, encode, prompt_digests
@@ -35,12 +34,12 @@ from ftis_node.swarm.parts import CLOSED_MAX, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Table
-from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import Generated, ScoredPacket
 from tests.support.clock import Clock
 from tests.support.daemons import Join, run_cli
 from tests.support.evidence import established
 from tests.support.lab import A, B, kind, run, spec, timeless
+from tests.support.steppers import stepper
 from tests.support.swarm import PROMPTS, content, identity, make_run
 
 EPOCH = 100
@@ -102,7 +101,6 @@ def test_row_50_a_part_for_a_row_of_another_epoch_is_refused() -> None:
 
 def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_whole_groups() -> None:
     slots = OwnSlots(RUN, AUTHORS[0])
-    assert slots.most == RUN.slots
     assert slots.take_parts(3, 0.0, {5: 2, 1: 1, 7: 3})[:2] != [7]
     fresh = OwnSlots(RUN, AUTHORS[0])
     assert fresh.take_parts(1, 0.0, {5: 2, 1: 1, 7: 3}) == [5], "one part is missing"
@@ -146,7 +144,7 @@ def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
     first = part(AUTHORS[0], 2, 0)
     assert pool.add(first) and not pool.add(part(AUTHORS[0], 2, 1, round=2)) and pool.doubled == 1
     assert pool.close(key_of(first.group), Newcomers()) == [first] and pool.closed(key_of(first.group))
-    assert not pool.add(part(AUTHORS[1], 2, 3)) and pool.late == 1 and len(pool) == 0
+    assert not pool.add(part(AUTHORS[1], 2, 3)) and pool.late == 1 and len(pool.pool) == 0
     assert pool.add(part(AUTHORS[1], 2, EPOCH)), "another epoch, another group"
 
 
@@ -154,7 +152,7 @@ def test_parts_without_a_signal_are_kept_and_old_ones_expire() -> None:
     pool = parts()
     assert pool.add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
     late = Parts(RUN, lambda: 250.0)
-    assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.expired == 1
+    assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.pool.expired == 1
 
 
 def test_newcomers_have_their_room_in_parts_of_a_group_too() -> None:
@@ -163,7 +161,7 @@ def test_newcomers_have_their_room_in_parts_of_a_group_too() -> None:
         pool.add(part(author, 2, number))
     newcomers = Newcomers(lambda author: author in AUTHORS[1:], 2)
     taken = pool.close(key_of(part(AUTHORS[0], 2, 0).group), newcomers)
-    assert [one.group.author for one in taken] == AUTHORS[:3] and newcomers.full and len(pool) == 0
+    assert [one.group.author for one in taken] == AUTHORS[:3] and newcomers.full and len(pool.pool) == 0
 
 
 def test_what_was_closed_is_forgotten_in_time() -> None:
@@ -185,64 +183,55 @@ def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round() -> N
 # --- a node's steps ---------------------------------------------------------------------------------------------------
 
 
-def horizontal(path: Path, **settings: Any) -> HorizontalStepper:
-    """A stepper of the run without a compute process and without a swarm; nothing that it does takes time."""
-    made = HorizontalStepper(
-        context=CONTEXT,
-        own_only=False,
-        identity=identity(9),
-        settings=Settings(batch_groups=2, wait=0.0, **settings),
-        store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
-        worker=Worker(),
-        standing=Standing(lambda: 0.0),
-        clock=time.monotonic,
-        unix=lambda: 0.0,
-        pool=parts(),
-    )
-    told = {"poke": lambda: None, "has_peers": lambda: True, "recent_authors": lambda seconds: set()}
-    made.swarm = SimpleNamespace(**told)  # type: ignore[assignment]
-    return made
+def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
+    """A stepper of the run; nothing that it does takes time."""
+    fixed: dict[str, Any] = {"context": CONTEXT, "identity": identity(9), "clock": time.monotonic}
+    still: dict[str, Any] = {"unix": lambda: 0.0, "standing": Standing(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
+    made = stepper(path, **fixed | still | options)
+    assert isinstance(made.source, HorizontalSource)
+    made.source.parts = made_parts = parts()
+    made.source.pool = made_parts.pool
+    return made, made.source
 
 
 def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path) -> None:
-    node, now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
+    (node, source), now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
     heard = Gossip(Table(600.0, lambda: 0.0), RUN, identity(9).author, node.standing, lambda *_: False, lambda: None)
-    node.swarm.gossip = heard
     for who in (identity(1), identity(2)):
         refs = [PacketRef(slot, bytes(32), 100, 1) for slot in range(RUN.slots)]
         made = announce(who, run_id=RUN.id, round=now * 1000, policy_step=0, issued_at=now, packets=refs[::2])
         heard.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=made.encode())]), who.author)
     assert heard.counts["new"] == 2
     alone = OwnSlots(RUN, identity(9).author)
-    assert [node._take_slots(1, now) for _ in range(7)] == [alone.take_parts(1, now, {}) for _ in range(7)]
+    assert [source.slots(1, now) for _ in range(7)] == [alone.take_parts(1, now, {}) for _ in range(7)]
     established(node.standing, AUTHORS[0])
     for slot, author in enumerate(AUTHORS):
-        assert node.pool.add(part(author, slot, now)) and node.pool.add(part(author, slot + 1, now + 1, round=2))
-    counts = node._parts.counts(node._newcomers())
+        assert source.add(part(author, slot, now)) and source.add(part(author, slot + 1, now + 1, round=2))
+    counts = source.parts.counts(source._newcomers())
     assert counts.total() == 2 + RUN.parts, "a group's worth of newcomers' parts, a quarter of a batch but no less"
 
 
 async def test_a_listener_makes_no_part_and_trains_when_others_fill_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, trained = horizontal(tmp_path, own_share=0.0), []
+    (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
-    async def train(own: Sequence[OwnGroup], foreign: Sequence[Scored], **_: Any) -> None:
-        trained.append((len(own), len(foreign)))
+    async def train(batch: StepBatch, began: float) -> None:
+        trained.append((len(batch.own), len(batch.foreign)))
 
     monkeypatch.setattr(node, "train", train)
     monkeypatch.setattr(node, "generate", None)  # it would fail
     for author in AUTHORS[:3]:
-        node.pool.add(part(author, 1, 0))
+        source.add(part(author, 1, 0))
     assert await node.step(asyncio.Event()) is None and not trained, "half a batch"
     for author in AUTHORS[:3]:
-        node.pool.add(part(author, 2, 0))
+        source.add(part(author, 2, 0))
     await node.step(asyncio.Event())
     assert trained == [(0, 6)] and len(node.pool) == 0
 
 
 def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
-    found = [horizontal(tmp_path, own_share=share)._most() for share in (None, 0.5, 0.0)]
+    found = [horizontal(tmp_path, own_share=share)[1]._most() for share in (None, 0.5, 0.0)]
     assert found == [6, 3, 0], "two groups of three parts"
 
 
@@ -253,24 +242,24 @@ def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(tmp_path:
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
     store.add([(made.group, made.group.data)], own=False)
     came: list[Group] = []
-    stepper = SimpleNamespace(pool=parts(), score_later=lambda group, born: came.append(group))
-    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=stepper))  # type: ignore[arg-type]
+    node = SimpleNamespace(pool=parts().pool, score_later=lambda group, born: came.append(group))
+    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
 async def test_a_step_waits_for_the_parts_that_lack_and_counts_only_those_that_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, asked = horizontal(tmp_path), []
-    monkeypatch.setattr(node, "_patience", lambda missing: asked.append(missing) or 0.0)
-    await node._wait(asyncio.Event())
+    (node, source), asked = horizontal(tmp_path), []
+    monkeypatch.setattr(node, "patience", lambda missing: asked.append(missing) or 0.0)
+    await source._wait(asyncio.Event())
     for author in AUTHORS[:3]:
-        node.pool.add(part(author, 1, 0))
-    await node._wait(asyncio.Event())
+        source.add(part(author, 1, 0))
+    await source._wait(asyncio.Event())
     for author in AUTHORS[:2]:
-        node.pool.add(part(author, 2, 0))
-    node._unix = lambda: float(EPOCH)  # both groups can be closed now
-    await node._wait(asyncio.Event())
+        source.add(part(author, 2, 0))
+    node.unix = lambda: float(EPOCH)  # both groups can be closed now
+    await source._wait(asyncio.Event())
     assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
 
 
@@ -281,21 +270,20 @@ async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_
             groups = [part(identity(9).author, slot, 0, request.round).group for slot in request.slots]
             return Generated([ScoredPacket(one.data, [0.0, 1.0]) for one in groups], 0.0, 9)
 
-    clock, node = Clock(), horizontal(tmp_path)
-    node._clock, node.worker = clock, Slow()
-    node.swarm.announce = lambda *_: None  # type: ignore[method-assign]
+    clock = Clock()
+    node, _ = horizontal(tmp_path, clock=clock, worker=Slow())
     assert len(await node.generate(RUN.slots - 1)) == RUN.slots - 1
     assert len(await node.generate(RUN.slots)) == 1, "the epoch has one row left"
     assert list(node._group_seconds) == [8.0, 8.0]
 
 
 def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:
-    node = horizontal(tmp_path)
+    node, source = horizontal(tmp_path)
     want = node.want()
     rows = {CONTEXT.row_of(b"", 0, slot, 0) for slot in range(RUN.slots)}
     assert (want.groups, want.answers, set(want.rows)) == (0, 12, rows)
     closed = part(AUTHORS[0], 1, 0)
-    node._parts.close(key_of(closed.group), Newcomers())
+    source.parts.close(key_of(closed.group), Newcomers())
     assert set(node.want().rows) == rows - {closed.group.row}
     node.own_only = True
     assert node.want().answers == 0

@@ -20,7 +20,7 @@ from ftis_node.swarm.needs import ROWS_MAX, Needs, RowState, right_of, teaches, 
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.table import Arrival, Table
 from tests.support.scored_groups import scored
-from tests.support.steppers import stepper
+from tests.support.steppers import stepper, vertical
 from tests.support.swarm import CONTEXT, RUN, group, identity, packet
 
 FAILED, MIXED, RIGHT = (0.0, 0.0), (0.0, 1.0), (1.0, 1.0)
@@ -154,19 +154,19 @@ def test_a_node_asks_for_as_many_answers_as_it_had_dead_groups(tmp_path: Path) -
     mine = [own(row, FAILED) for row in range(5)] + [own(9, MIXED)]
     for one in mine:
         node.progress.needs.tried(one.group.row, one.rewards)
-    assert node._answers(mine, Newcomers()) == []
+    assert vertical(node)._answers(mine, Newcomers()) == []
     want = node.want()
     assert want.answers == 5 and list(want.rows) == [4, 3, 2, 1, 0]
     node.pool.add(group_of(3, MIXED))
     want = node.want()
     assert want.answers == 4 and 3 not in list(want.rows)
     assert want.groups == 24, "an answer takes nobody else's place"
-    assert [one.group.row for one in node._answers(mine, Newcomers())] == [3]
+    assert [one.group.row for one in vertical(node)._answers(mine, Newcomers())] == [3]
 
 
 def test_answers_are_at_most_half_of_what_is_pulled(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=1)
-    node._answers([own(row, FAILED) for row in range(20)], Newcomers())
+    vertical(node)._answers([own(row, FAILED) for row in range(20)], Newcomers())
     assert node.want().answers == 12
 
 
@@ -177,14 +177,14 @@ def test_with_answers_only_a_node_makes_its_whole_batch_and_pulls_nothing_else(
     tmp_path: Path, settings: dict[str, Any], only: bool
 ) -> None:
     node = stepper(tmp_path, others=1, **settings)
-    node._answers([own(row, FAILED) for row in range(20)], Newcomers())
+    vertical(node)._answers([own(row, FAILED) for row in range(20)], Newcomers())
     want = node.want()
-    assert (node.own_quota(), want.groups, want.answers) == ((24, 0, 12) if only else (12, 24, 12))
+    assert (vertical(node).own_quota(), want.groups, want.answers) == ((24, 0, 12) if only else (12, 24, 12))
 
 
 def test_a_node_may_leave_its_needs_alone(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=1, by_need=False)
-    assert not node._answers([own(1, FAILED)], Newcomers()) and not node.want().answers
+    assert not vertical(node)._answers([own(1, FAILED)], Newcomers()) and not node.want().answers
 
 
 # --- hints that are wrong -------------------------------------------------------------------------------------------
@@ -208,7 +208,6 @@ async def test_a_wrong_hint_is_a_fault_where_the_rule_is_the_same_everywhere(
     tmp_path: Path, rule: str, hint: int | None, banned: bool
 ) -> None:
     node = stepper(tmp_path, others=1, run=RUN.model_copy(update={"reward": rule}), worker=Judge(MIXED))
-    node.swarm.poke = lambda: None  # type: ignore[method-assign]
     author = group_of(0, MIXED).group.author
     for row in range(3):
         node.score_later(group_of(row, MIXED).group, boot_seconds(), hint)
@@ -235,5 +234,5 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_for_its_r
     node.score_later = score  # type: ignore[method-assign]
     await node.on_groups(arrived)
     came.clear()
-    refill_pool(SimpleNamespace(store=node._store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    refill_pool(SimpleNamespace(store=node.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
     assert came == {rows[0]: pytest.approx(500.0, abs=60), rows[2]: pytest.approx(700.0, abs=60)}

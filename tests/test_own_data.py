@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.learner import TrainingGroup
-from ftis_node.node import stepper as steppers
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import decode
 from ftis_node.policy.load import load_tokenizer
@@ -25,6 +24,7 @@ from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
 from tests.support.daemons import Daemon, Join, run_cli
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.steppers import stepper
 
 SECRET = "7*8-9="
 """In every question; the run's have no such text, for their operands are one of + and - and *."""
@@ -91,12 +91,12 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn(rows: Path) 
 @pytest.mark.parametrize(
     ("batch", "share", "own"), [(24, 0.25, 6), (24, 0.01, 1), (2, 0.9, 1), (10, 0.9, 9), (3, 0.5, 2)]
 )
-def test_a_batch_has_their_part_and_one_other_group_at_least(batch: int, share: float, own: int) -> None:
-    stepper = steppers.Stepper.__new__(steppers.Stepper)
-    stepper._own_data, stepper.settings = True, arithmetic_settings(batch_groups=batch, own_data_share=share)
-    assert (stepper.own_data_groups, stepper.batch_groups) == (own, batch - own)
-    stepper._own_data = False
-    assert (stepper.own_data_groups, stepper.batch_groups) == (0, batch)
+def test_a_batch_has_their_part_and_one_other_group_at_least(
+    tmp_path: Path, batch: int, share: float, own: int
+) -> None:
+    for has, part in ((True, own), (False, 0)):
+        node = stepper(tmp_path, own_data=has, batch_groups=batch, own_data_share=share)
+        assert (node.own_data_groups, node.batch_groups) == (part, batch - part)
 
 
 def files(home: Path) -> Iterator[tuple[str, bytes]]:

@@ -43,6 +43,7 @@ from tests.support.daemons import Daemon, run_cli
 from tests.support.old_home import age
 from tests.support.small_models import arithmetic_run, arithmetic_settings
 from tests.support.step_logs import MACHINE, restored, resumed, started, took
+from tests.support.steppers import Hearsay
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]
@@ -296,19 +297,6 @@ class InThisProcess:
         return getattr(self.engine, request.op)(**request.arguments())
 
 
-class Nobody:
-    """A swarm without peers."""
-
-    interval = 1.0
-    announce = poke = lambda *_: None
-
-    def recent_authors(self, seconds: float) -> set[bytes]:
-        return set()
-
-    def has_peers(self) -> bool:
-        return False
-
-
 async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmetic") -> None:
     """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
@@ -329,8 +317,8 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
         store=store,
         worker=worker,
         settings=loaded.settings,
+        swarm=Hearsay(0),
     )
-    stepper.swarm = Nobody()
     saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log, 0)
     for bad in bad_steps:
         taken = await stepper.step(asyncio.Event())

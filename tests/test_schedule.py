@@ -20,6 +20,7 @@ from ftis_node.config.settings import Settings, changed, collect
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import Clocks, replaced, unix_seconds
 from ftis_node.node import schedule as schedule_module
+from ftis_node.node.commands import Commands, Hold, Phase
 from ftis_node.node.schedule import BUSY_LOOKS, CARD_SECONDS, PMON, QUIET_SECONDS, Schedule, read_pmon
 from ftis_node.observe.metrics import read_events
 from tests.support.cli import answer, printed, refused
@@ -168,6 +169,30 @@ async def test_another_program_on_the_same_gpu_counts_once_it_stays_and_until_it
     machine.runs()
     assert "GPU" in str(await machine.looks())
     assert await machine.looks(QUIET_SECONDS) is None
+
+
+async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine: Machine) -> None:
+    commands = Commands(machine.schedule, paused=False)
+    machine.has_battery(plugged=False)
+    await commands.look()
+    assert commands.hold is Hold.SCHEDULE and "battery" in commands.why and commands.hurry.is_set()
+    commands.pause()
+    await commands.look()
+    assert commands.hold is Hold.OWNER and not commands.why
+    commands.resume()
+    await commands.look()
+    assert not commands.pausing and not commands.hurry.is_set(), "in spite of the battery"
+    machine.has_battery(plugged=True)
+    await commands.look()
+    machine.has_battery(plugged=False)
+    await commands.look()
+    assert commands.hold is Hold.SCHEDULE, "the next time it counts again"
+    commands.finish()
+    commands.resume()
+    assert commands.finishing and commands.ending and commands.hurry.is_set() and not commands.stopping.is_set()
+    commands.stop()
+    assert commands.phase is Phase.STOPPING and commands.stopping.is_set()
+    assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
 
 
 async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine: Machine) -> None:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import sqlite3
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
 from ftis_node.node.progress import Progress
-from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper
 from ftis_node.step_report import DeviceSeconds
 from tests.support.scored_groups import scored
-from tests.support.steppers import BATCH, stepper
+from tests.support.steppers import BATCH, stepper, vertical
 
-_NUMBERS = itertools.count()
+NOTHING = Waiting(0)
 
 
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
@@ -27,51 +25,53 @@ def test_a_node_makes_its_part_of_the_batch_but_never_less_than_a_quarter(
     tmp_path: Path, others: int, own: int
 ) -> None:
     node = stepper(tmp_path, others)
-    assert node.own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
+    assert vertical(node).own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
 
 
-def test_a_node_counts_on_what_comes_and_not_on_who_announces(tmp_path: Path) -> None:
-    node = stepper(tmp_path, others=3)
-    assert node.own_quota() == 6, "before the first step there is only who announced"
-    bring(node, 0)
-    assert (node.own_quota(), node.want().groups) == (BATCH, 2 * 18), (
-        "nothing came: it still pulls, and waits for nobody"
-    )
-    for _ in range(40):
-        bring(node, 10)
-    assert node.own_quota() == pytest.approx(BATCH - 10, abs=1)
-    for _ in range(40):
-        bring(node, 30)
-    assert node.own_quota() == 6, "never less than its part"
+def test_a_node_counts_on_what_comes_and_not_on_who_announces() -> None:
+    demand = Demand()
+    assert demand.own(BATCH, 6, NOTHING) == 6, "before the first step there is only who announced"
+    demand.stepped(0, NOTHING)
+    assert (demand.own(BATCH, 6, NOTHING), foreign(18, 2, NOTHING)) == (BATCH, 36), "it still pulls, and waits for none"
+    came = 0
+    for each, own in ((10, BATCH - 10), (30, 6)):
+        for _ in range(40):
+            demand.stepped(came := came + each, NOTHING)
+        assert demand.own(BATCH, 6, NOTHING) == pytest.approx(own, abs=each < 18), "never less than its part"
 
 
-def test_what_waits_need_not_come(tmp_path: Path) -> None:
-    node = stepper(tmp_path, others=3)
-    for _ in range(40):
-        bring(node, 0)
-    bring(node, 10, take=0)
-    assert node.own_quota() == BATCH - 12, "10 that are there, and 2 that a step brings"
-    for _ in range(40):
-        bring(node, 0)
-    assert node.own_quota() == BATCH - 10
+def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on() -> None:
+    for room, first, later in ((None, 12, 10), (4, 6, 4)):
+        demand, waiting = Demand(), Waiting(10, 10, room)
+        demand.stepped(0, NOTHING)
+        demand.stepped(10, waiting)
+        assert demand.own(BATCH, 6, waiting) == BATCH - first, "those that have room, and 2 that a step brings"
+        for _ in range(40):
+            demand.stepped(10, waiting)
+        assert demand.own(BATCH, 6, waiting) == BATCH - later
+    waiting = Waiting(10, 8, 4)
+    assert (waiting.left(), waiting.left(2), waiting.usable(), waiting.usable(2)) == (-4, 0, 6, 10)
+    assert (Waiting(9, 9).left(), Waiting(9, 9).usable(), Waiting(9, 1, 4).usable()) == (None, 9, 9)
+    assert foreign(5, 1.5, waiting) == 8 - 8, "six by newcomers and two others"
 
 
-def test_what_has_no_room_in_a_batch_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = stepper(tmp_path, others=3)
-    monkeypatch.setattr(node.standing, "newcomers_room", lambda batch: 4)
-    bring(node, 16, take=0)
-    for _ in range(40):
-        bring(node, 0)
-    assert node.own_quota() == BATCH - 4
+async def test_a_batch_counts_what_came_for_it(tmp_path: Path) -> None:
+    node = stepper(tmp_path, 3)
+    for number in range(10):
+        node.pool.add(scored(1, number, 0, boot_seconds()))
+    vertical(node).note_supply()
+    node.pool.take(10)
+    vertical(node).note_supply()
+    assert vertical(node).own_quota() == BATCH - 8, "ten, then none"
 
 
-def bring(node: Stepper, count: int, take: int | None = None) -> None:
-    """A step for which so many groups came, and were taken."""
-    for _ in range(count):
-        node.pool.add(scored(1, next(_NUMBERS), 0, boot_seconds()))
-    node.take(count if take is None else take)
-    node.note_supply()
+def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
+    node = stepper(tmp_path)
+    ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
+    assert node.pool.add(ours) and node.pool.add(theirs)
+    node.standing.ban(theirs.group.author, "it lied")
+    assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
 
 
 def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
@@ -84,14 +84,12 @@ def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
     assert node.idle_share() == pytest.approx(0.5 / 8)
 
 
-def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:
-    node = stepper(tmp_path, 2, own_share=0.0)
-    assert (node.own_quota(), node.want().groups) == (0, 2 * BATCH)
-
-
-def test_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path) -> None:
-    node = stepper(tmp_path, 3, own_only=True)
-    assert (node.own_quota(), node.want().groups) == (BATCH, 0)
+def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path) -> None:
+    for node, found in (
+        (stepper(tmp_path, 2, own_share=0.0), (0, 2 * BATCH)),
+        (stepper(tmp_path, 3, own_only=True), (BATCH, 0)),
+    ):
+        assert (vertical(node).own_quota(), node.want().groups) == found
 
 
 def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
@@ -146,15 +144,13 @@ async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses
         raise sqlite3.OperationalError("database or disk is full")
 
     node = stepper(tmp_path, others=1, worker=Dull(), own_share=0.0 if listens else None)
-    told = {"poke": lambda: None, "has_peers": lambda: True, "recent_authors": lambda seconds: set()}
-    node.swarm = SimpleNamespace(**told)  # type: ignore[assignment]
     waits = scored(1, 0, 0, boot_seconds())
     node.pool.add(waits)
-    monkeypatch.setattr(node._store, "settle", full)
+    monkeypatch.setattr(node.store, "settle", full)
     node.score_later(scored(2, 0, 0, 0.0).group, boot_seconds())
     step = node.step(asyncio.Event())
     if not listens:
-        await asyncio.wait(node._scoring)
+        await asyncio.wait(node.scoring)
         monkeypatch.setattr(node, "generate", _nothing)
     with pytest.raises(sqlite3.OperationalError):
         await asyncio.wait_for(step, 60)

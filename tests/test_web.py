@@ -20,7 +20,7 @@ from aiohttp import web
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import State
-from ftis_node.node.dashboard import start_page
+from ftis_node.node.dashboard import Dashboard
 from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
 from ftis_node.store.home import Home
@@ -249,8 +249,8 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
     home, reader = Home(tmp_path), Reader()
     stepper: Any = SimpleNamespace(recent=Recent(), worker=reader)
     found: list[Any] = [None]
-    page = await start_page(home, Settings(), lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)
-    assert page is not None
+    page = Dashboard(home, lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)
+    await page.show(Settings())
     headers = bearer(read_token(home.page_token))
 
     async def told(what: str) -> Any:
@@ -262,7 +262,7 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
         assert await told("status") == {"state": "LOADING"}
         assert await told("completions") == {"step": 0, "groups": []}
         assert (await told("history"))["steps"] == {}
-        found[0] = stepper
+        found[0] = SimpleNamespace(stepper=stepper)
         stepper.recent.add([shown(1, None), shown(1, "peer")])
         first = await told("completions")
         assert await told("completions") == first and reader.asked == 2
@@ -276,7 +276,9 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
 
 
 async def test_who_wants_no_page_gets_none(tmp_path: Path) -> None:
-    assert await start_page(Home(tmp_path), Settings(page=False), dict, dict, lambda: None, lambda: None) is None
+    page = Dashboard(Home(tmp_path), dict, dict, lambda: None, lambda: None)
+    await page.show(Settings(page=False))
+    assert page.address is None and page.invitation() == {"link": None}
     assert not (tmp_path / "page.token").exists()
 
 

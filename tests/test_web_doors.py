@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ftis_node.node.dashboard import invitation
 from ftis_node.observe import web as web_module
 from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
 from tests.support.page_calls import opens
@@ -33,7 +32,7 @@ async def page() -> AsyncIterator[Web]:
 
 
 async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(page: Web) -> None:
-    invited = invitation(page)["link"]
+    invited = page.invite()
     status, cookie = await opens(invited)
     assert status == 200 and TOKEN not in invited and TOKEN not in cookie
     assert (await opens(page.address, cookie))[0] == 200
@@ -72,10 +71,6 @@ def test_a_code_is_good_for_half_a_minute_and_few_are_kept() -> None:
     for _ in range(GUESTS_MAX):
         guests.invite()
     assert not guests.know(session)
-
-
-def test_a_node_without_a_page_invites_nobody() -> None:
-    assert invitation(None) == {"link": None}
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

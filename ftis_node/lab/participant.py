@@ -20,9 +20,9 @@ from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.private import EVALUATION, private_task
 from ftis_node.lab.spec import Member, TrialSpec
-from ftis_node.node.horizontal import HorizontalStepper, needed_age
+from ftis_node.node.batch_source import by_need, needed_age
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import OwnGroup, mean
+from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
 from ftis_node.node.stepper import Stepper
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
@@ -31,8 +31,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
-from ftis_node.swarm.parts import Parts
-from ftis_node.swarm.pool import Pool, Scored
+from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
@@ -93,28 +92,7 @@ class Participant:
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
-        pool = Pool(
-            self.settings.max_age,
-            clock,
-            self._rng("pool"),
-            needed=lambda row: row in self.stepper.progress.needs,
-            needed_age=self.settings.needed_age,
-        )
-        horizontal = run.parts > 1 and run.common > 0
-        kind = HorizontalStepper if horizontal else Stepper
-        self.stepper = kind(
-            context=context,
-            own_only=opened.own_only or self.spec.collaboration in ("alone", "federated"),
-            identity=self._identity,
-            settings=self.settings,
-            store=store,
-            worker=self.meter,
-            standing=Standing(clock, self.settings.defences),
-            clock=clock,
-            unix=clock,
-            pool=Parts(run, clock, self._rng("pool")) if horizontal else pool,
-            own_data=bool(self.member.private),
-        )
+        own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
         self.swarm = MemorySwarm(
             network,
             author=self._identity.author,
@@ -123,12 +101,25 @@ class Participant:
             clock=clock,
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
-            on_demand=self.spec.pace == "free" and not self.stepper.own_only and not self.member.script,
-            needed_age=needed_age(self.settings, self.stepper),
+            on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
+            needed_age=needed_age(run, self.settings, own_only=own_only),
+        )
+        self.stepper = Stepper(
+            context=context,
+            own_only=own_only,
+            identity=self._identity,
+            settings=self.settings,
+            store=store,
+            worker=self.meter,
+            standing=Standing(clock, self.settings.defences),
+            clock=clock,
+            unix=clock,
+            swarm=self.swarm,
+            rng=self._rng("pool"),
+            own_data=bool(self.member.private),
         )
         self.swarm.taker = self.stepper
         self.swarm.next_round = first_round
-        self.stepper.swarm = self.swarm
         self.meter.run = run
         if self.spec.payloads:
             self.meter.watch = Watch(
@@ -175,17 +166,18 @@ class Participant:
         """A pool for this round alone, in which groups without a signal count as they do among one's own."""
         clock = asyncio.get_running_loop().time
         rng = self._rng(f"pool/{self.stepper.progress.step}")
-        self.stepper.pool = Pool(math.inf, clock, rng, keep_all=True)
+        self.stepper.source.pool = Pool(math.inf, clock, rng, keep_all=True)
         self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
-    async def gather(self, own: list[OwnGroup]) -> tuple[list[OwnGroup], list[Scored]]:
+    async def gather(self, own: list[OwnGroup]) -> StepBatch:
         """The batch of this round: what it made itself, and what it takes of the others."""
         if self.stepper.own_only:
-            return own, []
+            return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.scored()
         batch, parts = self.stepper.batch_groups, self.run.parts
-        return own, self.stepper.take(batch * (parts - 1) if parts > 1 else batch - len(own))
+        count = batch * (parts - 1) if parts > 1 else batch - len(own)
+        return StepBatch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
 
     async def close(self) -> None:
         """Ends what it started."""
@@ -239,7 +231,8 @@ class Participant:
             "pass_at_8": mean([_pass_at(8, group) for group in rewards]),
         }
         found = needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE), needs.count(RowState.DONE)
-        rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if self.stepper.by_need else {}
+        asks = by_need(self.run, self.settings, own_only=self.stepper.own_only)
+        rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if asks else {}
         return {"groups": shares, **rows}
 
     # --- what outlives an interruption ----------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.starts import model_of
-from ftis_node.node.step_batch import OwnGroup
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.swarm.pool import Scored
 
 # Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
 CHECKPOINT_SECONDS = 120.0
@@ -218,9 +217,9 @@ class Trial:
             for event in told:
                 event["weight"] = weights[event["node"]]
 
-    async def _step(self, node: Participant, batch: tuple[list[OwnGroup], list[Scored]], began: float) -> Any:
+    async def _step(self, node: Participant, batch: StepBatch, began: float) -> Any:
         """A step event, of the time when this node was done, whoever else is not yet."""
-        return node.told_step(await node.stepper.train(*batch, began=began))
+        return node.told_step(await node.stepper.train(batch, began))
 
     async def _free(self) -> None:
         """All nodes at their own paces, and scripts until the last node is done."""

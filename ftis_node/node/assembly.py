@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.config.run import Run, RunFile, in_short
+from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.node.batch_source import needed_age
 from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
 from ftis_node.node.condition import NO_MEMBER
-from ftis_node.node.horizontal import HorizontalStepper, needed_age
-from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
-from ftis_node.node.task_files import agreed
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
@@ -30,11 +30,9 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.chronicle import read_chronicle
-from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.parts import Parts
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
@@ -60,6 +58,7 @@ logger = logging.getLogger(__name__)
 class Rooms:
     """A node's parts once it has its run and its model. `standing_file` and `saving` write files that outlive it."""
 
+    home: Home
     run_file: RunFile
     context: AdmissionContext
     store: PacketStore
@@ -118,13 +117,14 @@ def furnish(
     identity: Identity,
     transport: Libp2p,
     worker: Worker,
+    hurry: asyncio.Event,
     invitation: Invitation | None = None,
     describe: Callable[[], SelfReport | None] = lambda: None,
 ) -> Rooms:
     """Create all parts of a node. The swarm is not started yet.
 
     Args:
-        describe: see `Swarm`.
+        hurry: see `Stepper`. describe: see `Swarm`.
     """
     run = run_file.run
     quota = quotas(settings, facts.checkpoint_bytes)
@@ -136,19 +136,7 @@ def furnish(
     model = labelled(lasting(settings.model), facts.kind)
     standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
-    horizontal = run.parts > 1
-    kind = HorizontalStepper if horizontal else Stepper
-    stepper = kind(
-        context=context,
-        standing=standing,
-        own_only=opened.own_only,
-        identity=identity,
-        settings=settings,
-        store=store,
-        worker=worker,
-        pool=Parts(run, boot_seconds) if horizontal else None,
-        own_data=facts.own_rows > 0,
-    )
+    stepper: Stepper  # which the swarm brings groups when it has started
     swarm = Swarm(
         transport=transport,
         identity=identity,
@@ -156,7 +144,13 @@ def furnish(
         standing=standing,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
-        trade=Trade(context, store, stepper.want, stepper.on_groups, needed_age(settings, stepper)),
+        trade=Trade(
+            context,
+            store,
+            lambda: stepper.want(),
+            lambda arrived: stepper.on_groups(arrived),
+            needed_age(run, settings, own_only=opened.own_only),
+        ),
         peer_cache=home.peers,
         traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
         roster=roster_of(home, run, identity, invitation),
@@ -164,8 +158,20 @@ def furnish(
         chronicle=read_chronicle(home.swarm_history, run),
     )
     swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
-    stepper.swarm = swarm
+    stepper = Stepper(
+        context=context,
+        standing=standing,
+        own_only=opened.own_only,
+        identity=identity,
+        settings=settings,
+        store=store,
+        worker=worker,
+        swarm=swarm,
+        hurry=hurry,
+        own_data=facts.own_rows > 0,
+    )
     return Rooms(
+        home=home,
         run_file=run_file,
         context=context,
         store=store,
@@ -260,31 +266,22 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def find_run(
-    home: Home, options: JoinOptions, transport: Libp2p, bootstraps: Sequence[str], patience: float
-) -> RunFile | None:
-    """The run of a previous start, of the named file, or of a peer; None if this node starts a new one, as it does if
-    those that mDNS named are silent.
+async def open_lan(
+    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int
+) -> None:
+    """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
+    if run.founder:
+        logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
+        return
+    from ftis_node.swarm.lan import Lan
 
-    Raises:
-        UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
-        UserError: no peer sent its run within `patience` seconds.
-    """
-    found = known_run(home, options.run)
-    ours = found is not None and agreed(home, found.run.id)
-    if found is None and bootstraps:
-        try:
-            found = await fetch_run(transport, bootstraps, patience, options.invitation)
-        except UserError as error:
-            if tuple(bootstraps) != options.on_lan:
-                raise
-            logger.warning("%s They told of themselves on the local network only; a new run begins.", error.what)
-            return None
-        logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
-    if found is not None:
-        check_run(found, options, ours=ours)
-        await asyncio.to_thread(check_foreseen, found, options)
-    return found
+    lan = Lan(host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
+    stack.push_async_callback(lan.close)
+    try:
+        await lan.start()
+        await lan.tell(run, author, port)
+    except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
+        logger.warning("The local network cannot be told of this node: %r", error)
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:

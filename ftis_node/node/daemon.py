@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ftis_node.config.run import Run, RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings, changed
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
@@ -20,29 +20,27 @@ from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
 from ftis_node.host.loops import end, forever
 from ftis_node.host.signals import listen
-from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
+from ftis_node.node.assembly import Rooms, check_peers, furnish, go_on_from, open_lan, open_network, refill_pool
+from ftis_node.node.commands import Commands
 from ftis_node.node.compute import ComputeProcess
-from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
-from ftis_node.node.dashboard import start_api, start_page
+from ftis_node.node.condition import Condition, Signs, State, condition
+from ftis_node.node.dashboard import Dashboard, start_api
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.schedule import LOOK_SECONDS, Schedule
-from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, status_row
+from ftis_node.node.run_source import run_to_join
+from ftis_node.node.schedule import Schedule
+from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, signs, status_row
 from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.answers import Planned, Status
 from ftis_node.observe.api import Answer
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
-from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import names_in
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.overview import Overview
-from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.text import with_names
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open, plan_row
 
@@ -68,22 +66,19 @@ class Node:
         # The condition while the node does not train; None: the condition follows from the signs.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
         self._logged = (State.LOADING, "")  # the latest state and advice in the log
-        self._stopping = asyncio.Event()
-        self._finishing, self._pausing = False, options.paused
-        self._held: str | None = None  # why hours, battery or GPU keep the node from training
-        self._overruled = False  # its owner wants it to train all the same
-        self._called = asyncio.Event()  # something changed during a pause
         self._exit_code = 0
         self._deadline = 0.0  # time by which a stopping node must have ended
         self._stack = contextlib.AsyncExitStack()
         self._run_file: RunFile | None = None
         self._transport: Libp2p | None = None
         self._rooms: Rooms | None = None
-        self._page: Web | None = None
         self._overview: Overview | None = None
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
-        self._schedule = Schedule(lambda: self.settings, self._compute.gpu_pids)
+        self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
+        self._runtime: Path | None = None  # the directory of sockets
+        self._p2pd: int | None = None  # its process id
+        self._page = Dashboard(self.home, self.row, self.peers, lambda: self._rooms, lambda: self._overview)
         self._sought = 0
         self._evaluations = EvaluationSchedule(self.settings.eval_share)
         self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
@@ -114,52 +109,19 @@ class Node:
 
     def stop(self, exit_code: int = 0) -> None:
         """Finish the step, save and end within half a minute; a second call ends the node at once."""
-        if self._stopping.is_set():
+        if self._commands.stopping.is_set():
             logger.warning("Second request to stop: ending at once; the last checkpoint remains.")
             raise SystemExit(130)
         self._exit_code = exit_code
         self._set_apart(State.STOPPING, "The node was asked to stop.")
         self._deadline = time.monotonic() + GRACE_SECONDS + FINISH_SECONDS
-        self._stopping.set()
-        self._called.set()
+        self._commands.stop()
 
     def finish(self) -> None:
         """Stop without a time limit for the running step; before the first step, the same as `stop`."""
         if self._rooms is None:
             return self.stop()
-        self._finishing = True
-        self._hurry()
-
-    def pause(self) -> None:
-        """After this step, save and end the compute process, which frees its memory; then only serve peers."""
-        self._pausing = True
-        self._hurry()
-
-    def resume(self) -> None:
-        """Continue the training after `pause`, or in spite of hours, battery and GPU until these allow it anyway."""
-        self._pausing = False
-        self._overruled, self._held = self._held is not None, None
-        self._hurry()
-
-    async def _keep_hours(self) -> None:
-        """Pause and continue by the schedule."""
-        while True:
-            with contextlib.suppress(OSError):  # of a battery that is being unplugged
-                await self._note_hours()
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _note_hours(self) -> None:
-        why = await self._schedule.why_not()
-        self._overruled = self._overruled and why is not None
-        if self._overruled:
-            why = None
-        if why != self._held:
-            self._held = why
-            self._hurry()
-
-    @property
-    def _wants_rest(self) -> bool:
-        return self._pausing or self._held is not None
+        self._commands.finish()
 
     async def change(self, values: Mapping[str, str]) -> dict[str, object]:
         """Change settings of the running node, until it ends; return their new values.
@@ -179,9 +141,8 @@ class Node:
         self._evaluations.share = settings.eval_share
         rooms.saving.minutes = settings.checkpoint_minutes
         set_level(settings.log_level)
-        if settings.page != (self._page is not None):
-            await self._show_page()
-        await self._note_hours()
+        await self._page.show(settings)
+        await self._commands.look()
         new = {name: settings.model_dump(mode="json")[name] for name in values}
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
         return new
@@ -193,20 +154,14 @@ class Node:
         await self._compute.worker.call(Change(self.settings))
         rooms.metrics.write("changed", step=rooms.stepper.progress.step, settings=new)
 
-    def _hurry(self) -> None:
-        """Set whether the running step trains on the present groups without waiting for more; wake a resting node."""
-        if self._rooms is not None:
-            hurry = self._rooms.stepper.hurry
-            (hurry.set if self._wants_rest or self._finishing else hurry.clear)()
-        self._called.set()
-
     def _asked(self, what: Callable[[], None]) -> Answer:
         """The local API's form of a request; a node that is stopping ignores it."""
 
         def answer() -> dict[str, object]:
-            if not self._stopping.is_set():
+            commands = self._commands
+            if not commands.stopping.is_set():
                 what()
-            return {"state": self.condition().state, "pausing": self._wants_rest, "finishing": self._finishing}
+            return {"state": self.condition().state, "pausing": commands.pausing, "finishing": commands.finishing}
 
         return answer
 
@@ -219,21 +174,23 @@ class Node:
             await end({starting})
             return False
         starting.result()
-        return not self._stopping.is_set()
+        return not self._commands.stopping.is_set()
 
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
         self.home.mark()
         self.options = self._compute.options = with_remembered(self.options, self.home)
-        self._runtime = self.home.make_runtime()
-        await self._begin_to_tell()
+        self._runtime = runtime = self.home.make_runtime()
+        await self._begin_to_tell(runtime)
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # its child processes inherit it
         bootstraps = [parse_address(text)[0] for text in self.options.bootstraps]
         identity = Identity.load_or_create(self.home.key)
-        transport = await self._open_network(identity, bootstraps)
-        self._run_file = await self._find_run(transport, bootstraps)
+        transport = await self._open_network(runtime, identity, bootstraps)
+        asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
+        self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
+        self._run_file = await run_to_join(self.home, self.options, transport, bootstraps, self.settings.patience)
         self.settings = self._settings_for(self.options.task_of(self._run_file))
         set_level(self.settings.log_level)
         self._stack.push_async_callback(self._compute.stop)
@@ -255,14 +212,14 @@ class Node:
             identity=identity,
             transport=transport,
             worker=self._compute.worker,
+            hurry=self._commands.hurry,
             invitation=self.options.invitation,
             describe=lambda: self_report(self.status(), identity.author, run.id),
         )
         self._stack.callback(rooms.close)
         self._evaluations.recall(self.home.metrics)
-        keeping = asyncio.create_task(forever(self._keep_hours))
+        keeping = asyncio.create_task(forever(self._commands.keep_hours))
         self._stack.callback(keeping.cancel)
-        self._hurry()
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
         options, hints = self.options, self._run_file.hints.bootstraps
@@ -270,7 +227,7 @@ class Node:
         await rooms.swarm.start(options.peers, hints, [*options.given, *(hints if options.run is not None else ())])
         self._stack.push_async_callback(rooms.swarm.close)
         if self.settings.lan:
-            await self._open_lan(rooms.swarm, run, identity, transport.port)
+            await open_lan(self._stack, rooms.swarm, run, identity.author, self.settings.host, transport.port)
         if self.options.run is None:
             check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
@@ -279,9 +236,9 @@ class Node:
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
-    async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
+    async def _open_network(self, runtime: Path, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
         self._transport = transport = await open_network(
-            self.home, self.settings, self._runtime, identity, bootstraps, self.options.peers, self._note_p2pd
+            self.home, self.settings, runtime, identity, bootstraps, self.options.peers, self._note_p2pd
         )
         self._stack.push_async_callback(transport.close)
         replace_text(self.home.port, str(transport.port))
@@ -289,49 +246,17 @@ class Node:
             self._addresses = await transport.addresses()
         return transport
 
-    async def _open_lan(self, swarm: Swarm, run: Run, identity: Identity, port: int) -> None:
-        """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
-        if run.founder:
-            logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
-            return
-        from ftis_node.swarm.lan import Lan
-
-        lan = Lan(self.settings.host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
-        self._stack.push_async_callback(lan.close)
-        try:
-            await lan.start()
-            await lan.tell(run, identity.author, port)
-        except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
-            logger.warning("The local network cannot be told of this node: %r", error)
-
-    async def _begin_to_tell(self) -> None:
+    async def _begin_to_tell(self, runtime: Path) -> None:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
-        actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
+        commands = self._commands
+        actions = {"stop": self.stop, "finish": self.finish, "pause": commands.pause, "resume": commands.resume}
         asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
-        socket = self._runtime / "api.sock"
-        api = await start_api(socket, self.row, self.peers, lambda: self._page, asked, {"/set": self.change})
+        api = await start_api(runtime / "api.sock", self.row, self.peers, self._page, asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
-        await self._show_page()
-        self._stack.push_async_callback(self._hide_page)
+        self._stack.push_async_callback(self._page.close)
+        await self._page.show(self.settings)
         watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
         self._stack.callback(watching.cancel)
-
-    async def _show_page(self) -> None:
-        """Start or end the page, as the settings have it."""
-        await self._hide_page()
-        self._page = await start_page(
-            self.home,
-            self.settings,
-            self.row,
-            self.peers,
-            lambda: self._rooms.stepper if self._rooms else None,
-            lambda: self._overview,
-        )
-
-    async def _hide_page(self) -> None:
-        page, self._page = self._page, None
-        if page is not None:
-            await page.close()
 
     def _stalled(self) -> float:
         return self._compute.owing(self.settings.stall_seconds)
@@ -343,12 +268,8 @@ class Node:
     def _note_children(self) -> None:
         """Record the child processes so that the next start can end them if this process is killed."""
         children = (self._p2pd, self._compute.worker.pid)
-        self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
-
-    async def _find_run(self, transport: Libp2p, bootstraps: Sequence[str]) -> RunFile | None:
-        asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
-        self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
-        return await find_run(self.home, self.options, transport, bootstraps, self.settings.patience)
+        if self._runtime is not None:
+            self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
     async def _load(self) -> None:
         self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
@@ -361,20 +282,20 @@ class Node:
         if rooms is None:
             raise FtisError("A node has to start before it trains.")
         self._apart = None
-        while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
+        while not (self._commands.ending or self._done(rooms)):
             try:
-                await (self._rest(rooms) if self._wants_rest else self._unless_stopped(self._go_on(rooms)))
+                await (self._rest(rooms) if self._commands.hold else self._unless_stopped(self._go_on(rooms)))
             except (WorkerDied, WorkerFault) as fault:
                 await self._recover(rooms, fault)
             except (OSError, sqlite3.Error) as error:
-                await self._recover(rooms, await wait_for_room(error, self._stopping))
+                await self._recover(rooms, await wait_for_room(error, self._commands.stopping))
         await self._finish(rooms)
         rooms.standing_file.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
     async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run the work; the returned task is not done if a request to stop came first."""
-        task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
+        task, stopping = asyncio.create_task(work), asyncio.create_task(self._commands.stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         return task
@@ -404,7 +325,7 @@ class Node:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
             await self._wait_for_peers(rooms)
-        elif (last := await rooms.stepper.step(self._stopping)) is not None:
+        elif (last := await rooms.stepper.step(self._commands.stopping)) is not None:
             await self._after_step(rooms, last)
 
     def _done(self, rooms: Rooms) -> bool:
@@ -413,10 +334,10 @@ class Node:
     async def _wait_for_peers(self, rooms: Rooms) -> None:
         """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
         self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
-        while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._wants_rest):
+        while len(view) < self._sought and not self._commands.hurry.is_set():
             self._note_condition()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), 0.2)
+                await asyncio.wait_for(self._commands.hurry.wait(), 0.2)
         self._sought = 0
 
     async def _after_step(self, rooms: Rooms, last: TakenStep) -> None:
@@ -456,16 +377,15 @@ class Node:
         await self._compute.stop()
         self._note_children()
         rooms.stepper.resting = True
-        while self._wants_rest and not (self._stopping.is_set() or self._finishing):
-            why = "" if self._pausing or self._held is None else f" {self._held}"
+        while self._commands.hold and not self._commands.ending:
+            why = self._commands.why
             self._set_apart(
                 State.PAUSED,
-                f"Paused at step {progress.step}: it serves its peers and trains nothing.{why}",
+                f"Paused at step {progress.step}: it serves its peers and trains nothing. {why}".rstrip(),
                 f"`ftis-node resume{self.home.flag}` goes on{' now' if why else ''}.",
             )
-            self._called.clear()
-            await self._called.wait()
-        if not (self._stopping.is_set() or self._finishing):
+            await self._commands.next()
+        if not self._commands.ending:
             try:
                 await self._unless_stopped(self._renew(rooms))
             except (WorkerDied, WorkerFault) as fault:
@@ -505,12 +425,12 @@ class Node:
         try:
             await self._unless_stopped(self._revive(rooms, fault))
         except (OSError, sqlite3.Error) as error:
-            await self._recover(rooms, await wait_for_room(error, self._stopping))
+            await self._recover(rooms, await wait_for_room(error, self._commands.stopping))
 
     async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
         """Start a new compute process from the last checkpoint, after a GPU fault or an out-of-memory kill."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
-        while not self._stopping.is_set():
+        while not self._commands.stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
                 await rooms.saving.flush()
             self._compute.saved(rooms.saving.written)
@@ -531,44 +451,19 @@ class Node:
         rooms.stepper.worker = worker  # only now: an engine without a run cannot score
         rooms.stepper.resting = False
         refill_pool(rooms)
-        if not self._stopping.is_set():
+        if not self._commands.stopping.is_set():
             self._apart = None
 
     # --- condition ------------------------------------------------------------------------------------------------
 
     def condition(self) -> Condition:
         """The node's present condition."""
-        return self._apart if self._apart is not None else condition(self._signs())
-
-    def _signs(self) -> Signs:
+        if self._apart is not None:
+            return self._apart
         if self._rooms is None or self._transport is None:
-            return Signs()
-        membership, last = self._rooms.swarm.membership, self._rooms.stepper.last
-        return Signs(
-            peers=len(membership.view),
-            sought=self._sought,
-            reachability=membership.reachability(),
-            network_down=self._transport.down_seconds(),
-            free_bytes=None if self._rooms.saving.writing else shutil.disk_usage(self.home.path).free,
-            checkpoint_bytes=self._rooms.saving.next_bytes(),
-            faults=self._compute.faults(FAULT_SECONDS),
-            stalled=self._stalled(),
-            bad_steps=last.report.bad_steps if last is not None else 0,
-            idle_steps=self._rooms.stepper.idle_steps,
-            pass_at_1=self._rooms.stepper.progress.pass_at_1,
-            other_protocol=len(membership.majors),
-            own_refused=self._rooms.stepper.own_unsound,
-            clock=membership.sessions.clock_difference(membership.view),
-            replayed=self._rooms.swarm.gossip.counts[Outcome.REPLAYED],
-            shut_out=self._shut_out(),
-            home=self.home.flag,
-        )
-
-    def _shut_out(self) -> str:
-        assert self._rooms is not None
-        roster = self._rooms.swarm.roster
-        why = roster.shut_out if roster is not None else ""
-        return with_names(why, self._names()) if why else ""
+            return condition(Signs())
+        found = signs(self._rooms, self._transport, self._compute, self._sought, self._stalled(), self._names())
+        return condition(found)
 
     def _names(self) -> dict[str, str]:
         return names_in(self._overview.book if self._overview is not None else None)
@@ -585,7 +480,7 @@ class Node:
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """Set the condition of a node that does not train."""
-        if not self._stopping.is_set() or state is State.STOPPING:
+        if not self._commands.stopping.is_set() or state is State.STOPPING:
             self._apart = Condition(state, reason, advice)
             self._say(self._apart)
 
@@ -598,13 +493,13 @@ class Node:
             reason=now.reason,
             advice=now.advice,
             stalled=self._stalled() > 0,
-            pausing=self._wants_rest,
-            finishing=self._finishing,
+            pausing=self._commands.pausing,
+            finishing=self._commands.finishing,
             model=self.settings.model,
             addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             run=self._run_file.run.id.hex() if self._run_file is not None else None,
             curve=list(self._evaluations.curve),
-            page=self._page.address if self._page is not None else None,
+            page=self._page.address,
             uptime=boot_seconds() - self._started,
             kind=loaded.kind if loaded is not None else None,
             plan=part(Planned, plan_row(loaded.plan) if loaded is not None else None),

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
-from ftis_node.node.stepper import Stepper
+from ftis_node.node.assembly import Rooms
 from ftis_node.observe.api import TEXT, Answer, Api, Order
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
@@ -28,37 +28,61 @@ logger = logging.getLogger(__name__)
 TEXT_SECONDS = 5.0
 
 
-async def start_page(
-    home: Home,
-    settings: Settings,
-    status: Answer,
-    peers: Answer,
-    stepper: Callable[[], Stepper | None],
-    overview: Callable[[], Overview | None],
-) -> Web | None:
-    """Start the page of an open home; None if the settings turn it off.
+class Dashboard:
+    """The page of an open home, as long as the settings have one."""
 
-    Args:
-        stepper: returns the stepper whose groups the page shows, None before there is one.
-        overview: the same of the swarm's overview.
+    def __init__(
+        self,
+        home: Home,
+        status: Answer,
+        peers: Answer,
+        rooms: Callable[[], Rooms | None],
+        overview: Callable[[], Overview | None],
+    ) -> None:
+        """
+        Args:
+            rooms, overview: return the node's parts and the swarm's overview, None before there are any.
+        """
+        self._home, self._status, self._peers, self._rooms, self._overview = home, status, peers, rooms, overview
+        self._server: Web | None = None
 
-    Raises:
-        UserError: the page's port is taken.
-    """
-    if not settings.page:
-        return None
-    routes = [
-        json_route("/api/status", _at_once(status)),
-        json_route("/api/peers", _at_once(peers)),
-        Route("/api/history", _Curves(History(home.metrics)).handle),
-        json_route("/api/completions", _Texts(stepper).answer),
-        swarm_route(overview),
-        Route("/metrics", _metrics(status, peers), open=True),  # metrics hold no secret
-    ]
-    server = Web(read_token(home.page_token), routes)
-    await server.start(settings.http_host, settings.http_port)
-    logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
-    return server
+    @property
+    def address(self) -> str | None:
+        """Where the page is; None without one."""
+        return self._server.address if self._server is not None else None
+
+    async def show(self, settings: Settings) -> None:
+        """Start or end the page, as the settings have it.
+
+        Raises:
+            UserError: the page's port is taken.
+        """
+        if not settings.page:
+            return await self.close()
+        if self._server is not None:
+            return
+        routes = [
+            json_route("/api/status", _at_once(self._status)),
+            json_route("/api/peers", _at_once(self._peers)),
+            Route("/api/history", _Curves(History(self._home.metrics)).handle),
+            json_route("/api/completions", _Texts(self._rooms).answer),
+            swarm_route(self._overview),
+            Route("/metrics", _metrics(self._status, self._peers), open=True),  # metrics hold no secret
+        ]
+        server = Web(read_token(self._home.page_token), routes)
+        await server.start(settings.http_host, settings.http_port)
+        self._server = server
+        logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, self._home.flag)
+
+    async def close(self) -> None:
+        """End the page, if there is one."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+
+    def invitation(self) -> dict[str, str | None]:
+        """A new link that opens the page once; null without a page."""
+        return {"link": self._server.invite() if self._server is not None else None}
 
 
 def swarm_route(overview: Callable[[], Overview | None]) -> Route:
@@ -75,20 +99,15 @@ async def start_api(
     path: Path,
     status: Answer,
     peers: Answer,
-    page: Callable[[], Web | None],
+    page: Dashboard,
     actions: dict[str, Answer],
     orders: dict[str, Order],
 ) -> Api:
     """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
-    routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": lambda: invitation(page())}
+    routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": page.invitation}
     api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())}, orders)
     await api.start(path)
     return api
-
-
-def invitation(page: Web | None) -> dict[str, str | None]:
-    """A new link that opens the page once; null from a node without a page."""
-    return {"link": page.invite() if page is not None else None}
 
 
 def _metrics(status: Answer, peers: Answer) -> Handler:
@@ -142,15 +161,15 @@ class ShownGroup(msgspec.Struct, frozen=True):
 class _Texts:
     """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
 
-    def __init__(self, stepper: Callable[[], Stepper | None]) -> None:
-        self._stepper = stepper
+    def __init__(self, rooms: Callable[[], Rooms | None]) -> None:
+        self._rooms = rooms
         self._lock = asyncio.Lock()
         self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, object]:
-        stepper = self._stepper()
-        if stepper is None:
+        if (rooms := self._rooms()) is None:
             return {"step": 0, "groups": []}
+        stepper = rooms.stepper
         async with self._lock:
             groups, step = stepper.recent.groups(), stepper.recent.step
             new = [group for group in groups if group not in self._known]

@@ -1,4 +1,4 @@
-"""The steps of a node in a horizontal run: its own parts, the others' parts, and groups that it closes for itself.
+"""The batches of a horizontal run: own parts, the others' parts, and groups that the node closes for itself.
 
 A step makes parts until enough groups can be closed, and makes at most as many as a node alone would need for its whole
 batch. Then it waits as little as any step, and takes the fullest groups as they are. So a peer that is dead, slow or
@@ -9,153 +9,137 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ftis_node.config.settings import Settings
-from ftis_node.node.step_batch import OwnGroup
-from ftis_node.node.stepper import WAIT_SECONDS, Stepper, first_of
-from ftis_node.step_report import TakenStep
-from ftis_node.swarm.parts import EPOCHS, Key, Parts, key_of
-from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
+from ftis_node.node.batch_source import WAIT_SECONDS, waiting_in
+from ftis_node.node.step_batch import OwnGroup, StepBatch
+from ftis_node.swarm.common_rows import OwnSlots
+from ftis_node.swarm.parts import Key, Parts, key_of
+from ftis_node.swarm.pool import Newcomers, Scored, Want
+
+if TYPE_CHECKING:
+    from ftis_node.node.stepper import Stepper
 
 
-class HorizontalStepper(Stepper):
-    """Assembles batches of groups that are made of several authors' parts."""
+class HorizontalSource:
+    """Batches of groups that are made of several authors' parts. All counts are parts."""
 
-    def __init__(self, *, pool: Pool | None, **rest: Any) -> None:
-        assert isinstance(pool, Parts)
-        super().__init__(pool=pool, **rest)
-        self._parts = pool
+    def __init__(self, node: Stepper, rng: random.Random | None) -> None:
+        self.parts = Parts(node.run, node.age_clock, rng, node.standing.banned)
+        self.pool = self.parts.pool
+        self._node = node
+        self._slots = OwnSlots(node.run, node.author)
         self._mine: dict[Key, OwnGroup] = {}  # own parts of open groups
 
     @property
-    def _completions(self) -> int:
-        """Completions of a batch, however many groups they make."""
-        return self.batch_groups * self.run.group
+    def _whole(self) -> int:
+        """The parts of a batch, however many groups they make."""
+        return self._node.batch_groups * self._node.run.parts
 
     def _epoch(self) -> int:
-        return self.run.epoch_at(self._unix())
+        return self._node.run.epoch_at(self._node.unix())
 
-    # --- foreign parts --------------------------------------------------------------------------------------------
+    def add(self, scored: Scored) -> bool:
+        return self.parts.add(scored)
 
     def want(self) -> Want:
-        """The parts to pull: first those of groups that have an own part, then those that may get one."""
-        if self.own_only or self.resting:
-            return Want(0, Newcomers(), 0)
-        most = 2 * self._completions // self.run.completions
-        waiting, newcomers = self.pool.waiting(), self._newcomers()
-        if newcomers.room is not None:
-            newcomers.room = max(0, 2 * newcomers.room - self._of_newcomers(waiting))
+        """As `BatchSource.want`: first parts of groups that have an own part, then of those that may get one."""
+        newcomers, most = self._newcomers(), 2 * self._whole
+        waiting = waiting_in(self.pool, newcomers)
+        if (room := waiting.left(2)) is not None:
+            newcomers.room = max(0, room)
         epochs = (self._epoch(), max(0, self._epoch() - 1))
-        others = (key for epoch in epochs for key in self._keys(epoch) if not self._parts.closed(key))
-        rows = dict.fromkeys(row for _, row in (*self._parts.fullest(self._mine), *others))
-        return Want(0, newcomers, most, most - sum(waiting.values()) - len(self._scoring), rows)
+        others = (key for epoch in epochs for key in self._keys(epoch) if not self.parts.closed(key))
+        rows = dict.fromkeys(row for _, row in (*self.parts.fullest(self._mine), *others))
+        return Want(0, newcomers, most, most - waiting.groups - len(self._node.scoring), rows)
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""
-        issued_at = epoch * self.run.epoch
-        return [(epoch, self._context.row_of(b"", 0, slot, issued_at)) for slot in range(self.run.slots)]
+        run, row_of = self._node.run, self._node.context.row_of
+        return [(epoch, row_of(b"", 0, slot, epoch * run.epoch)) for slot in range(run.slots)]
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
-        newcomers = super()._newcomers()
+        newcomers = self._node.newcomers()
         if newcomers.room is not None:
-            newcomers.room *= self.run.parts
+            newcomers.room *= self._node.run.parts
         return newcomers
 
-    # --- the step -------------------------------------------------------------------------------------------------
+    def slots(self, count: int, issued_at: int) -> list[int]:
+        """As `BatchSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
+        author nothing."""
+        counts, run = self.parts.counts(self._newcomers()), self._node.run
+        keys = self._keys(run.epoch_at(issued_at))
+        admitted = [run.parts if self.parts.closed(key) else counts[key] for key in keys]
+        return self._slots.take_parts(count, issued_at, dict(enumerate(admitted)))
 
-    def _take_slots(self, count: int, unix: int) -> list[int]:
-        """Only parts that were admitted say what goes first, for an announcement costs its author nothing."""
-        counts, whole = self._parts.counts(self._newcomers()), self.run.parts
-        keys = self._keys(self.run.epoch_at(unix))
-        admitted = [whole if self._parts.closed(key) else counts[key] for key in keys]
-        return self._slots.take_parts(count, unix, dict(enumerate(admitted)))
+    def made(self, groups: Sequence[OwnGroup]) -> None:
+        self._mine |= {key: one for one in groups if not self.parts.closed(key := key_of(one.group))}
 
-    async def generate(self, count: int) -> list[OwnGroup]:
-        """Make and announce `count` parts, fewer where the epoch has no more rows."""
-        made = await super().generate(count)
-        for one in made:
-            if not self._parts.closed(key_of(one.group)):
-                self._mine[key_of(one.group)] = one
-        return made
+    # --- the batch ------------------------------------------------------------------------------------------------
 
-    async def step(self, stopping: asyncio.Event) -> TakenStep | None:
-        """As `Stepper.step`."""
-        self._raise_failed()
-        began = self._clock()
+    async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
+        """As `BatchSource.batch`."""
+        node = self._node
+        node.raise_failed()
         made, most = 0, self._most()
-        while not (stopping.is_set() or self.hurry.is_set()) and made < most and not self._enough():
-            parts = await self.generate(min(most - made, math.ceil(self.batch_groups / 2)))
+        while not node.pressed(stopping) and made < most and self._lacking():
+            parts = await node.generate(min(most - made, math.ceil(node.batch_groups / 2)))
             made += len(parts)
-            self.swarm.poke()
-            if not parts:
+            node.swarm.poke()
+            if not parts:  # the epoch has no more rows
                 break
-        generated = self._clock()
-        if not self.own_only:
+        generated = node.clock()
+        if not node.own_only:
             await self._wait(stopping)
-        if stopping.is_set() or (most == 0 and not self._enough()):
+        if stopping.is_set() or (most == 0 and self._lacking()):
             return None
         own, foreign = self._take(self._newcomers())
-        waited = self._clock() - generated
-        if not own and not foreign:
-            if not self.hurry.is_set():  # the epoch's rows are all answered and trained on
-                self.waiting_for = "the rows of the next epoch"
-                await first_of(self._pool_grew, stopping, self.hurry, seconds=WAIT_SECONDS)
-                self.waiting_for = ""
-            return None
-        self.swarm.poke()
-        return await self.train(own, foreign, began=began, wait=waited)
+        if own or foreign:
+            return StepBatch(own, foreign, wait=node.clock() - generated)
+        if not node.hurry.is_set():  # the epoch's rows are all answered and trained on
+            node.waiting_for = "the rows of the next epoch"
+            await node.arrival(stopping)
+            node.waiting_for = ""
+        return None
 
     def _most(self) -> int:
         """The most own parts of a step: as many as fill a batch, or the share that the settings give."""
-        share = self.settings.own_share
-        return math.ceil((1.0 if share is None else share) * self._completions / self.run.completions)
+        share = self._node.settings.own_share
+        return math.ceil((1.0 if share is None else share) * self._whole)
 
     def _lacking(self) -> int:
         """The parts that the groups that can be closed lack to fill a batch."""
-        waiting = self._parts.by_group()
-        ready = self._parts.ready(self._mine, self._epoch())
-        parts = sum(len(waiting.get(key, ())) + (key in self._mine) for key in ready)
-        return max(0, math.ceil(self._completions / self.run.completions) - parts)
-
-    def _enough(self) -> bool:
-        """Whether the groups that can be closed fill a batch."""
-        return not self._lacking()
+        waiting = self.parts.by_group()
+        ready = self.parts.ready(self._mine, self._epoch())
+        return max(0, self._whole - sum(len(waiting.get(key, ())) + (key in self._mine) for key in ready))
 
     async def _wait(self, stopping: asyncio.Event) -> None:
         """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch."""
-        listens, share = self.settings.own_share == 0, self.batch_groups  # in parts: of each group one
-        deadline = self._clock() + (WAIT_SECONDS if listens else self._patience(min(self._lacking(), share)))
-        while not (stopping.is_set() or self.hurry.is_set() or self._enough()) and self._clock() < deadline:
-            left = max(deadline - self._clock(), 0.01)
-            await first_of(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
-            self._pool_grew.clear()
+        node = self._node
+        share = min(self._lacking(), node.batch_groups)  # of each group one part
+        deadline = node.clock() + (WAIT_SECONDS if node.settings.own_share == 0 else node.patience(share))
+        while not node.pressed(stopping) and self._lacking() and node.clock() < deadline:
+            await node.arrival(stopping, deadline - node.clock())
 
     def _take(self, newcomers: Newcomers) -> tuple[list[OwnGroup], list[Scored]]:
         """Close groups until a batch is full: those that are ready, then the fullest. A group without a signal counts
         if this node made a part of it, as in other runs."""
-        ready = self._parts.ready(self._mine, self._epoch())
+        ready = self.parts.ready(self._mine, self._epoch())
         own: list[OwnGroup] = []
         foreign: list[Scored] = []
-        for key in dict.fromkeys((*ready, *self._parts.fullest(self._mine))):
-            if (len(own) + len(foreign)) * self.run.completions >= self._completions:
+        for key in dict.fromkeys((*ready, *self.parts.fullest(self._mine))):
+            if len(own) + len(foreign) >= self._whole:
                 break
-            mine, theirs = self._mine.pop(key, None), self._parts.close(key, newcomers)
+            mine, theirs = self._mine.pop(key, None), self.parts.close(key, newcomers)
             if mine is None and not _signal(theirs):
-                self._store.settle([one.group.key for one in theirs], "no-signal")
+                self._node.store.settle([one.group.key for one in theirs], "no-signal")
                 continue
             own += [mine] if mine is not None else []
             foreign += theirs
         return own, foreign
-
-
-def needed_age(settings: Settings, stepper: Stepper) -> float | None:
-    """Seconds for which a packet may answer a row that the node asks for; None: it asks for none."""
-    if stepper.run.parts > 1:
-        return float(EPOCHS * stepper.run.epoch)
-    return settings.needed_age if stepper.by_need else None
 
 
 def _signal(parts: Sequence[Scored]) -> bool:

@@ -19,7 +19,7 @@ from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
-from ftis_node.node.options import known_run
+from ftis_node.node.run_source import known_run
 from ftis_node.observe.api import TEXT
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, read_token, to_json

@@ -39,9 +39,20 @@ class Schedule:
         self._looked = self._busy_at = -QUIET_SECONDS
         self._busy_looks = 0
         self._blind = False  # nvidia-smi does not work here
+        self.why: str | None = None  # at the latest look, overruled or not
+        self._overruled = False
 
     async def why_not(self) -> str | None:
         """Return why the node should not train now, as a sentence, or None."""
+        self.why = await self._look()
+        self._overruled = self._overruled and self.why is not None
+        return None if self._overruled else self.why
+
+    def overrule(self) -> None:
+        """Let the node train until there was nothing against it once."""
+        self._overruled = self.why is not None
+
+    async def _look(self) -> str | None:
         settings, now = self._settings(), datetime.fromtimestamp(unix_seconds())
         spans = read_hours(settings.hours)
         if not is_open(spans, now):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +17,9 @@ from msgspec.structs import asdict
 import ftis_node
 from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.node.assembly import Rooms
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.condition import FAULT_SECONDS, Signs
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe.answers import (
     CheckpointStatus,
@@ -36,6 +41,9 @@ from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Outcome
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.text import with_names
 from ftis_node.worker.messages import plan_row
 
 STEP_SECONDS = 10.0  # between two log lines about steps
@@ -103,6 +111,37 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.own_refused,
+    )
+
+
+def signs(
+    rooms: Rooms, transport: Libp2p, compute: ComputeProcess, sought: int, stalled: float, names: Mapping[str, str]
+) -> Signs:
+    """The signs from which the node's condition follows.
+
+    Args:
+        sought, stalled: see `Signs`. names: of peers, as far as known.
+    """
+    membership, stepper, roster = rooms.swarm.membership, rooms.stepper, rooms.swarm.roster
+    why = roster.shut_out if roster is not None else ""
+    return Signs(
+        peers=len(membership.view),
+        sought=sought,
+        reachability=membership.reachability(),
+        network_down=transport.down_seconds(),
+        free_bytes=None if rooms.saving.writing else shutil.disk_usage(rooms.home.path).free,
+        checkpoint_bytes=rooms.saving.next_bytes(),
+        faults=compute.faults(FAULT_SECONDS),
+        stalled=stalled,
+        bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,
+        idle_steps=stepper.idle_steps,
+        pass_at_1=stepper.progress.pass_at_1,
+        other_protocol=len(membership.majors),
+        own_refused=stepper.own_unsound,
+        clock=membership.sessions.clock_difference(membership.view),
+        replayed=rooms.swarm.gossip.counts[Outcome.REPLAYED],
+        shut_out=with_names(why, names) if why else "",
+        home=rooms.home.flag,
     )
 
 

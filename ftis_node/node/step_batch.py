@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ftis_node.config.run import Run
 from ftis_node.observe.recent import KEPT, Shown
@@ -28,6 +29,15 @@ class OwnGroup:
     def has_signal(self) -> bool:
         """Whether the rewards differ."""
         return min(self.rewards) != max(self.rewards)
+
+
+class StepBatch(NamedTuple):
+    """What a step trains on. replaced: own groups that are not trained on. wait: seconds for foreign groups."""
+
+    own: Sequence[OwnGroup]
+    foreign: Sequence[Scored]
+    replaced: Sequence[OwnGroup] = ()
+    wait: float = 0.0
 
 
 def without_dead(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UsageError, UserError
-from ftis_node.node.options import check_foreseen, check_run, known_run
+from ftis_node.node.run_source import check_foreseen, check_run, known_run
 from ftis_node.node.task_files import agreed
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve

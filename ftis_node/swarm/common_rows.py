@@ -12,7 +12,7 @@ from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import entry
+from ftis_node.swarm.bounded import Bounded
 
 OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate
@@ -29,11 +29,6 @@ class OwnSlots:
         self._epoch = -1
         self._answered = 0  # common slots of the epoch, from 0 on
         self._left: set[int] = set()  # of a horizontal run, those of the epoch that are not answered
-
-    @property
-    def most(self) -> int:
-        """The most groups of a round."""
-        return self._run.slots if self._run.parts > 1 else self._run.slots - self._run.common
 
     def take_parts(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
         """The slots of a round of up to `count` parts of a horizontal run, ascending; none if all are answered.
@@ -57,12 +52,13 @@ class OwnSlots:
         return sorted(chosen)
 
     def take(self, count: int, unix: float) -> list[int]:
-        """The slots of a round of `count` groups, ascending.
+        """The slots of a round of `count` groups, or as many as fit into one, ascending.
 
         Up to half of them are the common ones that this node has not answered in this epoch, in order, so that a slow
         node answers the rows that a fast one answered first.
         """
         common = self._run.common
+        count = min(count, self._run.slots - common)
         if not common:
             return list(range(count))
         if (epoch := self._run.epoch_at(unix)) != self._epoch:
@@ -78,7 +74,8 @@ class Answered:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._slots: dict[bytes, dict[int, int]] = {}  # author → epoch → a bit mask of slots
+        # author → epoch → a bit mask of slots
+        self._slots: Bounded[bytes, Bounded[int, int]] = Bounded(AUTHORS_MAX)
 
     def refused(self, announcement: Announcement, age: float) -> int:
         """Note a new announcement of this age, in seconds. Return a bit mask of its packets that do not count.
@@ -91,7 +88,7 @@ class Answered:
         epoch = self._run.epoch_at(announcement.issued_at)
         if abs(epoch - self._run.epoch_at(unix_seconds() - age)) > TOLERANCE:
             return sum(1 << index for index in common)
-        epochs = entry(self._slots, announcement.author, {}, AUTHORS_MAX)
-        before = entry(epochs, epoch, 0, EPOCHS_MAX)
+        epochs = self._slots.setdefault(announcement.author, Bounded(EPOCHS_MAX))
+        before = epochs.get(epoch, 0)
         epochs[epoch] = before | sum(1 << slot for slot in common.values())
         return sum(1 << index for index, slot in common.items() if before >> slot & 1)

@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from ftis_node.config.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import put
+from ftis_node.swarm.bounded import Bounded
 
 ROWS_MAX = 4096
 
@@ -35,7 +35,7 @@ class Needs:
     announcement (`ftis_node.draw`), so no author can make itself wanted.
     """
 
-    _rows: dict[int, RowState] = field(default_factory=dict)
+    _rows: Bounded[int, RowState] = field(default_factory=lambda: Bounded(ROWS_MAX))
 
     def __contains__(self, row: object) -> bool:
         """Whether a group of this row is needed."""
@@ -51,7 +51,7 @@ class Needs:
             self.could(row)
             return
         self._rows.pop(row, None)
-        put(self._rows, row, RowState.NEEDED, ROWS_MAX)
+        self._rows[row] = RowState.NEEDED
 
     def could(self, row: int) -> None:
         """Note that the node can do the row; one that it never learned from others is forgotten."""
@@ -79,7 +79,10 @@ class Needs:
     @classmethod
     def from_facts(cls, facts: Iterable[Sequence[int]]) -> Needs:
         """Restore the output of `facts`. Raises ValueError if it is malformed."""
-        return cls({row: RowState(state) for row, state in facts})
+        needs = cls()
+        for row, state in facts:
+            needs._rows[row] = RowState(state)
+        return needs
 
 
 def teaches(run: Run, right: int) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
-from ftis_node.swarm.bounded import put
-from ftis_node.swarm.pool import Newcomers, Pool, Scored
+from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.pool import Newcomers, Pool, Scored, nobody
 
 CLOSED_MAX = 4096
 EPOCHS = 2
@@ -29,19 +29,25 @@ def key_of(group: Group) -> Key:
     return (group.epoch, group.row)
 
 
-class Parts(Pool):
+class Parts:
     """Foreign parts whose groups are open. Those without a signal are kept, for only the group shows it."""
 
-    def __init__(self, run: Run, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+        banned: Callable[[bytes], str | None] = nobody,
+    ) -> None:
         """
         Args:
-            clock: see `Pool`.
+            clock, banned: see `Pool`.
         """
-        super().__init__(EPOCHS * run.epoch, clock, rng, keep_all=True)
+        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, banned=banned)
         self.late = 0  # parts of groups that were closed
         self.doubled = 0  # second parts of one author for one row
         self._run = run
-        self._closed: dict[Key, bool] = {}
+        self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
 
     def add(self, scored: Scored) -> bool:
         """Add a part. False if its group is closed, or has one of its author already (counted), or as `Pool.add`."""
@@ -49,18 +55,16 @@ class Parts(Pool):
         if key in self._closed:
             self.late += 1
             return False
-        if any(key_of(one.group) == key for one in self._by_author.get(scored.group.author, [])):
+        if any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
             self.doubled += 1
             return False
-        return super().add(scored)
+        return self.pool.add(scored)
 
     def by_group(self) -> dict[Key, list[Scored]]:
         """The waiting parts of each open group."""
-        self.expire()
         found: dict[Key, list[Scored]] = {}
-        for parts in self._by_author.values():
-            for one in parts:
-                found.setdefault(key_of(one.group), []).append(one)
+        for one in self.pool.groups():
+            found.setdefault(key_of(one.group), []).append(one)
         return found
 
     def counts(self, newcomers: Newcomers) -> Counter[Key]:
@@ -94,8 +98,8 @@ class Parts(Pool):
     def close(self, key: Key, newcomers: Newcomers) -> list[Scored]:
         """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
         parts = self.by_group().get(key, [])
-        self.remove(parts)
-        put(self._closed, key, True, CLOSED_MAX)
+        self.pool.remove(parts)
+        self._closed[key] = True
         return list(_with_room(parts, newcomers))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftis_node.packet import Group
 
@@ -63,11 +63,15 @@ class Want:
     answers: groups besides, which answer one of these rows, the first ones first.
     """
 
-    groups: int
-    newcomers: Newcomers
-    of_one: int
+    groups: int = 0
+    newcomers: Newcomers = field(default_factory=Newcomers)
+    of_one: int = 0
     answers: int = 0
     rows: Iterable[int] = ()
+
+
+def nobody(author: bytes) -> None:
+    """No author is banned."""
 
 
 class Pool:
@@ -85,11 +89,13 @@ class Pool:
         keep_all: bool = False,
         needed: Callable[[int], bool] = lambda row: False,
         needed_age: float = 0.0,
+        banned: Callable[[bytes], str | None] = nobody,
     ) -> None:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
             needed: returns whether a row is needed; its groups may be `needed_age` seconds old.
+            banned: returns why an author is banned, or None; its waiting groups are dropped for good.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
         """
@@ -99,7 +105,7 @@ class Pool:
         self.expired = 0
         self._clock = clock
         self.longest_age = max(max_age, needed_age)
-        self._needed = needed
+        self._needed, self._banned = needed, banned
         self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
@@ -130,12 +136,17 @@ class Pool:
         for scored in taken:
             self._by_author.setdefault(scored.group.author, []).append(scored)
 
-    def drop(self, author: bytes) -> None:
-        """Drop the waiting groups of an author; none of them comes in again."""
-        self._by_author.pop(author, None)
+    def of(self, author: bytes) -> Sequence[Scored]:
+        """The groups of an author."""
+        return self._by_author.get(author, ())
+
+    def groups(self) -> list[Scored]:
+        """The waiting groups by author; those that are too old, or whose author is banned, go first."""
+        self.expire()
+        return [one for groups in self._by_author.values() for one in groups]
 
     def waiting(self) -> dict[bytes, int]:
-        """The number of waiting groups by author; those that are too old go first."""
+        """The number of waiting groups by author."""
         self.expire()
         return {author: len(groups) for author, groups in self._by_author.items()}
 
@@ -163,45 +174,38 @@ class Pool:
         return born >= self._clock() - (self.longest_age if self._needed(row) else self.max_age)
 
     def rows(self) -> set[int]:
-        """The rows that the waiting groups answer; those that are too old go first."""
-        self.expire()
-        return {scored.group.row for groups in self._by_author.values() for scored in groups}
+        """The rows that the waiting groups answer."""
+        return {scored.group.row for scored in self.groups()}
 
     def answers(
         self, first: Collection[int], needed: Collection[int], count: int, newcomers: Newcomers
     ) -> list[Scored]:
         """Remove up to `count` groups that answer needed rows, one a row; those that answer one of `first` go first."""
-        self.expire()
-        found = [one for groups in self._by_author.values() for one in groups if one.group.row in needed]
+        found = [one for one in self.groups() if one.group.row in needed]
         self._rng.shuffle(found)
         found.sort(key=lambda one: one.group.row not in first)
         taken: dict[int, Scored] = {}
         for one in found:
-            author = one.group.author
-            if len(taken) < count and one.group.row not in taken and newcomers.may(author):
-                newcomers.took(author)
+            if len(taken) < count and one.group.row not in taken and newcomers.may(one.group.author):
+                newcomers.took(one.group.author)
                 taken[one.group.row] = one
-                self._by_author[author].remove(one)
-                if not self._by_author[author]:
-                    del self._by_author[author]
+        self.remove(taken.values())
         return list(taken.values())
 
     def remove(self, taken: Collection[Scored]) -> None:
         """Remove these groups, which the pool remembers."""
-        for author in {scored.group.author for scored in taken}:
-            left = [scored for scored in self._by_author.get(author, []) if scored not in taken]
-            if left:
-                self._by_author[author] = left
-            else:
-                self._by_author.pop(author, None)
+        gone = set(taken)
+        self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old; forget them when no copy may come in any more."""
+        """Drop the groups that are too old, and those of banned authors; forget them when no copy may come any more."""
         self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
-        for author, groups in list(self._by_author.items()):
-            fresh = [one for one in groups if self.fresh(one.group.row, one.born)]
-            self.expired += len(groups) - len(fresh)
-            if fresh:
-                self._by_author[author] = fresh
-            else:
-                del self._by_author[author]
+        for author in [author for author in self._by_author if self._banned(author) is not None]:
+            del self._by_author[author]
+        before = sum(map(len, self._by_author.values()))
+        self._keep(lambda one: self.fresh(one.group.row, one.born))
+        self.expired += before - sum(map(len, self._by_author.values()))
+
+    def _keep(self, stays: Callable[[Scored], bool]) -> None:
+        kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}
+        self._by_author = {author: groups for author, groups in kept.items() if groups}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.stepper import Compute, Stepper
+from ftis_node.node.vertical import VerticalSource
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
@@ -20,18 +21,57 @@ from tests.support.swarm import RUN
 BATCH = 24
 
 
+class Hearsay:
+    """A swarm in which so many other authors announce, and bring nothing."""
+
+    interval = 1.0
+
+    def __init__(self, others: int) -> None:
+        self._authors = {bytes([number]) for number in range(others)}
+
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None: ...
+
+    def poke(self) -> None: ...
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        return self._authors
+
+    def has_peers(self) -> bool:
+        return bool(self._authors)
+
+
 def stepper(
-    path: Path, others: int, *, own_only: bool = False, run: Run = RUN, worker: Compute | None = None, **settings: Any
+    path: Path,
+    others: int = 1,
+    *,
+    own_only: bool = False,
+    context: AdmissionContext | None = None,
+    run: Run = RUN,
+    identity: Identity | None = None,
+    worker: Compute | None = None,
+    standing: Standing | None = None,
+    clock: Callable[[], float] | None = None,
+    unix: Callable[[], float] = unix_seconds,
+    own_data: bool = False,
+    **settings: object,
 ) -> Stepper:
     """A stepper that hears of so many other authors."""
-    made = Stepper(
-        context=AdmissionContext(run=run, prompt_digests=bytes(80)),
+    return Stepper(
+        context=context or AdmissionContext(run=run, prompt_digests=bytes(80)),
         own_only=own_only,
-        identity=Identity.load_or_create(path / "key"),
-        settings=Settings(batch_groups=BATCH, **settings),
+        identity=identity or Identity.load_or_create(path / "key"),
+        settings=Settings.model_validate({"batch_groups": BATCH, **settings}),
         store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
         worker=worker or Worker(),
-        standing=Standing(boot_seconds),
+        standing=standing or Standing(boot_seconds),
+        swarm=Hearsay(others),
+        clock=clock,
+        unix=unix,
+        own_data=own_data,
     )
-    made.swarm = SimpleNamespace(recent_authors=lambda seconds: set(range(others)))  # type: ignore[assignment]
-    return made
+
+
+def vertical(node: Stepper) -> VerticalSource:
+    """The node's source, of whole groups."""
+    assert isinstance(node.source, VerticalSource)
+    return node.source

@@ -142,6 +142,8 @@ class WholeNode:
         context = AdmissionContext(self.run, digests)
         identity = Identity.load_or_create(folder / "key")
         store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
+        network = Network()
+        self._swarm = self._member(network, identity.author, context, store, on_demand=True)
         self.stepper = Stepper(
             context=context,
             own_only=False,
@@ -150,9 +152,8 @@ class WholeNode:
             store=store,
             worker=InProcess(self.engine),
             standing=Standing(boot_seconds, ()),
+            swarm=self._swarm,
         )
-        network = Network()
-        self.stepper.swarm = self._swarm = self._member(network, identity.author, context, store, on_demand=True)
         self._swarm.taker = self.stepper
         self._others = [Author(number, self, network, context) for number in range(peers)]
 

@@ -15,6 +15,7 @@ from ftis_node.lab.simulation.rhythm import Rhythm
 from ftis_node.lab.simulation.scenario import Scenario, draw_machine
 from ftis_node.lab.simulation.store import RUN, SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
+from ftis_node.node.batch_source import needed_age
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
@@ -57,29 +58,35 @@ class SimulatedNode:
         self.transport = MemoryTransport(network, identity.author, machine, addresses)
         self.store = SimulatedStore()
         standing = Standing(boot_seconds)
-        self.stepper = Rhythm(
-            identity=identity,
-            store=self.store,
-            standing=standing,
-            machine=machine,
-            tally=tally,
-            rng=rng,
-            context=context,
-            scenario=scenario,
-        )
-        needed_age = settings.needed_age if self.stepper.by_need else None
-        self.swarm = self.stepper.swarm = Swarm(
+        self.swarm = Swarm(
             transport=self.transport,
             identity=identity,
             run_file=RUN_FILE,
             standing=standing,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
-            trade=Trade(context, self.store, self.stepper.want, self.stepper.on_groups, needed_age),
+            trade=Trade(
+                context,
+                self.store,
+                lambda: self.stepper.want(),
+                lambda arrived: self.stepper.on_groups(arrived),
+                needed_age(RUN, settings, own_only=False),
+            ),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
             rng=rng,
+        )
+        self.stepper = Rhythm(
+            identity=identity,
+            store=self.store,
+            standing=standing,
+            swarm=self.swarm,
+            machine=machine,
+            tally=tally,
+            rng=rng,
+            context=context,
+            scenario=scenario,
         )
         self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None

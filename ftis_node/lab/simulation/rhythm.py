@@ -7,21 +7,21 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, cast
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.store import RUN, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
-from ftis_node.node.step_batch import OwnGroup
-from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper, exchange_interval
+from ftis_node.node.demand import OWN_SHARE_FLOOR
+from ftis_node.node.step_batch import StepBatch
+from ftis_node.node.stepper import Exchange, Stepper, exchange_interval
+from ftis_node.node.vertical import VerticalSource
 from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep
@@ -68,6 +68,16 @@ class ModelledCompute:
         return ScoredPacket(body, rewards(packet))
 
 
+class PlannedSource(VerticalSource):
+    """Knows the own groups that the latest batch was planned with."""
+
+    planned = 0
+
+    def own_quota(self) -> int:
+        self.planned = super().own_quota()
+        return self.planned
+
+
 class Rhythm(Stepper):
     """Takes one step after the other, and notes each for the figures."""
 
@@ -77,28 +87,28 @@ class Rhythm(Stepper):
         identity: Identity,
         store: SimulatedStore,
         standing: Standing,
+        swarm: Exchange,
         machine: Machine,
         tally: Tally,
         rng: random.Random,
         context: AdmissionContext,
         scenario: Scenario,
     ) -> None:
-        settings = scenario.settings
         super().__init__(
             context=context,
             own_only=False,
             identity=identity,
-            settings=settings,
+            settings=scenario.settings,
             store=cast(PacketStore, store),
             worker=ModelledCompute(machine, rng, scenario),
             standing=standing,
+            swarm=swarm,
             clock=boot_seconds,
-            pool=Pool(settings.max_age, boot_seconds, rng, needed=self._needed, needed_age=settings.needed_age),
         )
+        self.source = self._planning = PlannedSource(self, rng)
         self._machine = machine
         self._tally = tally
         self._rng = rng
-        self._planned = 0
 
     async def live(self, *, midway: bool) -> None:
         """Takes steps for ever.
@@ -117,26 +127,14 @@ class Rhythm(Stepper):
         while True:
             await self.step(stopping)
 
-    def own_quota(self) -> int:
-        self._planned = super().own_quota()
-        return self._planned
-
-    async def train(
-        self,
-        own: Sequence[OwnGroup],
-        foreign: Sequence[Scored],
-        *,
-        replaced: Sequence[OwnGroup] = (),
-        began: float,
-        wait: float = 0.0,
-    ) -> TakenStep:
-        now = self._clock()
+    async def train(self, batch: StepBatch, began: float) -> TakenStep:
+        now = self.clock()
         step = Step(
-            wanted=self.settings.batch_groups - self._planned,
-            taken=[scored.group.key for scored in foreign],
-            ages=[now - scored.born for scored in foreign],
-            waited=wait,
+            wanted=self.settings.batch_groups - self._planning.planned,
+            taken=[scored.group.key for scored in batch.foreign],
+            ages=[now - scored.born for scored in batch.foreign],
+            waited=batch.wait,
         )
-        taken = await super().train(own, foreign, replaced=replaced, began=began, wait=wait)
+        taken = await super().train(batch, began)
         self._tally.add_step(self._machine, step, taken.seconds.total)
         return taken

@@ -12,7 +12,7 @@ import numpy as np
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import GOSSIP, KINDS, MEMBERSHIP, PACKETS, Meter
 from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.node.stepper import OWN_SHARE_FLOOR
+from ftis_node.node.demand import OWN_SHARE_FLOOR
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,0 +1,69 @@
+"""How many groups of a batch a node makes itself, and how many foreign ones it pulls. All values are groups."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+# A node generates at least this part of its batch itself; otherwise many strangers could control it.
+OWN_SHARE_FLOOR = 0.25
+SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
+
+
+class Waiting(NamedTuple):
+    """Foreign groups that wait. newcomers: those of authors without a record; a batch takes up to `room`, None: all."""
+
+    groups: int
+    newcomers: int = 0
+    room: int | None = None
+
+    def left(self, batches: float = 1.0) -> int | None:
+        """The further newcomers' groups that so many batches have room for; None: no limit."""
+        return None if self.room is None else math.ceil(self.room * batches) - self.newcomers
+
+    def usable(self, batches: float = 1.0) -> int:
+        """The groups that so many batches have room for."""
+        return self.groups + min(0, self.left(batches) or 0)
+
+
+class Demand:
+    """A node's mean supply of foreign groups, and what follows from it.
+
+    The estimate uses waiting and recently arrived groups, not announcements; otherwise a peer could make others wait
+    with empty announcements.
+    """
+
+    def __init__(self) -> None:
+        self._supply: float | None = None  # mean groups that come per step; None before the first
+        self._came = 0  # until the latest batch
+        self._left = 0  # groups that the latest batch had no room for
+
+    def stepped(self, came: int, waiting: Waiting) -> None:
+        """Note a batch.
+
+        Args:
+            came: foreign groups since the start. waiting: what the batch left.
+        """
+        new, self._came = came - self._came, came
+        self._supply = new if self._supply is None else self._supply + SUPPLY_MEMORY * (new - self._supply)
+        self._left = waiting.usable()
+
+    def own(self, batch: int, part: int, waiting: Waiting) -> int:
+        """The groups to make before waiting for foreign ones: the node's part and the expected shortfall."""
+        if self._supply is None:
+            return part
+        return min(batch, max(part, batch - max(int(self._left + self._supply), waiting.usable())))
+
+
+def own_part(batch: int, share: float | None, others: int) -> int:
+    """A node's part of a batch if peers supply theirs.
+
+    Args:
+        share: as the settings fix it; None: an equal one among itself and so many others.
+    """
+    return math.ceil((max(1 / (1 + others), OWN_SHARE_FLOOR) if share is None else share) * batch)
+
+
+def foreign(part: int, batches: float, waiting: Waiting) -> int:
+    """The foreign groups to pull for so many batches, of each of which they are a part; below 1: none."""
+    return math.ceil(part * batches) - waiting.usable(batches)

@@ -1,0 +1,137 @@
+"""The batches of a vertical run: whole groups, each of one author."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ftis_node.node.batch_source import by_need, waiting_in
+from ftis_node.node.demand import Demand, foreign, own_part
+from ftis_node.node.step_batch import OwnGroup, StepBatch, without_dead
+from ftis_node.swarm.common_rows import OwnSlots
+from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
+
+if TYPE_CHECKING:
+    from ftis_node.node.stepper import Stepper
+
+RECENT_SECONDS = 30.0
+PREFETCH_SECONDS = 10.0
+
+
+class VerticalSource:
+    """Own groups first, then those of others from the pool, and own ones again in place of those that do not come."""
+
+    def __init__(self, node: Stepper, rng: random.Random | None) -> None:
+        settings, age, banned = node.settings, node.settings.needed_age, node.standing.banned
+        self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, banned=banned)
+        self._node = node
+        self._by_need = by_need(node.run, settings, own_only=node.own_only)
+        self._slots = OwnSlots(node.run, node.author)
+        self._demand = Demand()
+        self._dead = 0  # own groups without a signal in the latest batch
+
+    def _needed(self, row: int) -> bool:
+        return row in self._node.progress.needs
+
+    def add(self, scored: Scored) -> bool:
+        return self.pool.add(scored)
+
+    def slots(self, count: int, issued_at: int) -> list[int]:
+        return self._slots.take(count, issued_at)
+
+    def made(self, groups: Sequence[OwnGroup]) -> None:
+        for one in groups if self._by_need else ():
+            self._node.progress.needs.tried(one.group.row, one.rewards)
+
+    # --- demand ---------------------------------------------------------------------------------------------------
+
+    def want(self) -> Want:
+        """As `BatchSource.want`: for the next step, plus the smaller of 10 s and one step ahead."""
+        node = self._node
+        batch, seconds, newcomers = node.batch_groups, node.step_seconds(), node.newcomers()
+        ahead = 1 + min(1.0, PREFETCH_SECONDS / seconds if seconds else 1.0)
+        part, waiting = batch - self._own_part(), waiting_in(self.pool, newcomers)
+        answered = set(filter(self._needed, self.pool.rows().union(node.scoring.values())))
+        waiting = waiting._replace(groups=waiting.groups + len(node.scoring) - len(answered))
+        if (room := waiting.left(ahead)) is not None:
+            newcomers.room = max(0, room)
+        most = batch // 2 if node.settings.answers_only else part  # else at most half of what is pulled
+        answers = min(self._dead, most) - len(answered)
+        rows = (row for row in node.progress.needs if row not in answered)
+        return Want(foreign(part, ahead, waiting), newcomers, 2 * batch, answers, rows)
+
+    def own_quota(self) -> int:
+        """The groups of the next batch that this node generates before it waits for foreign ones."""
+        node, part = self._node, self._own_part()
+        if node.own_only or node.settings.own_share is not None:
+            return part
+        return self._demand.own(node.batch_groups, part, waiting_in(self.pool, node.newcomers()))
+
+    def _own_part(self) -> int:
+        """This node's share of a batch, in groups, if peers supply theirs."""
+        node = self._node
+        share = 1.0 if node.own_only or node.settings.answers_only else node.settings.own_share
+        recent = node.swarm.recent_authors(max(RECENT_SECONDS, 4 * node.step_seconds()))
+        return own_part(node.batch_groups, share, node.standing.heads(recent))
+
+    # --- the batch ------------------------------------------------------------------------------------------------
+
+    async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
+        """As `BatchSource.batch`. `hurry` may leave nothing to train on."""
+        node, newcomers = self._node, self._node.newcomers()
+        own = await node.generate(self.own_quota())
+        generated = node.clock()
+        answers = self._answers(own, newcomers)
+        others = await self._gather(node.batch_groups - len(own), stopping, newcomers)
+        waited = node.clock() - generated
+        if stopping.is_set():
+            self.pool.put_back([*answers, *others])
+            return None
+        self.note_supply()
+        try:
+            node.raise_failed()
+            replaces = not node.hurry.is_set() and node.settings.own_share != 0
+            own += await node.generate(node.batch_groups - len(own) - len(others) if replaces else 0)
+        except Exception:
+            self.pool.put_back([*answers, *others])  # a new compute process will repeat the step
+            raise
+        if not own and not others:
+            return None
+        answers += self._answers(own, newcomers, answers)
+        kept, replaced = without_dead(own, answers, drop=node.settings.dead_groups == "drop")
+        return StepBatch(kept, [*answers, *others], replaced, waited)
+
+    def note_supply(self) -> None:
+        """Note the groups that came since the latest batch; call it when the next one is assembled."""
+        self._demand.stepped(self.pool.added, waiting_in(self.pool, self._node.newcomers()))
+
+    def _answers(self, own: Sequence[OwnGroup], newcomers: Newcomers, already: Sequence[Scored] = ()) -> list[Scored]:
+        """Take groups that answer needed rows from the pool, one for each own group without a signal.
+
+        Args:
+            already: the answers that the batch has.
+        """
+        if not self._by_need:
+            return []
+        dead = {one.group.row for one in own if not one.has_signal}
+        self._dead = sum(not one.has_signal for one in own)
+        needed = set(filter(self._needed, self.pool.rows())) - {one.group.row for one in already}
+        return self.pool.answers(dead, needed, self._dead - len(already), newcomers)
+
+    async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
+        """Take groups from the pool; wait for more as long as `Stepper.patience` says. A node that generates nothing
+        has no limit."""
+        node, taken = self._node, self.pool.take(count, newcomers)
+        node.swarm.poke()
+        listens = node.settings.own_share == 0
+        deadline = math.inf if listens else node.clock() + node.patience(count - len(taken))
+        while len(taken) < count and node.clock() < deadline and not node.pressed(stopping):
+            if listens:
+                node.waiting_for = f"groups of others ({len(taken)} of {count})"
+            await node.arrival(stopping, deadline - node.clock())
+            taken += self.pool.take(count - len(taken), newcomers)
+        node.waiting_for = ""
+        return taken
