@@ -119,7 +119,7 @@ def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read: type[Any], w
 
 
 def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order() -> None:
-    assert {field.name for field in fields(answers.Peer)} <= peer(addresses=[]).keys()
+    assert {field.name for field in fields(answers.PeerRow)} <= peer(addresses=[]).keys()
     row = status_row(answered(**TRAINING), None)
     assert row.keys() >= TRAINING.keys() and row | TRAINING == row | {"plan": None}
     assert status_row(answered(**LOADING), None).keys() >= LOADING.keys()

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ftis_node.cli.top import HINT
-from ftis_node.observe.answers import Peer, read
+from ftis_node.observe.answers import PeerRow, read
 from ftis_node.observe.live import node_view
 from tests.support.statuses import TRAINING, answered, peer
 
@@ -26,7 +26,7 @@ LINES = [f"2026-11-22 12:00:0{number},000 INFO line {number} " + "x" * 90 for nu
 def seen(height: int, width: int = 80, *, whole: bool = False, **changed: Any) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(node_view(answered(**STATUS | changed), read(PEERS, list[Peer]), LINES, HINT, whole=whole))
+    console.print(node_view(answered(**STATUS | changed), read(PEERS, list[PeerRow]), LINES, HINT, whole=whole))
     return file.getvalue().splitlines()
 
 

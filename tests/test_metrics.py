@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.observe import parts
+from ftis_node.observe.log_parts import end_of_parts, older_parts
 from ftis_node.observe.metrics import MetricsLog, read_events
-from ftis_node.observe.parts import end_of_parts, older_parts
 
 
 def write(path: Path, *steps: int) -> None:

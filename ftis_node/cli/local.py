@@ -10,7 +10,7 @@ import typer
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_facts, print_json
 from ftis_node.errors import UserError
-from ftis_node.observe.answers import Peer, Peers, Status
+from ftis_node.observe.answers import PeerRow, Peers, Status
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import called, counted, duration, say, with_names
 
@@ -88,7 +88,7 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print_facts({"peer id": identity.peer_id, "addresses": addresses or "known while its daemon runs"})
 
 
-def _told(peer: Peer) -> list[str]:
+def _told(peer: PeerRow) -> list[str]:
     """About a peer, in a few lines."""
     refused = sum(peer.refused.values())
     came_of_it = f"since this start {counted(peer.accepted, 'group')} accepted, {refused} refused"

@@ -166,7 +166,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     own_groups_refused: int = 0
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     """A peer of the node's view; a node writes all of `swarm.standing.PeerStanding`. used: all its groups trained on.
 
     standing: in words. accepted, refused (by reason), bytes_in, bytes_out: since the start.
@@ -194,7 +194,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 class Peers(msgspec.Struct, frozen=True):
     """Every peer of the node's view, and the refused peers. names: what nodes call themselves, by peer id."""
 
-    peers: list[Peer]
+    peers: list[PeerRow]
     left_out: list[LeftOut] = []
     names: dict[str, str] = {}
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ftis_node.observe.parts import Part, opened
+from ftis_node.observe.log_parts import LogPart, opened
 
 POINTS = 500  # of a curve, at most
 WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all
@@ -99,7 +99,7 @@ class History:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _take(self, parts: Sequence[Part], present: os.stat_result) -> None:
+    def _take(self, parts: Sequence[LogPart], present: os.stat_result) -> None:
         number, file = parts[-1].number, (present.st_dev, present.st_ino)
         if number < self._part or (number == self._part and (file != self._file or present.st_size < self._read)):
             self._begin()  # it is another log
@@ -113,7 +113,7 @@ class History:
             if part.number >= self._part:
                 self._take_part(part, begin, stride, window)
 
-    def _take_part(self, part: Part, begin: int, stride: int, window: int) -> None:
+    def _take_part(self, part: LogPart, begin: int, stride: int, window: int) -> None:
         """Take in what was not read yet of a part, which begins at byte `begin` of the log.
 
         Lines count that begin in the first `window` of every `stride` bytes, or end in the last of the present file.

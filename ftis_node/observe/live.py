@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ftis_node.observe.answers import CheckpointStatus, Peer, Status
+from ftis_node.observe.answers import CheckpointStatus, PeerRow, Status
 from ftis_node.observe.terminal import words
 from ftis_node.observe.view import number, sparkline
 from ftis_node.step_report import GpuFigures
@@ -52,7 +52,7 @@ _CUTS = (
 
 def node_view(
     status: Status,
-    peers: Sequence[Peer] = (),
+    peers: Sequence[PeerRow] = (),
     lines: Sequence[str] = (),
     hint: str = "",
     *,
@@ -75,7 +75,7 @@ class _View:
     """The view in the height that there is."""
 
     status: Status
-    peers: Sequence[Peer]
+    peers: Sequence[PeerRow]
     lines: Sequence[str]
     hint: str
 
@@ -167,7 +167,7 @@ def _figures(status: Status) -> Table:
     return table
 
 
-def _peers(peers: Sequence[Peer], most: int) -> Table:
+def _peers(peers: Sequence[PeerRow], most: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
     for column in ("used", "MB in", "out"):

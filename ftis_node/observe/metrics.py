@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ftis_node.observe.parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, set_aside
+from ftis_node.observe.log_parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, set_aside
 from ftis_node.observe.tracking import Tracker
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from ftis_node.packet.layout import (
     prompt_digests,
     unpack_fields,
 )
-from ftis_node.packet.text import (
+from ftis_node.packet.text_packet import (
     PIECE_BYTES_MAX,
     TEXT_PACKET_VERSION,
     TextCompletion,

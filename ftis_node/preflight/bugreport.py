@@ -19,7 +19,7 @@ from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.host.files import bytes_under
 from ftis_node.observe.api import ask
-from ftis_node.observe.parts import end_of_parts
+from ftis_node.observe.log_parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding

@@ -36,7 +36,7 @@ _told: set[Path] = set()  # damaged parts that the log knows of
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class LogPart:
     """A part of a log. The present one alone grows; an older one may be compressed or dropped at any moment.
 
     file: the present one, held open, because its name passes to the next.
@@ -93,7 +93,7 @@ class Part:
         return cast(IO[bytes], gzip.open(_compressed(self.path), "rb"))
 
 
-def older_parts(path: Path) -> list[Part]:
+def older_parts(path: Path) -> list[LogPart]:
     """Return the parts beside a log, oldest first."""
     found = {part.number: part for part in _numbered(path, "")}
     found |= {part.number: part for part in _numbered(path, ".gz")}  # where both are there, this one is whole
@@ -108,7 +108,7 @@ def set_aside(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[list[Part]]:
+def opened(path: Path) -> Iterator[list[LogPart]]:
     """All parts as they were at one moment, oldest first; the last is the present file, if there is one."""
     with ExitStack() as files:
         older = older_parts(path)
@@ -119,7 +119,7 @@ def opened(path: Path) -> Iterator[list[Part]]:
             before, older = older, older_parts(path)
             if older == before:  # else the present file may be among them by now
                 break
-        yield [*older, *(Part(_next_number(older), path, file) for file in present)]
+        yield [*older, *(LogPart(_next_number(older), path, file) for file in present)]
 
 
 def every_line(path: Path) -> Iterator[bytes]:
@@ -172,14 +172,14 @@ def drop_oldest(path: Path, most: int) -> None:
         part.path.unlink(missing_ok=True)
 
 
-def _numbered(path: Path, ending: str) -> list[Part]:
+def _numbered(path: Path, ending: str) -> list[LogPart]:
     """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
     entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
-    return [Part(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
+    return [LogPart(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
 
 
-def _next_number(older: list[Part]) -> int:
+def _next_number(older: list[LogPart]) -> int:
     return older[-1].number + 1 if older else 1
 
 
