@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.errors import UserError
 from ftis_node.swarm.addresses import (
-    Whereabouts,
+    NetworkScope,
     check_port,
     free_port,
     is_loopback,
@@ -69,16 +69,16 @@ MACHINES = ("127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1"
 
 def test_row_43_public_are_global_unicast_addresses_and_nothing_else() -> None:
     for host in ("8.8.4.4", "2a00:1450:4001::1", "2606:4700::1"):
-        assert scope(at(host)) == "public" and Whereabouts("0.0.0.0").reach(at(host))
+        assert scope(at(host)) == "public" and NetworkScope("0.0.0.0").reach(at(host))
     for host in (*NOBODY, *NOT_PUBLIC, *MACHINES):
         assert scope(at(host)) != "public", host
-        assert not Whereabouts("0.0.0.0").reach(at(host)), host
+        assert not NetworkScope("0.0.0.0").reach(at(host)), host
     for host in MACHINES:
         assert scope(at(host)) == "machine", host
-        assert not Whereabouts("192.168.1.1").reach(at(host)), host
-        assert Whereabouts("127.0.0.1").reach(at(host)) is not host.startswith(("169.254", "fe80")), host
+        assert not NetworkScope("192.168.1.1").reach(at(host)), host
+        assert NetworkScope("127.0.0.1").reach(at(host)) is not host.startswith(("169.254", "fe80")), host
     for host in NOT_PUBLIC:
-        assert Whereabouts("192.168.1.1").reach(at(host)), host
+        assert NetworkScope("192.168.1.1").reach(at(host)), host
 
 
 @pytest.mark.parametrize("home", ["127.0.0.1", "192.168.1.1", "0.0.0.0"])
@@ -103,7 +103,7 @@ def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_no
     ]
     for address in forms:
         assert is_multiaddr(address), f"{address} says nothing here"
-        assert not Whereabouts(home).reach(address), address
+        assert not NetworkScope(home).reach(address), address
 
 
 def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first() -> None:

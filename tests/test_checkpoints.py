@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.store.checkpoints import KEPT, CheckpointError, Checkpoints, verify
+from ftis_node.store.checkpoints import CHECKPOINTS_KEPT, CheckpointError, Checkpoints, verify
 
 # Commits one checkpoint after another, at first its newest once more as a restarted node does, and tells its parent.
 WRITER = """
@@ -67,7 +67,7 @@ def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path: Pa
     stored(tmp_path, 1, 2, 30, 100_000_000)
     assert Checkpoints(tmp_path).latest() == (tmp_path / "step-100000000", {"step": 100_000_000})
     assert steps(tmp_path) == ["step-00000030", "step-100000000"]
-    assert len(steps(tmp_path)) == KEPT
+    assert len(steps(tmp_path)) == CHECKPOINTS_KEPT
 
 
 def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) -> None:

@@ -98,13 +98,13 @@ async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, m
         now[0] = 0.0
         known = alice.swarm.membership
         known.on_handshake(hello, BOB.author)
-        found = known.sessions.clock_difference(known.view)
+        found = known.sessions.clock_difference(known.active_view)
         assert found is not None and found.peers == 1 and abs(found.behind - 4 * HOUR) < 60
         body = packet(BOB.author, 0, 0)
         mended = announcement(BOB, 0, [body], issued_at=int(real())).encode()
         request = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=mended)])
         await alice.swarm.on_exchange(request, BOB.author)
-        found = known.sessions.clock_difference(known.view)
+        found = known.sessions.clock_difference(known.active_view)
         assert found is not None and abs(found.behind) < 60, "its next announcement says that it was set right"
 
 
@@ -150,7 +150,7 @@ def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older(
 async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with member(1, tmp_path) as alice:
         alice.swarm.membership.on_handshake(greeting(RUN, []), BOB.author)
-        seen = alice.swarm.membership.view[BOB.author].seen
+        seen = alice.swarm.membership.active_view[BOB.author].seen
         assert abs(seen - boot_seconds()) < 60
         assert alice.swarm.gossip.table.clock is boot_seconds
 

@@ -1,4 +1,4 @@
-"""Row 38: answers of the DHT are cut down, checked and known by their teller; honest nodes still find one another."""
+"""Row 38: answers of the DHT are cut down, checked and known by their referrer; honest nodes still find one another."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
-from ftis_node.swarm.address_book import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.tellers import MISSED_MIN, Tellers
+from ftis_node.swarm.referrers import MISSED_MIN, Referrers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
@@ -174,15 +174,15 @@ def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: 
 
 
 def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do() -> None:
-    tellers = Tellers()
+    referrers = Referrers()
     for _ in range(MISSED_MIN):
-        assert not tellers.doubted(MALLORY.author)
-        tellers.note(MALLORY.author, met=False)
-    tellers.note(None, met=False)
-    assert tellers.doubted(MALLORY.author) and not tellers.doubted(BOB.author)
+        assert not referrers.doubted(MALLORY.author)
+        referrers.note(MALLORY.author, met=False)
+    referrers.note(None, met=False)
+    assert referrers.doubted(MALLORY.author) and not referrers.doubted(BOB.author)
     for _ in range(MISSED_MIN):
-        tellers.note(MALLORY.author, met=True)
-    assert not tellers.doubted(MALLORY.author)
+        referrers.note(MALLORY.author, met=True)
+    assert not referrers.doubted(MALLORY.author)
 
 
 # --- nodes of the DHT -------------------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         for directory, other in ((alice, BOB), (bob, ALICE)):
             told = {owner: one.addresses[owner] for one in await found(directory) for owner in one.addresses}
             assert told[other.author] == own(other)
-        tellers = {one.teller for one in await found(alice)}
-        assert BOB.author in tellers
+        referrers = {one.referrer for one in await found(alice)}
+        assert BOB.author in referrers
 
 
 async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_th
         member(3, tmp_path, [outside.address]) as bob,
     ):
         await eventually(lambda: alice.met(bob) and bob.met(alice), "the two of one run have met")
-        assert not outside.swarm.membership.view, "and are strangers in the other run"
-        assert outside.author not in alice.swarm.membership.view.keys() | bob.swarm.membership.view.keys()
+        assert not outside.swarm.membership.active_view, "and are strangers in the other run"
+        assert outside.author not in alice.swarm.membership.active_view.keys() | bob.swarm.membership.active_view.keys()
 
 
 def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept() -> None:
@@ -267,10 +267,10 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_r
         membership = Membership(at_alice, ALICE, RunFile(run=RUN), Traffic())
         for answer in await found(alice):
             for addresses in answer.addresses.values():
-                membership.addresses.hear(addresses, answer.teller)
+                membership.addresses.hear(addresses, answer.referrer)
         assert mallory.calls > 0, "it was asked"
         assert BOB.author in membership.addresses.strangers()
-        assert len(membership.addresses.strangers()) <= 1 + CANDIDATES_MAX // TELLER_PART
+        assert len(membership.addresses.strangers()) <= 1 + PASSIVE_VIEW_MAX // REFERRER_PART
         dialled = [
             text for peer in membership.addresses.strangers() for text in membership.addresses.to_dial(peer) or ()
         ]

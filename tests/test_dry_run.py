@@ -328,7 +328,7 @@ async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
         case = Case(options, layers, starting=True)
         assert refused(case, "join") == ()
         await asyncio.to_thread(refused, case, "dry-run")
-        assert node.swarm.membership.view == {}
+        assert node.swarm.membership.active_view == {}
     assert [(origin, found.run.id) for origin, found in case.runs] == [("--peers", RUN.id)]
     assert as_json(case, whole=True)["run"]["from"] == "peers"
     assert not home.exists()

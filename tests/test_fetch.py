@@ -18,7 +18,7 @@ from ftis_node.swarm import budgets, ftis_pb2
 from ftis_node.swarm import fetch as fetching
 from ftis_node.swarm import traffic as accounting
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
+from ftis_node.swarm.fetch import HolderBackoff, HolderFault, Uploads, fetch
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
@@ -359,7 +359,7 @@ async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatc
 
 
 def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
-    rests = Rests()
+    rests = HolderBackoff()
     seen = []
     for _ in range(12):
         rests.note(b"a", brought=False)

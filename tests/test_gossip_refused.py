@@ -21,7 +21,7 @@ from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, mad
 def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
     assert bob.hear(list(entries), MALLORY.author) == 0
     assert len(bob.gossip.table) == 0
-    assert not any(bob.standing.banned(who.author) for who in (ALICE, CAROL, MALLORY))
+    assert not any(bob.reputation.banned(who.author) for who in (ALICE, CAROL, MALLORY))
     return dict(bob.gossip.counts)
 
 
@@ -38,7 +38,7 @@ def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> N
     forged[-1] ^= 1
     bob.hear([entry(bytes(forged))], MALLORY.author)
     assert bob.gossip.counts["forged"] == 1
-    assert bob.standing.banned(ALICE.author) is None
+    assert bob.reputation.banned(ALICE.author) is None
     assert bob.knows(made_by(ALICE))
 
 
@@ -66,9 +66,9 @@ def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
 
 def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob: Talker) -> None:
     for number in range(3):
-        assert bob.standing.shunned(MALLORY.author) is None
+        assert bob.reputation.shunned(MALLORY.author) is None
         bob.hear([entry(bytes([0xC1, number]))], MALLORY.author)
-    assert bob.standing.shunned(MALLORY.author) == "it passed on malformed announcements"
+    assert bob.reputation.shunned(MALLORY.author) == "it passed on malformed announcements"
 
 
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
@@ -134,8 +134,8 @@ def test_two_signed_announcements_of_one_round_ban_their_author(bob: Talker) -> 
     bob.hear([entry(first), entry(other)], CAROL.author)
     bob.hear([entry(second)], MALLORY.author)
     assert bob.gossip.counts["equivocation"] == 1
-    assert "two different announcements" in (bob.standing.banned(ALICE.author) or "")
-    assert not bob.standing.banned(MALLORY.author), "the messenger is not to blame"
+    assert "two different announcements" in (bob.reputation.banned(ALICE.author) or "")
+    assert not bob.reputation.banned(MALLORY.author), "the messenger is not to blame"
     assert len(bob.gossip.table) == 0
     bob.hear([entry(other)], CAROL.author)
     assert len(bob.gossip.table) == 0

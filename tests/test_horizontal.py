@@ -32,7 +32,7 @@ from ftis_node.swarm.common_rows import Answered, OwnSlots
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.parts import CLOSED_MAX, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Scored
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
 from ftis_node.worker.messages import Generated, ScoredPacket
 from tests.support.clock import Clock
@@ -186,7 +186,7 @@ def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round() -> N
 def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
     """A stepper of the run; nothing that it does takes time."""
     fixed: dict[str, Any] = {"context": CONTEXT, "identity": identity(9), "clock": time.monotonic}
-    still: dict[str, Any] = {"unix": lambda: 0.0, "standing": Standing(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
+    still: dict[str, Any] = {"unix": lambda: 0.0, "reputation": Reputation(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
     made = stepper(path, **fixed | still | options)
     assert isinstance(made.source, HorizontalSource)
     made.source.parts = made_parts = parts()
@@ -196,7 +196,7 @@ def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
 
 def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path) -> None:
     (node, source), now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
-    heard = Gossip(Table(600.0, lambda: 0.0), RUN, identity(9).author, node.standing, lambda *_: False, lambda: None)
+    heard = Gossip(Table(600.0, lambda: 0.0), RUN, identity(9).author, node.reputation, lambda *_: False, lambda: None)
     for who in (identity(1), identity(2)):
         refs = [PacketRef(slot, bytes(32), 100, 1) for slot in range(RUN.slots)]
         made = announce(who, run_id=RUN.id, round=now * 1000, policy_step=0, issued_at=now, packets=refs[::2])
@@ -204,7 +204,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
     assert heard.counts["new"] == 2
     alone = OwnSlots(RUN, identity(9).author)
     assert [source.slots(1, now) for _ in range(7)] == [alone.take_parts(1, now, {}) for _ in range(7)]
-    established(node.standing, AUTHORS[0])
+    established(node.reputation, AUTHORS[0])
     for slot, author in enumerate(AUTHORS):
         assert source.add(part(author, slot, now)) and source.add(part(author, slot + 1, now + 1, round=2))
     counts = source.parts.counts(source._newcomers())

@@ -50,7 +50,7 @@ STATUS = TRAINING | {
     "stalled": False,
 }
 PEERS = {
-    "peers": [peer(agent=HOSTILE, standing=f"banned: {HOSTILE}", addresses=[HOSTILE])],
+    "peers": [peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])],
     "left_out": [{"id": "x", "reason": HOSTILE}],
 }
 

@@ -65,8 +65,8 @@ async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothi
         assert isinstance(relay, streams.Row39Relay) and relay.relays == 0
         assert isinstance(debug, streams.Row40Debug) and debug.found == set()
         for node, other in ((alice, bob), (bob, alice)):
-            standing = node.swarm.standing
-            assert standing.banned(other.author) is None and standing.shunned(other.author) is None
+            reputation = node.swarm.reputation
+            assert reputation.banned(other.author) is None and reputation.shunned(other.author) is None
             assert node.met(other)
             assert len(node.swarm.gossip.table) <= node.swarm.gossip.table.capacity
 

@@ -163,21 +163,21 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
 
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
     """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
-    secret, teller = await P2P.create(dht_mode="server"), await P2P.create(dht_mode="server")
+    secret, referrer = await P2P.create(dht_mode="server"), await P2P.create(dht_mode="server")
     try:
         async with transport(ALICE, tmp_path) as alice:
-            await teller._client.connect(secret.peer_id, await secret.get_visible_maddrs())
-            where = [str(address) for address in await teller.get_visible_maddrs()]
-            await alice.connect(teller.peer_id.to_bytes(), where)
+            await referrer._client.connect(secret.peer_id, await secret.get_visible_maddrs())
+            where = [str(address) for address in await referrer.get_visible_maddrs()]
+            await alice.connect(referrer.peer_id.to_bytes(), where)
             asked = await P2P.create(dht_mode="client", initial_peers=where)
             try:
-                await eventually_connects(asked, secret.peer_id)  # the teller would tell
+                await eventually_connects(asked, secret.peer_id)  # the referrer would tell
             finally:
                 await asked.shutdown()
             with pytest.raises(Unreachable):
                 await alice.connect(secret.peer_id.to_bytes(), [])
     finally:
-        await asyncio.gather(secret.shutdown(), teller.shutdown())
+        await asyncio.gather(secret.shutdown(), referrer.shutdown())
 
 
 async def test_a_node_with_relays_starts_and_meets_them(tmp_path: Path) -> None:

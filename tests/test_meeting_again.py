@@ -14,7 +14,7 @@ import pytest
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.address_book import GIVE_UP_AFTER, NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET
-from ftis_node.swarm.addresses import Whereabouts
+from ftis_node.swarm.addresses import NetworkScope
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
@@ -40,7 +40,7 @@ async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
         member(2, path, [common.address]) as one,
         member(3, path, [common.address]) as other,
     ):
-        common.swarm.membership.addresses.at_home = Whereabouts("0.0.0.0")
+        common.swarm.membership.addresses.scope = NetworkScope("0.0.0.0")
         await all_meet(common, one, other)
         yield common, one, other
 
@@ -156,10 +156,10 @@ async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_
         false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
         alice.on_handshake(hello(), BOB.author)
         alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
-        alice.view[BOB.author].seen -= 60.0
+        alice.active_view[BOB.author].seen -= 60.0
         for _ in range(GIVE_UP_AFTER):
             alice.failed(BOB.author)
-        assert BOB.author not in alice.view
+        assert BOB.author not in alice.active_view
         alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)
         dialled = alice.addresses.to_dial(BOB.author) or []
         assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
@@ -168,7 +168,7 @@ async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
     """Also where this node may dial none of its addresses."""
     async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:
-        alice.addresses.at_home = Whereabouts("0.0.0.0")
+        alice.addresses.scope = NetworkScope("0.0.0.0")
         assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
         assert not alice.addresses.called(BOB.author), "it is in the view"

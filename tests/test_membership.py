@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.address_book import CANDIDATES_MAX, DIALS_AT_ONCE, TELLER_PART
-from ftis_node.swarm.addresses import Whereabouts
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
+from ftis_node.swarm.addresses import NetworkScope
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
@@ -90,7 +90,7 @@ def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes
     peers = [identity(number) for number in range(first, first + count)]
     for who in peers:
         greets(alice, who, **changes)
-        assert who.author in alice.view or changes.get("run_id")
+        assert who.author in alice.active_view or changes.get("run_id")
     return [who.author for who in peers]
 
 
@@ -114,16 +114,16 @@ async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_pa
         assert await alice.greet(BOB.author)
         assert alice.addresses.strangers() == []
         for one, other, who in ((alice, bob, BOB), (bob, alice, ALICE)):
-            assert list(one.view) == [who.author]
-            assert one.view[who.author].addresses == await other.refresh_addresses()
-            assert one.view[who.author].agent.startswith("ftis-node/")
+            assert list(one.active_view) == [who.author]
+            assert one.active_view[who.author].addresses == await other.refresh_addresses()
+            assert one.active_view[who.author].agent.startswith("ftis-node/")
 
 
 async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, OTHER_RUN) as (bob, network):
         alice.addresses.hear(await network.addresses())
         assert not await alice.greet(BOB.author)
-        assert not alice.view and not bob.view
+        assert not alice.active_view and not bob.active_view
         assert OTHER_RUN.id.hex() in alice.refused[BOB.author] and RUN.id.hex() in alice.refused[BOB.author]
         assert RUN.id.hex() in bob.refused[ALICE.author]
         assert alice.addresses.strangers() == [], "it is not asked again and again"
@@ -137,10 +137,10 @@ async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, m
         todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
         assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
         assert alice.majors == {BOB.author: major}
-        bob.view.clear()
+        bob.active_view.clear()
         answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=PATIENCE)
         assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
-        assert not bob.view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
+        assert not bob.active_view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
 
 
 async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(tmp_path: Path) -> None:
@@ -148,11 +148,11 @@ async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has
         await me.connect(BOB.author, await network.addresses())
         answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=PATIENCE)
         assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
-        assert not answer.run_file and not answer.peers and not bob.view
+        assert not answer.run_file and not answer.peers and not bob.active_view
         assert "it speaks protocol 1" in bob.refused[ALICE.author]
         alice.addresses.hear(await network.addresses())
         assert await alice.greet(BOB.author)
-        assert ALICE.author in bob.view and not bob.refused and not bob.majors
+        assert ALICE.author in bob.active_view and not bob.refused and not bob.majors
 
 
 async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:
@@ -168,17 +168,17 @@ async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_p
 def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> None:
     later = ftis_pb2.Handshake.FromString(hello(BOB, minor=9).SerializeToString() + b"\x9a\x06\x03new")
     assert not alice.on_handshake(later, BOB.author).refusal
-    assert BOB.author in alice.view
+    assert BOB.author in alice.active_view
 
 
 def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice: Alone) -> None:
     answer = greets(alice, BOB, run_id=b"")
     assert run_file_from_json(answer.run_file).run == RUN
-    assert not alice.view and not alice.refused
+    assert not alice.active_view and not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
-    assert alice.refused and not alice.view
+    assert alice.refused and not alice.active_view
     greets(alice, BOB)
-    assert alice.view and not alice.refused
+    assert alice.active_view and not alice.refused
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
@@ -190,37 +190,37 @@ async def found(alice: Alone, first: int, count: int, network: str = "10.0.0") -
     for number, who in enumerate(peers):
         place = f"/ip4/{network}.{number % 250}/tcp/4001/p2p/{who.peer_id}"
         alice.network.answers[who.author] = hello(who, addresses=[place])
-        assert await alice.greet(who.author) and who.author in alice.view
+        assert await alice.greet(who.author) and who.author in alice.active_view
     return [who.author for who in peers]
 
 
 async def test_the_view_is_bounded_and_the_newest_is_in_it(alice: Alone) -> None:
     crowd(alice, 100, VIEW_SIZE + 30)
-    assert len(alice.view) == INBOUND_MAX
+    assert len(alice.active_view) == INBOUND_MAX
     await found(alice, 500, VIEW_SIZE)
-    assert len(alice.view) == VIEW_SIZE
+    assert len(alice.active_view) == VIEW_SIZE
 
 
 async def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice: Alone) -> None:
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
     crowd(alice, 1000, 300)
-    assert len(alice.view) == VIEW_SIZE and set(honest) <= set(alice.view)
+    assert len(alice.active_view) == VIEW_SIZE and set(honest) <= set(alice.active_view)
 
 
 async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice: Alone) -> None:
     honest = [(await found(alice, 100 + number, 1, f"198.51.{number}"))[0] for number in range(30)]
     await found(alice, 1000, 500, "203.0.113")
-    assert set(honest) <= set(alice.view), "each has a network of its own"
+    assert set(honest) <= set(alice.active_view), "each has a network of its own"
     alice = Alone()
     first = await found(alice, 100, ANCHORS)
     await found(alice, 1000, 500)
-    assert set(first) <= set(alice.view)
+    assert set(first) <= set(alice.active_view)
 
 
 def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone) -> None:
     alice.addresses.hear([address(identity(number)) for number in range(100, 150)])
-    alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + CANDIDATES_MAX)], MALLORY.author)
-    assert len(alice.addresses.strangers()) == 50 + CANDIDATES_MAX // TELLER_PART
+    alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + PASSIVE_VIEW_MAX)], MALLORY.author)
+    assert len(alice.addresses.strangers()) == 50 + PASSIVE_VIEW_MAX // REFERRER_PART
     assert {identity(number).author for number in range(100, 150)} <= set(alice.addresses.strangers())
 
 
@@ -266,7 +266,7 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name_there(
 
 async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
-        alice.addresses.at_home = Whereabouts("0.0.0.0")
+        alice.addresses.scope = NetworkScope("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
         assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
@@ -292,8 +292,8 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alon
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
-    crowd(alice, 100, CANDIDATES_MAX + 50, run_id=OTHER_RUN.id)
-    assert len(alice.refused) == CANDIDATES_MAX and not alice.sessions and not alice.addresses.strangers()
+    crowd(alice, 100, PASSIVE_VIEW_MAX + 50, run_id=OTHER_RUN.id)
+    assert len(alice.refused) == PASSIVE_VIEW_MAX and not alice.sessions and not alice.addresses.strangers()
 
 
 def fails(alice: Alone, times: int) -> None:
@@ -307,14 +307,14 @@ def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_whi
     alice = Alone()
     greets(alice, BOB)
     fails(alice, GIVE_UP_AFTER)
-    assert BOB.author in alice.view, "its p2pd may just be starting again"
+    assert BOB.author in alice.active_view, "its p2pd may just be starting again"
     monkeypatch.setattr("ftis_node.swarm.membership.GIVE_UP_SECONDS", 0.0)
     for _ in range(3):
         alice.answered(BOB.author)
         fails(alice, GIVE_UP_AFTER - 1)
-    assert BOB.author in alice.view
+    assert BOB.author in alice.active_view
     alice.failed(BOB.author)
-    assert BOB.author not in alice.view
+    assert BOB.author not in alice.active_view
     alice.failed(BOB.author)
     alice.answered(CAROL.author)
     assert alice.addresses.strangers() == [BOB.author], "it may come back"
@@ -324,7 +324,7 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> Non
     alice.addresses.hear([address(BOB, 1)])
     greets(alice, BOB, addresses=[address(BOB, 2)])
     greets(alice, BOB, addresses=[address(BOB, 3)])
-    assert alice.view[BOB.author].addresses == [address(BOB, 3)]
+    assert alice.active_view[BOB.author].addresses == [address(BOB, 3)]
     assert alice.some_addresses(8, CAROL.author) == [address(BOB, 3)]
     assert alice.some_addresses(8, BOB.author) == [], "it knows that itself"
 
@@ -341,12 +341,12 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> Non
 )
 def test_what_a_peer_says_of_itself_must_be_its_address(alice: Alone, said: str) -> None:
     greets(alice, BOB, addresses=[said, address(BOB)])
-    assert alice.view[BOB.author].addresses == [address(BOB)]
+    assert alice.active_view[BOB.author].addresses == [address(BOB)]
 
 
 def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone) -> None:
     greets(alice, BOB, agent="\x1b[2Jnice\nname" + "x" * 9999)
-    agent = alice.view[BOB.author].agent
+    agent = alice.active_view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
 
 
@@ -360,13 +360,13 @@ async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the
         alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), number.to_bytes(38, "big"))
     assert all(alice.sessions[peer] is session for peer, session in zip(honest, sessions, strict=True))
     assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX and alice.limits(CAROL.author) is None
-    assert all(alice.limits(peer) for peer in (*alice.view, (9998).to_bytes(38, "big"), (9999).to_bytes(38, "big")))
+    assert all(alice.limits(peer) for peer in (*alice.active_view, (9998).to_bytes(38, "big"), (9999).to_bytes(38, "big")))
 
 
 def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> None:
     greets(alice, BOB)
     answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32)
-    assert alice.limits(BOB.author) is None and BOB.author not in alice.view
+    assert alice.limits(BOB.author) is None and BOB.author not in alice.active_view
     assert answer.refusal.endswith(", which has another tokenizer")
     answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=bytes.fromhex(RUN.tokenizer))
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
@@ -403,15 +403,15 @@ def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> 
     alice = Alone()
     alice.addresses.hear(addresses)
     assert ALICE.author not in alice.addresses.strangers()
-    assert len(alice.addresses._candidates) <= CANDIDATES_MAX
-    for known in alice.addresses._candidates.values():
+    assert len(alice.addresses._passive_view) <= PASSIVE_VIEW_MAX
+    for known in alice.addresses._passive_view.values():
         assert len(known.addresses) <= 8 and all(len(text) <= 256 for text in known.addresses)
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
-    for number in range(2, 2 + 2 * CANDIDATES_MAX):
+    for number in range(2, 2 + 2 * PASSIVE_VIEW_MAX):
         alice.addresses.hear([address(identity(number))])
-    assert len(alice.addresses.strangers()) == CANDIDATES_MAX
+    assert len(alice.addresses.strangers()) == PASSIVE_VIEW_MAX
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def announced(number: int, round: int, rights: list[int]) -> Announcement:
 def table_of(*announcements: Announcement) -> Table:
     table = Table(600.0, lambda: 0.0, random.Random(0), rows_of=lambda made: teaching_rows(CONTEXT, made))
     for made in announcements:
-        table.add(made, made.encode(), age=0.0, introducer=b"x")
+        table.add(made, made.encode(), age=0.0, first_sender=b"x")
     return table
 
 
@@ -212,8 +212,8 @@ async def test_a_wrong_hint_is_a_fault_where_the_rule_is_the_same_everywhere(
     for row in range(3):
         node.score_later(group_of(row, MIXED).group, boot_seconds(), hint)
         await node.scored()
-    assert (node.standing.banned(author) is not None) is banned
-    assert node.standing.report(author).refused == ({"wrong hint": 3} if banned else {})
+    assert (node.reputation.banned(author) is not None) is banned
+    assert node.reputation.report(author).refused == ({"wrong hint": 3} if banned else {})
 
 
 async def test_after_a_restart_the_pool_has_again_what_is_young_enough_for_its_row_and_no_older(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ LONG = "W" * 300
 PEERS = [f"12D3KooW{number:044d}" for number in range(20)]
 
 
-def peer(number: int, standing: str) -> dict[str, Any]:
+def peer(number: int, reputation: str) -> dict[str, Any]:
     return {
         "id": PEERS[number],
         "agent": EVIL if number == 0 else LONG[:64],
-        "standing": standing,
+        "standing": reputation,
         "record": 20 + number,
         "accepted": 30 + number,
         "mean_reward": 0.5,

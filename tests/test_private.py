@@ -499,7 +499,7 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path)
         assert not roster.book.issued
         chunks = [chunk async for chunk in await call.rpc_fetch(once(ftis_pb2.FetchRequest(digests=[b"x" * 32])))]
         assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY]
-        assert EVE.author not in founder.swarm.membership.view
+        assert EVE.author not in founder.swarm.membership.active_view
 
 
 async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path: Path) -> None:
@@ -555,7 +555,7 @@ async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
         nodes = (founder, ann, ben)
         everybody = {node.identity.author for node in nodes}
         await eventually(
-            lambda: all({node.identity.author, *node.swarm.membership.view} == everybody for node in nodes),
+            lambda: all({node.identity.author, *node.swarm.membership.active_view} == everybody for node in nodes),
             "meeting",
         )
         ann.make(2)
@@ -565,7 +565,7 @@ async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
         roster.obey()
         left = everybody - {ann.identity.author}
         await eventually(
-            lambda: all({node.identity.author, *node.swarm.membership.view} == left for node in (founder, ben)),
+            lambda: all({node.identity.author, *node.swarm.membership.active_view} == left for node in (founder, ben)),
             "the removal",
         )
         ann.make(1)
@@ -575,12 +575,12 @@ async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
         await eventually(lambda: of_ann.shut_out != "", "she learns of it")
         day = strftime("%Y-%m-%d", localtime(at))
         assert of_ann.shut_out == f"this node was removed by {FOUNDER.peer_id} on {day}"
-        await eventually(lambda: not ann.swarm.membership.view, "she has no peers any more")
+        await eventually(lambda: not ann.swarm.membership.active_view, "she has no peers any more")
         monkeypatch.setattr(ann.swarm.membership, "greet", None)  # nobody is dialled from now on
         ann.swarm.membership.addresses.called(FOUNDER.author)
         ann.swarm._to_greet.set()
         await eventually(lambda: not ann.swarm._to_greet.is_set(), "she does not think of it")
-        assert not ann.swarm.membership.view
+        assert not ann.swarm.membership.active_view
 
 
 async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path) -> None:

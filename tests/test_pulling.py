@@ -12,7 +12,7 @@ from ftis_node.packet import Group
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Arrival, Table, Target
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import CONTEXT, RUN, identity, packet
@@ -38,14 +38,14 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         traffic=Traffic(),
         membership=nothing,
         table=table,
-        standing=Standing(lambda: 0.0),
+        reputation=Reputation(lambda: 0.0),
         interval=lambda: 1.0,
         rng=random.Random(0),
     )
     made, body = made_by(ALICE, packets=1), packet(ALICE.author, 0, 0)
     pulled: list[tuple[Target, Group]] = []
     for _ in range(2):
-        table.add(made, made.encode(), age=0.0, introducer=None)
+        table.add(made, made.encode(), age=0.0, first_sender=None)
         [target] = table.choose(1, lambda known: -1)
         group = pulling._admit(target, body)
         assert group is not None

@@ -225,7 +225,7 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
         assert {subject: finding.verdict for subject, finding in found.items()} == {
             **{"p2pd": "ok", "addresses": "warn", "peer": "ok", "clock": "ok", "reachability": "warn"}
         }
-        assert node.swarm.membership.view == {}, "it is no member"
+        assert node.swarm.membership.active_view == {}, "it is no member"
     found = await found_by([node.address])
     assert found["peer"].verdict == "fail" and "reachability" not in found
     assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")

@@ -36,7 +36,7 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Request
 from tests.support.daemons import Daemon, run_cli
@@ -311,7 +311,7 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     log.write("started", step=0, fresh=True, **MACHINE | told)
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened.prompt_digests),
-        standing=Standing(boot_seconds),
+        reputation=Reputation(boot_seconds),
         own_only=False,
         identity=Identity.load_or_create(home.key),
         store=store,

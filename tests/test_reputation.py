@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.node.checkpointing import StandingFile
+from ftis_node.node.checkpointing import ReputationFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.crowds import Crowd
@@ -40,8 +40,8 @@ def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
     return Announcement(RUN.id, author, round, 0, 0, refs, bytes(64))
 
 
-def put(table: Table, made: Announcement, introducer: bytes) -> Outcome:
-    return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, introducer=introducer)
+def put(table: Table, made: Announcement, first_sender: bytes) -> Outcome:
+    return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, first_sender=first_sender)
 
 
 async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp
     ):
         await eventually(lambda: alice.met(bob, carol), "they have met")
         for one in (bob, carol):
-            established(alice.swarm.standing, one.author)
+            established(alice.swarm.reputation, one.author)
         for number in range(100, 400):
             place = f"/ip4/127.{number % 250}.{number // 250}.1/tcp/4001/p2p/{identity(number).peer_id}"
             alice.swarm.membership.on_handshake(greeting(RUN, [place]), identity(number).author)
-        assert alice.met(bob, carol) and len(alice.swarm.membership.view) == INBOUND_MAX
+        assert alice.met(bob, carol) and len(alice.swarm.membership.active_view) == INBOUND_MAX
 
 
 async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path: Path) -> None:
@@ -65,28 +65,28 @@ async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path:
         membership = alice.swarm.membership
         old, new = ([identity(number).author for number in many] for many in (range(100, 164), range(200, 260)))
         for author in old:
-            established(alice.swarm.standing, author)
+            established(alice.swarm.reputation, author)
         for author in [*old, *new]:
             membership.on_handshake(greeting(RUN, []), author)
-        assert len(membership.view.keys() & set(old)) >= INBOUND_MAX // 2
-        assert new[-1] in membership.view
+        assert len(membership.active_view.keys() & set(old)) >= INBOUND_MAX // 2
+        assert new[-1] in membership.active_view
 
 
 # --- records and bans -------------------------------------------------------------------------------------------------
 
 
 def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock: Clock) -> None:
-    standing = Standing(clock)
-    established(standing, ALICE.author)
-    established(standing, BOB.author)
-    standing.ban(BOB.author, "it claims too low probabilities")
-    standing.trained(CAROL.author, 3, figures())
+    reputation = Reputation(clock)
+    established(reputation, ALICE.author)
+    established(reputation, BOB.author)
+    reputation.ban(BOB.author, "it claims too low probabilities")
+    reputation.trained(CAROL.author, 3, figures())
     for number in range(5 * books.STRANGERS_BANNED_MAX):
-        standing.equivocated(key(number))
-    assert standing.established(ALICE.author) and standing.record(CAROL.author) == 3
-    assert standing.banned(BOB.author) is not None
-    assert len(standing.authors) == 3 and len(standing.left_alone()) == books.STRANGERS_BANNED_MAX + 1
-    assert standing.banned(key(number)) is not None, "the latest of them are left alone"
+        reputation.equivocated(key(number))
+    assert reputation.established(ALICE.author) and reputation.record(CAROL.author) == 3
+    assert reputation.banned(BOB.author) is not None
+    assert len(reputation.authors) == 3 and len(reputation.left_alone()) == books.STRANGERS_BANNED_MAX + 1
+    assert reputation.banned(key(number)) is not None, "the latest of them are left alone"
 
 
 def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed() -> None:
@@ -96,11 +96,11 @@ def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_neve
         who = identity(3000 + number)
         bob.hear([entry(made_by(who, 0, packets=1))], MALLORY.author)
         bob.hear([entry(made_by(who, 0, packets=2))], MALLORY.author)
-        return bob.standing.banned(who.author) is not None
+        return bob.reputation.banned(who.author) is not None
 
     banned = [contradicts(number) for number in range(40)]
     assert 0 < sum(banned) <= gossip.CHECKS_AT_ONCE / gossip.CONTRADICTION_CHECKS + 1
-    assert bob.gossip.counts["over the budget"] > 0 and bob.standing.shunned(MALLORY.author) is None
+    assert bob.gossip.counts["over the budget"] > 0 and bob.reputation.shunned(MALLORY.author) is None
     bob.now += 2 * gossip.CONTRADICTION_CHECKS / gossip.CHECKS_A_SECOND
     assert contradicts(100), "and it may go on at a rate"
     assert bob.hear([entry(made_by(ALICE))], CAROL.author) == 1, "others pay nothing for it"
@@ -110,19 +110,19 @@ def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(books, "AUTHORS_MAX", 20)
-    standing = Standing(clock)
+    reputation = Reputation(clock)
     for number in range(10):
-        established(standing, key(number))
+        established(reputation, key(number))
     for number in range(100, 1100):
-        standing.admitted(key(number), completions=1, tokens=1, size=1)
-    assert all(standing.established(key(number)) for number in range(10)) and len(standing.authors) == 20
-    established(standing, key(2000))
+        reputation.admitted(key(number), completions=1, tokens=1, size=1)
+    assert all(reputation.established(key(number)) for number in range(10)) and len(reputation.authors) == 20
+    established(reputation, key(2000))
     clock.now += books.EVIDENCE_HALF_LIFE
     for number in (*range(1, 10), 2000):
-        established(standing, key(number))
-    standing.admitted(key(3000), completions=1, tokens=1, size=1)
-    assert not standing.established(key(0)), "above their half, the one with the least fresh evidence goes"
-    assert all(standing.established(key(number)) for number in (*range(1, 10), 2000))
+        established(reputation, key(number))
+    reputation.admitted(key(3000), completions=1, tokens=1, size=1)
+    assert not reputation.established(key(0)), "above their half, the one with the least fresh evidence goes"
+    assert all(reputation.established(key(number)) for number in (*range(1, 10), 2000))
 
 
 @pytest.mark.parametrize("authors", [1100, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -133,7 +133,7 @@ def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(auth
         assert (steps := steps + 20) <= 600
         crowd.run(20)
     first = crowd.established()
-    assert crowd.standing.newcomers_room(24) == 6, "both defences are on"
+    assert crowd.reputation.newcomers_room(24) == 6, "both defences are on"
     crowd.run(60)
     assert first <= crowd.established()
 
@@ -145,12 +145,12 @@ def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Cl
         BOB.author.hex(): {"sound": 0, "claims": claims, "ban": {"left": 60.0, "reason": "it lied", "level": 1}},
     }
     (tmp_path / "standing.json").write_text(json.dumps({"authors": old}))
-    standing = Standing(clock)
-    StandingFile(tmp_path / "standing.json", standing).write()
+    reputation = Reputation(clock)
+    ReputationFile(tmp_path / "standing.json", reputation).write()
     for _ in range(2):
-        assert standing.established(ALICE.author) and standing.banned(BOB.author) == "it lied"
-        standing = Standing(clock)
-        StandingFile(tmp_path / "standing.json", standing)
+        assert reputation.established(ALICE.author) and reputation.banned(BOB.author) == "it lied"
+        reputation = Reputation(clock)
+        ReputationFile(tmp_path / "standing.json", reputation)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("introducers", [9, 20])
 def test_row_37_introducers_that_fill_the_table_together_displace_nothing_of_authors_with_a_record(
-    introducers: int, clock: Clock
+    first_senders: int, clock: Clock
 ) -> None:
     honest = {key(number) for number in range(50)}
     table = Table(600.0, clock, random.Random(0), recorded=honest.__contains__)
@@ -266,8 +266,8 @@ def test_row_37_introducers_that_fill_the_table_together_displace_nothing_of_aut
     for second in range(12):
         clock.now += 1.0
         for _ in range(50):
-            for introducer in range(introducers):
-                put(table, bare(key(next(flood)), 0), key(900 + introducer))
+            for first_sender in range(first_senders):
+                put(table, bare(key(next(flood)), 0), key(900 + first_sender))
         for number in range(3):
             made = bare(key((3 * second + number) % 50), second)
             # The attackers are the first to tell of some of them.
@@ -338,7 +338,7 @@ def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(cloc
     data = bytes(45 * 256)
     for number in range(600):
         made = bare(key(number), 0, 256)
-        assert table.add(made, data + key(number), age=0.0, introducer=key(5000 + number % 40)) is Outcome.NEW
+        assert table.add(made, data + key(number), age=0.0, first_sender=key(5000 + number % 40)) is Outcome.NEW
     assert sum(known.size for known in table) <= BYTES_MAX
     assert 300 <= len(table) < 600
 

@@ -175,13 +175,13 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     commands = Commands(machine.schedule, paused=False)
     machine.has_battery(plugged=False)
     await commands.look()
-    assert commands.hold is Hold.SCHEDULE and "battery" in commands.why and commands.hurry.is_set()
+    assert commands.hold is Hold.SCHEDULE and "battery" in commands.why and commands.flush.is_set()
     commands.pause()
     await commands.look()
     assert commands.hold is Hold.OWNER and not commands.why
     commands.resume()
     await commands.look()
-    assert not commands.pausing and not commands.hurry.is_set(), "in spite of the battery"
+    assert not commands.pausing and not commands.flush.is_set(), "in spite of the battery"
     machine.has_battery(plugged=True)
     await commands.look()
     machine.has_battery(plugged=False)
@@ -189,7 +189,7 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     assert commands.hold is Hold.SCHEDULE, "the next time it counts again"
     commands.finish()
     commands.resume()
-    assert commands.finishing and commands.ending and commands.hurry.is_set() and not commands.stopping.is_set()
+    assert commands.finishing and commands.ending and commands.flush.is_set() and not commands.stopping.is_set()
     commands.stop()
     assert commands.phase is Phase.STOPPING and commands.stopping.is_set()
     assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
@@ -290,7 +290,7 @@ async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(t
             ann.make(3)
             await eventually(lambda: len(ben.admitted) == 5, "groups after it")
             for node in (ann, ben):
-                assert not node.swarm.standing.left_alone() and not node.swarm.membership.refused
+                assert not node.swarm.reputation.left_alone() and not node.swarm.membership.refused
             assert ben.swarm.recent_authors(3600.0) == {ann.author}
             assert sum(len(known.announcement.packets) for known in ben.swarm.gossip.table) == 3, (
                 "the old ones are gone"

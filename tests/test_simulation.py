@@ -158,7 +158,7 @@ def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -
 
 def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
     for node in restless().members:
-        assert not node.swarm.standing.left_alone()
+        assert not node.swarm.reputation.left_alone()
         assert set(node.swarm.pulling.rejections) <= {"holder"}
 
 
@@ -166,7 +166,7 @@ def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() ->
     simulation = Simulation(Scenario(nodes=8, seconds=600.0, session_seconds=1e9))
     simulation.run()
     nodes = list(simulation.nodes.values())
-    assert any(node.swarm.standing.newcomers_room(24) == 6 for node in nodes)
+    assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in nodes)
 
 
 def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
@@ -201,7 +201,7 @@ def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node() -> None:
     crowd = Simulation(Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0, eager=True))
     eager = crowd.run()
-    assert max(len(node.swarm.membership.view) for node in crowd.nodes.values()) == 64
+    assert max(len(node.swarm.membership.active_view) for node in crowd.nodes.values()) == 64
     settled = Simulation(Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0)).run()
     assert settled["handshakes_per_node_s"] < eager["handshakes_per_node_s"] / 4
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from ftis_node.learner.batch import after_both
-from ftis_node.node.checkpointing import StandingFile
+from ftis_node.node.checkpointing import ReputationFile
 from ftis_node.objective.diagnostics import TOLERANCE
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from tests.support.clock import Clock
 from tests.support.evidence import established, figures, of_ratios
 from tests.support.swarm import group, identity, packet
@@ -58,56 +58,56 @@ def waiting(author: bytes, round: int, born: float) -> Scored:
 
 
 def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock: Clock) -> None:
-    standing = Standing(clock)
+    reputation = Reputation(clock)
     for _ in range(10):
-        standing.refused(ALICE, "malformed")
+        reputation.refused(ALICE, "malformed")
         clock.now += 24 * 3600
-    assert standing.banned(ALICE) is None
+    assert reputation.banned(ALICE) is None
     for _ in range(3):
-        assert standing.banned(BOB) is None
-        standing.refused(BOB, "EOS interior")
+        assert reputation.banned(BOB) is None
+        reputation.refused(BOB, "EOS interior")
         clock.now += 60
-    assert "EOS interior" in (standing.banned(BOB) or "")
-    assert standing.banned(ALICE) is None and standing.report(BOB).refused == {"EOS interior": 3}
+    assert "EOS interior" in (reputation.banned(BOB) or "")
+    assert reputation.banned(ALICE) is None and reputation.report(BOB).refused == {"EOS interior": 3}
 
 
 def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock) -> None:
-    standing = Standing(clock)
+    reputation = Reputation(clock)
     for longer in (1, 4, 16):
-        standing.ban(ALICE, "it lied")
+        reputation.ban(ALICE, "it lied")
         clock.now += BAN_SECONDS * longer - 1
-        assert standing.banned(ALICE) == "it lied"
+        assert reputation.banned(ALICE) == "it lied"
         clock.now += 2
-        assert standing.banned(ALICE) is None
+        assert reputation.banned(ALICE) is None
     clock.now += book.FORGIVING_SECONDS
-    standing.ban(ALICE, "again")
+    reputation.ban(ALICE, "again")
     clock.now += BAN_SECONDS + 1
-    assert standing.banned(ALICE) is None
+    assert reputation.banned(ALICE) is None
 
 
 def test_whoever_has_to_know_is_told_of_a_ban(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    standing, told = Standing(clock), []
-    standing.banned_author.append(told.append)
-    standing.equivocated(ALICE)
+    reputation, told = Reputation(clock), []
+    reputation.banned_author.append(told.append)
+    reputation.equivocated(ALICE)
     assert told == [ALICE] and "two different announcements" in caplog.text
-    assert standing.left_alone() == {ALICE: "it signed two different announcements of one round"}
+    assert reputation.left_alone() == {ALICE: "it signed two different announcements of one round"}
 
 
 def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock) -> None:
-    standing, rng = Standing(clock), random.Random(0)
+    reputation, rng = Reputation(clock), random.Random(0)
     for _ in range(9):
-        standing.failed(BOB)
-        standing.faked(BOB)
-    chosen = Counter(standing.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
-    assert standing.shunned(BOB) is None and 0 < chosen[BOB] < 60
+        reputation.failed(BOB)
+        reputation.faked(BOB)
+    chosen = Counter(reputation.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
+    assert reputation.shunned(BOB) is None and 0 < chosen[BOB] < 60
     clock.now += 24 * 3600
-    assert Counter(standing.pick([ALICE, BOB, CAROL], rng) for _ in range(300))[BOB] > 60, "that was yesterday"
+    assert Counter(reputation.pick([ALICE, BOB, CAROL], rng) for _ in range(300))[BOB] > 60, "that was yesterday"
     for _ in range(3):
-        assert standing.shunned(CAROL) is None
-        standing.lied(CAROL, "passed on forged announcements")
-    assert standing.shunned(CAROL) == "it passed on forged announcements"
-    assert standing.banned(CAROL) is None, "what it signs itself is another matter"
+        assert reputation.shunned(CAROL) is None
+        reputation.lied(CAROL, "passed on forged announcements")
+    assert reputation.shunned(CAROL) == "it passed on forged announcements"
+    assert reputation.banned(CAROL) is None, "what it signs itself is another matter"
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -117,11 +117,11 @@ def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_onl
 def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float) -> None:
     rng = np.random.default_rng(0)
     for number in range(10):
-        standing = Standing(Clock())
+        reputation = Reputation(Clock())
         for _ in range(200):
-            standing.trained(ALICE, 1, drawn(rng, apart))
-            assert standing.weight(ALICE) == 1.0, f"author {number}: {standing.report(ALICE)}"
-        assert standing.established(ALICE)
+            reputation.trained(ALICE, 1, drawn(rng, apart))
+            assert reputation.weight(ALICE) == 1.0, f"author {number}: {reputation.report(ALICE)}"
+        assert reputation.established(ALICE)
 
 
 def test_honest_short_answers_keep_the_level_however_often_one_looks() -> None:
@@ -153,80 +153,80 @@ def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their
 
 
 def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
-    rng, standing = np.random.default_rng(0), Standing(Clock())
+    rng, reputation = np.random.default_rng(0), Reputation(Clock())
     for _ in range(1000):
-        standing.trained(ALICE, 1, drawn(rng, 0.357, 1.0, 12, 3))
-    assert standing.established(ALICE)
+        reputation.trained(ALICE, 1, drawn(rng, 0.357, 1.0, 12, 3))
+    assert reputation.established(ALICE)
     steps = 0
-    while standing.banned(ALICE) is None:
+    while reputation.banned(ALICE) is None:
         assert (steps := steps + 1) <= 20
-        standing.trained(ALICE, 1, drawn(rng, 0.357, math.exp(-0.2), 12, 3))
+        reputation.trained(ALICE, 1, drawn(rng, 0.357, math.exp(-0.2), 12, 3))
 
 
 def test_claims_that_rounding_lowers_are_never_doubted() -> None:
-    rng, standing = np.random.default_rng(0), Standing(Clock())
+    rng, reputation = np.random.default_rng(0), Reputation(Clock())
     for _ in range(1000):
-        standing.trained(ALICE, 1, drawn(rng, 0.05, math.exp(-TOLERANCE)))
-        assert standing.weight(ALICE) == 1.0
+        reputation.trained(ALICE, 1, drawn(rng, 0.05, math.exp(-TOLERANCE)))
+        assert reputation.weight(ALICE) == 1.0
 
 
 @pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
 def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float) -> None:
-    rng, standing = np.random.default_rng(0), Standing(Clock())
+    rng, reputation = np.random.default_rng(0), Reputation(Clock())
     steps = 0
-    while standing.banned(ALICE) is None:
+    while reputation.banned(ALICE) is None:
         assert (steps := steps + 1) <= 20
-        standing.trained(ALICE, 1, drawn(rng, apart, lie))
-    assert "min(ρ, 2)" in (standing.banned(ALICE) or "") and standing.weight(ALICE) == 0.0
-    assert not standing.established(ALICE)
+        reputation.trained(ALICE, 1, drawn(rng, apart, lie))
+    assert "min(ρ, 2)" in (reputation.banned(ALICE) or "") and reputation.weight(ALICE) == 0.0
+    assert not reputation.established(ALICE)
 
 
 def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
-    rng, standing = np.random.default_rng(0), Standing(Clock())
+    rng, reputation = np.random.default_rng(0), Reputation(Clock())
     for _ in range(100):
-        standing.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
-    assert standing.report(ALICE).mean_importance < 0.1 and standing.banned(ALICE) is None
+        reputation.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
+    assert reputation.report(ALICE).mean_importance < 0.1 and reputation.banned(ALICE) is None
 
 
 def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
-    standing = Standing(clock)
-    standing.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
-    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE).record == 0
-    assert "doubted" in standing.report(ALICE).standing
+    reputation = Reputation(clock)
+    reputation.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
+    assert reputation.weight(ALICE) == 0.5 and reputation.report(ALICE).record == 0
+    assert "doubted" in reputation.report(ALICE).reputation
 
 
 def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
-    standing = Standing(clock, ())
+    reputation = Reputation(clock, ())
     for _ in range(10):
-        standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0, paid=10.0))
-    assert standing.banned(ALICE) is None and standing.weight(ALICE) == 1.0
-    assert standing.report(ALICE).mean_importance > 1.4
-    established(standing, BOB)
-    assert standing.newcomers_room(24) is None
+        reputation.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0, paid=10.0))
+    assert reputation.banned(ALICE) is None and reputation.weight(ALICE) == 1.0
+    assert reputation.report(ALICE).mean_importance > 1.4
+    established(reputation, BOB)
+    assert reputation.newcomers_room(24) is None
 
 
 # --- newcomers --------------------------------------------------------------------------------------------------------
 
 
 def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: Clock) -> None:
-    standing = Standing(clock)
-    standing.trained(ALICE, 5, figures())
-    assert standing.newcomers_room(24) is None
-    established(standing, ALICE)
-    assert standing.newcomers_room(24) == 6 and standing.newcomers_room(2) == 1
-    standing.ban(ALICE, "it lied")
-    assert standing.newcomers_room(24) is None
+    reputation = Reputation(clock)
+    reputation.trained(ALICE, 5, figures())
+    assert reputation.newcomers_room(24) is None
+    established(reputation, ALICE)
+    assert reputation.newcomers_room(24) == 6 and reputation.newcomers_room(2) == 1
+    reputation.ban(ALICE, "it lied")
+    assert reputation.newcomers_room(24) is None
 
 
 def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -> None:
-    standing, pool = Standing(clock), Pool(600.0, clock, random.Random(0))
-    established(standing, ALICE)
+    reputation, pool = Reputation(clock), Pool(600.0, clock, random.Random(0))
+    established(reputation, ALICE)
     for number in range(8):
         for round in range(4):
             pool.add(waiting(identity(100 + number).author, round, clock.now))
     for round in range(40):
         pool.add(waiting(ALICE, round, clock.now))
-    newcomers = Newcomers(lambda author: not standing.established(author), standing.newcomers_room(24))
+    newcomers = Newcomers(lambda author: not reputation.established(author), reputation.newcomers_room(24))
     taken = Counter(scored.group.author == ALICE for scored in pool.take(24, newcomers))
     assert taken == {True: 18, False: 6}
     assert len(pool.take(24, newcomers)) == 22, "in the same batch there is room for no more of them"
@@ -236,24 +236,24 @@ def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -
 
 
 def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock) -> None:
-    standing = Standing(clock)
+    reputation = Reputation(clock)
     for _ in range(48):
-        standing.note_pull(ALICE, step_seconds=10.0)
-    assert standing.pulled(ALICE) == 48 and standing.pulled(BOB) == 0
+        reputation.note_pull(ALICE, step_seconds=10.0)
+    assert reputation.pulled(ALICE) == 48 and reputation.pulled(BOB) == 0
     clock.now += 10
-    assert standing.pulled(ALICE) == pytest.approx(24)
+    assert reputation.pulled(ALICE) == pytest.approx(24)
 
 
 def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock: Clock) -> None:
-    standing = Standing(clock)
-    established(standing, ALICE)
-    standing.equivocated(BOB)
+    reputation = Reputation(clock)
+    established(reputation, ALICE)
+    reputation.equivocated(BOB)
     for number in range(book.AUTHORS_MAX + 100):
         stranger = number.to_bytes(38, "big")
-        standing.refused(stranger, "malformed")
-        standing.failed(stranger)
-    assert len(standing.authors) == book.AUTHORS_MAX and len(standing.holders) == book.HOLDERS_MAX
-    assert standing.established(ALICE) and standing.banned(BOB) is not None
+        reputation.refused(stranger, "malformed")
+        reputation.failed(stranger)
+    assert len(reputation.authors) == book.AUTHORS_MAX and len(reputation.holders) == book.HOLDERS_MAX
+    assert reputation.established(ALICE) and reputation.banned(BOB) is not None
 
 
 def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock) -> None:
@@ -271,16 +271,16 @@ def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Cloc
 
 
 def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> None:
-    before = Standing(clock)
+    before = Reputation(clock)
     established(before, ALICE)
     before.trained(ALICE, 1, figures(64, paid=3.0))
     before.ban(BOB, "it lied")
     before.admitted(CAROL, completions=8, tokens=80, size=700)
     clock.now += 100
-    StandingFile(tmp_path / "standing.json", before).write()
+    ReputationFile(tmp_path / "standing.json", before).write()
     later = Clock(7.0)
-    after = Standing(later)
-    StandingFile(tmp_path / "standing.json", after)
+    after = Reputation(later)
+    ReputationFile(tmp_path / "standing.json", after)
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
     for told in ("mean_importance", "loss_share"):
         assert getattr(after.report(ALICE), told) == getattr(before.report(ALICE), told) != 0.0
@@ -299,26 +299,26 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 ) -> None:
     path = tmp_path / "standing.json"
     path.write_text(text)
-    books = StandingFile(path, standing := Standing(clock))
-    assert not standing.authors and "damaged" in caplog.text
+    books = ReputationFile(path, reputation := Reputation(clock))
+    assert not reputation.authors and "damaged" in caplog.text
     books.write()
     assert json.loads(path.read_text()) == {"authors": {}}
 
 
 def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
-    standing = Standing(clock)
-    assert standing.report(ALICE).standing == "newcomer"
-    standing.admitted(ALICE, completions=4, tokens=40, size=400)
-    standing.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
-    standing.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
-    told = standing.report(ALICE)
+    reputation = Reputation(clock)
+    assert reputation.report(ALICE).reputation == "newcomer"
+    reputation.admitted(ALICE, completions=4, tokens=40, size=400)
+    reputation.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
+    reputation.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
+    told = reputation.report(ALICE)
     assert (told.mean_length, told.mean_reward, told.no_signal) == (10.0, 0.125, 1)
-    established(standing, ALICE)
-    assert standing.report(ALICE).standing == "established"
+    established(reputation, ALICE)
+    assert reputation.report(ALICE).reputation == "established"
 
 
 def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock) -> None:
-    subject, author = Standing(clock), b"a"
+    subject, author = Reputation(clock), b"a"
 
     def pulled_a_step() -> int:
         clock.now += 1000.0

@@ -70,7 +70,7 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
     node = stepper(tmp_path)
     ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
     assert node.pool.add(ours) and node.pool.add(theirs)
-    node.standing.ban(theirs.group.author, "it lied")
+    node.reputation.ban(theirs.group.author, "it lied")
     assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
 
 

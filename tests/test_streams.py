@@ -256,6 +256,6 @@ async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
         reader, writer = stream = await opened(alice.transport, bob.author)
         await asked(stream, 1)
         for _ in range(3):
-            bob.swarm.standing.lied(alice.author, "was found out")
+            bob.swarm.reputation.lied(alice.author, "was found out")
         await asyncio.wait_for(reader.read(), PATIENCE)  # until the stream has ended
         writer.close()

@@ -83,7 +83,7 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
     for node in nodes:
         await gets(node, set().union(*(keys for other, keys in made.items() if other is not node)))
         assert node.pulling.rejections == {}
-        books = node.swarm.standing.authors
+        books = node.swarm.reputation.authors
         assert sum(book.admitted for book in books.values()) == 48
         assert node.author not in books
     served = sum((node.store.served for node in nodes), Counter())
@@ -97,7 +97,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
     await eventually(lambda: len(second.admitted) == 3, "it got what it wanted")
     first.make(10)
     second.appetite = 5
-    second.swarm.poke()
+    second.swarm.wake()
     await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
 
 
@@ -123,7 +123,7 @@ async def test_when_one_leaves_the_others_go_on(swarms: Swarms) -> None:
     back = third.make(4)
     await gets(second, made | back)
     await eventually(lambda: not second.met(first) and not third.met(first), "they note that it is gone")
-    assert not any(book.refused for who in (second, third) for book in who.swarm.standing.authors.values())
+    assert not any(book.refused for who in (second, third) for book in who.swarm.reputation.authors.values())
     late = await swarms.join(4, second)
     await gets(late, made | more | back)
 
@@ -137,12 +137,12 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
     again = await swarms.join(1, second)
     assert (again.author, again.address != first.address) == (first.author, True)
     await eventually(lambda: second.met(again) and third.met(again), "both have met it again")
-    assert second.swarm.membership.view[again.author].addresses[0] == again.address
+    assert second.swarm.membership.active_view[again.author].addresses[0] == again.address
     after = again.make(3)
     assert not before & after, "a round came twice"
     await gets(second, before | after)
     await gets(third, before | after)
-    assert second.swarm.standing.banned(again.author) is None
+    assert second.swarm.reputation.banned(again.author) is None
 
 
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
@@ -154,7 +154,7 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     )
     await swarms.leave(second)
     again = await swarms.join(2)
-    assert not again.swarm.membership.view
+    assert not again.swarm.membership.active_view
     first.swarm.membership.addresses.hear([again.address])
     first.swarm._to_greet.set()
     await gets(again, made)
@@ -194,15 +194,15 @@ async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is
     bad.make(1, **{lie: True})
     swarm = judge.swarm
     await eventually(lambda: judge.pulling.rejections[str(reason)] == 1, "the packet was refused")
-    assert swarm.standing.banned(bad.author) is None, "one may be a mistake"
+    assert swarm.reputation.banned(bad.author) is None, "one may be a mistake"
     honest = good.make(4)
     await gets(judge, honest)
     bad.make(STRIKES - 1, **{lie: True})
-    await eventually(lambda: swarm.standing.banned(bad.author) is not None, "the author is quarantined")
+    await eventually(lambda: swarm.reputation.banned(bad.author) is not None, "the author is quarantined")
     assert judge.pulling.rejections == {str(reason): STRIKES}
-    refused = {author: book.refused.total() for author, book in swarm.standing.authors.items()}
+    refused = {author: book.refused.total() for author, book in swarm.reputation.authors.items()}
     assert refused == {bad.author: STRIKES, good.author: 0}
-    assert swarm.standing.banned(good.author) is None
+    assert swarm.reputation.banned(good.author) is None
     bad.make(1)
     more = good.make(2)
     await gets(judge, honest | more)
@@ -227,8 +227,8 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     assert known.announcement.author == author.author
     assert not any(victim.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda known: -1))
     assert victim.admitted == []
-    assert not any(book.refused for book in victim.swarm.standing.authors.values())
-    assert victim.swarm.standing.banned(author.author) is None
+    assert not any(book.refused for book in victim.swarm.reputation.authors.values())
+    assert victim.swarm.reputation.banned(author.author) is None
     assert not any(victim.store.seen(*key) for key in made), "it may still come from somebody else"
     assert "other bytes than the author signed" in caplog.text
     again = await swarms.join(1, victim)
@@ -248,10 +248,10 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     first.pulling.uploads = Silent()  # type: ignore[assignment]
     third.appetite = 0
     first.make(4)
-    await eventually(lambda: first.author in second.pulling._busy_holders, "the silent one was asked")
+    await eventually(lambda: first.author in second.pulling._resting_holders, "the silent one was asked")
     third_made = third.make(5)
     await gets(second, third_made)
-    assert first.author in second.pulling._busy_holders
+    assert first.author in second.pulling._resting_holders
     silence.set()
 
 

@@ -1,4 +1,4 @@
-"""The table holds what is fresh, a fair share of it from each introducer, and chooses authors by turns."""
+"""The table holds what is fresh, a fair share of it from each first sender, and chooses authors by turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Known, Outcome, Table
+from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
 
@@ -44,8 +44,10 @@ class Bench:
         self.clock = Clock()
         self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity=capacity)
 
-    def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Outcome:
-        return self.table.add(made, made.encode(), age=age, introducer=introducer, held=held)
+    def add(
+        self, made: Announcement, age: float = 0.0, first_sender: bytes | None = PEERS[0], held: int = 0
+    ) -> Outcome:
+        return self.table.add(made, made.encode(), age=age, first_sender=first_sender, held=held)
 
     def known(self, number: int, round: int = 0) -> Known:
         known = self.table.get(author(number).author, round)
@@ -68,16 +70,16 @@ def everything(known: Known) -> int:
 
 def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_the_first_stands(bench: Bench) -> None:
     assert bench.add(signed(1, 0)) is Outcome.NEW
-    assert bench.add(signed(1, 0), introducer=PEERS[1]) is Outcome.KNOWN
+    assert bench.add(signed(1, 0), first_sender=PEERS[1]) is Outcome.KNOWN
     assert bench.add(signed(1, 1)) is bench.add(signed(2, 0)) is Outcome.NEW
     assert bench.add(signed(1, 0, content=1)) is bench.add(signed(1, 0, packets=2)) is Outcome.EQUIVOCATION
     assert len(bench.table) == 3 and bench.known(1).announcement == signed(1, 0)
 
 
 def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> None:
-    bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b001)
-    bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b100)
-    bench.add(signed(1, 0, packets=3), introducer=PEERS[1], held=0b11111000)
+    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b001)
+    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b100)
+    bench.add(signed(1, 0, packets=3), first_sender=PEERS[1], held=0b11111000)
     known = bench.known(1)
     assert known.told == {PEERS[0]: 0, PEERS[1]: 0}
     assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
@@ -97,7 +99,7 @@ def test_row_18_nobody_can_make_an_announcement_much_older_than_another_says_nor
         bench.clock.now += passed
         bench.table.expire()
         now = bench.clock.now
-        outcome = bench.add(signed(1, 0), age=claimed, introducer=PEERS[number % 10])
+        outcome = bench.add(signed(1, 0), age=claimed, first_sender=PEERS[number % 10])
         if outcome is Outcome.NEW:
             heard = heard or now
         if outcome is not Outcome.OLD:
@@ -118,7 +120,7 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
     assert bench.add(signed(1, 0), age=10.0) is Outcome.NEW
     assert bench.clock() - bench.known(1).born == 50.0, "it was heard of 50 s ago"
     bench.clock.now += 51
-    assert bench.add(signed(1, 1), introducer=PEERS[1]) is Outcome.NEW
+    assert bench.add(signed(1, 1), first_sender=PEERS[1]) is Outcome.NEW
     bench.table.expire()
     assert bench.add(signed(1, 0), age=0.0) is Outcome.OLD
 
@@ -126,7 +128,7 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
 def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_there_is_room_for() -> None:
     bench = Bench(capacity=8)
     for number in range(1, 41):
-        bench.add(signed(number, 0), introducer=None)
+        bench.add(signed(number, 0), first_sender=None)
     assert len(bench.table) == 8 and len(bench.table._left) == 16
 
 
@@ -143,62 +145,62 @@ def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench: Bench) -> N
 
 @pytest.fixture
 def small() -> Bench:
-    """A table of which an introducer's part is four announcements, and an author's too."""
-    return Bench(capacity=4 * INTRODUCER_PART)
+    """A table of which an first sender's part is four announcements, and an author's too."""
+    return Bench(capacity=4 * FIRST_SENDER_PART)
 
 
 def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench) -> None:
-    small.add(signed(9, 0), introducer=PEERS[1])
+    small.add(signed(9, 0), first_sender=PEERS[1])
     for round in range(300):
         small.clock.now += 0.1
         assert small.add(signed(1, round)) is Outcome.NEW
-    told = sorted(known.announcement.round for known in small.table if known.introducer == PEERS[0])
+    told = sorted(known.announcement.round for known in small.table if known.first_sender == PEERS[0])
     assert told == [296, 297, 298, 299]
-    assert small.known(9), "another introducer's stays"
+    assert small.known(9), "another first sender's stays"
 
 
 def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench) -> None:
     liar, honest = PEERS[:2]
-    small.add(signed(9, 0), introducer=liar)
-    assert small.add(signed(9, 0), introducer=honest) is Outcome.KNOWN
+    small.add(signed(9, 0), first_sender=liar)
+    assert small.add(signed(9, 0), first_sender=honest) is Outcome.KNOWN
     for round in range(300):
         small.clock.now += 0.1
-        small.add(signed(1, round), introducer=liar)
-    assert small.known(9).introducer == honest
-    assert sum(known.introducer == liar for known in small.table) == 4
+        small.add(signed(1, round), first_sender=liar)
+    assert small.known(9).first_sender == honest
+    assert sum(known.first_sender == liar for known in small.table) == 4
     for round in range(4):
         small.clock.now += 0.1
-        small.add(signed(9, 1 + round), introducer=honest)
+        small.add(signed(9, 1 + round), first_sender=honest)
     assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
 
 
 def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small: Bench) -> None:
     for round in range(10):
         small.clock.now += 0.1
-        assert small.add(signed(1, round), introducer=PEERS[round]) is Outcome.NEW
-        small.add(signed(2, round), introducer=None)
+        assert small.add(signed(1, round), first_sender=PEERS[round]) is Outcome.NEW
+        small.add(signed(2, round), first_sender=None)
     assert sorted(known.announcement.round for known in small.table) == [6, 6, 7, 7, 8, 8, 9, 9]
     size = len(signed(1, 0).encode()) + 3 * 40
-    bytes_max = 3 * INTRODUCER_PART * size
+    bytes_max = 3 * FIRST_SENDER_PART * size
     few = Table(MAX_AGE, small.clock, random.Random(0), bytes_max=bytes_max)
     for number in range(1, 41):
         for round in range(5):
             made = signed(number, round)
-            assert few.add(made, made.encode(), age=0.0, introducer=PEERS[number % 10]) is Outcome.NEW
+            assert few.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10]) is Outcome.NEW
             assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
 
 
 def test_a_full_table_makes_room_for_what_is_new() -> None:
     bench = Bench(capacity=16)
     for number in range(1, 41):
-        assert bench.add(signed(number, 0), introducer=identity(number + 1000).author) is Outcome.NEW
+        assert bench.add(signed(number, 0), first_sender=identity(number + 1000).author) is Outcome.NEW
         assert bench.known(number)
     assert len(bench.table) == 16
 
 
 def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
-    bench.add(signed(1, 0), introducer=PEERS[0])
-    bench.add(signed(2, 0), introducer=PEERS[1])
+    bench.add(signed(1, 0), first_sender=PEERS[0])
+    bench.add(signed(2, 0), first_sender=PEERS[1])
     [only] = bench.table.sample(10, PEERS[0])
     assert only.announcement == signed(2, 0)
     only.told[PEERS[0]] = only.have
@@ -210,7 +212,7 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
 def test_a_sample_of_a_flood_is_new_to_the_peer_and_differs() -> None:
     bench = Bench(capacity=64)
     for number in range(1, 65):
-        bench.add(signed(number, 0), introducer=identity(number + 1000).author)
+        bench.add(signed(number, 0), first_sender=identity(number + 1000).author)
     told = bench.table.sample(20, PEERS[5])
     for known in told:
         known.tell(PEERS[5])
@@ -290,12 +292,12 @@ class TableMachine(RuleBasedStateMachine):
         round=st.integers(0, 8),
         content=st.sampled_from([0, 0, 0, 1]),
         age=st.sampled_from([-5.0, 0.0, 50.0, 99.9, 100.0, 100.1, 300.0]),
-        introducer=st.sampled_from([None, *PEERS[:4]]),
+        first_sender=st.sampled_from([None, *PEERS[:4]]),
         held=st.integers(-1, 9),
     )
-    def add(self, who: int, round: int, content: int, age: float, introducer: bytes | None, held: int) -> None:
+    def add(self, who: int, round: int, content: int, age: float, first_sender: bytes | None, held: int) -> None:
         made = signed(who, round, content=content)
-        if self.bench.add(made, age, introducer, held) is Outcome.NEW:
+        if self.bench.add(made, age, first_sender, held) is Outcome.NEW:
             assert self.table.get(made.author, made.round) is not None
 
     @rule(which=st.integers(0, 23), peer=st.sampled_from(PEERS[:4]), age=st.none() | st.floats(-10, 300))
@@ -338,14 +340,14 @@ class TableMachine(RuleBasedStateMachine):
         assert Counter(one.key for pile in piles for one in pile) == Counter(one.key for one in known)
         assert table._by_id == {one.id: one for one in known}
         assert table._eldest <= min((one.born for one in known), default=math.inf)
-        for shares, whose in ((table._introduced, lambda one: one.introducer), (table._authors, key_author)):
+        for shares, whose in ((table._first_sent, lambda one: one.first_sender), (table._authors, key_author)):
             held: dict[bytes, dict[tuple[bytes, int], Known]] = {}
             for one in known:
                 if whose(one) is not None:
                     held.setdefault(whose(one), {})[one.key] = one
             assert shares.by == held
             assert shares.size == {who: sum(one.size for one in ones.values()) for who, ones in held.items()}
-            assert all(len(ones) <= max(1, table.capacity // INTRODUCER_PART) for ones in held.values())
+            assert all(len(ones) <= max(1, table.capacity // FIRST_SENDER_PART) for ones in held.values())
         assert table._bytes == sum(one.size for one in known)
         assert len(known) <= table.capacity and len(table._left) <= 2 * table.capacity
 

@@ -102,8 +102,8 @@ async def test_no_honest_author_is_struck_by_a_reader_of_another_tokenizer_or_by
                 node.score_later(group, boot_seconds(), right_of(made.rewards))
                 unread += not engine.score(row, made.packet)
         await node.scored()
-        assert not node.standing.left_alone()
-        assert all(not node.standing.report(key).refused for key in keys.values())
+        assert not node.reputation.left_alone()
+        assert all(not node.reputation.report(key).refused for key in keys.values())
     assert unread or cap > 12
 
 

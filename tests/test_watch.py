@@ -199,7 +199,9 @@ def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock) -> 
         books.hear([sent(identity(number))], EVE.author)
     assert len(nodes) == NODES_MAX and ANN.author in nodes
     books.hear([sent(identity(number)) for number in range(2000, 2000 + REPORTS_TOLD + 9)], CARA.author)
-    assert sum(seen.introducer == CARA.author for seen in nodes.values()) == 1 + REPORTS_TOLD, "of one message no more"
+    assert sum(seen.first_sender == CARA.author for seen in nodes.values()) == 1 + REPORTS_TOLD, (
+        "of one message no more"
+    )
 
 
 # --- the overview -----------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation
 def test_an_observer_takes_nobodys_place(swarm: WatchedSimulation) -> None:
     own = swarm.observer.membership.own_id
     for node in swarm.nodes.values():
-        assert own not in {peer_id(peer) for peer in node.swarm.membership.view}
+        assert own not in {peer_id(peer) for peer in node.swarm.membership.active_view}
         assert own not in node.stepper.progress.foreign_groups_used
 
 
@@ -262,8 +264,8 @@ async def overview_of(path: Path, file: Path | None = None) -> AsyncIterator[tup
         yield node, Overview(node.swarm, RUN, None, file)
 
 
-def hears(node: Member, made: Announcement, introducer: bytes) -> None:
-    node.swarm.gossip.table.add(made, made.encode(), age=0.0, introducer=introducer)
+def hears(node: Member, made: Announcement, first_sender: bytes) -> None:
+    node.swarm.gossip.table.add(made, made.encode(), age=0.0, first_sender=first_sender)
 
 
 async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
         call, hello = stub(eve, ann.identity), greeting(RUN, [])
         hello.observer = True
         answer = await shake(eve, ann.author, hello)
-        assert not answer.refusal and EVE.author not in ann.swarm.membership.view
+        assert not answer.refusal and EVE.author not in ann.swarm.membership.active_view
         forged = announcement(CARA, 1, [packet(CARA.author, 1, 0)])
         entry = ftis_pb2.Entry(announcement=forged.encode(), age_ms=1)
         reply = await call.rpc_exchange(
@@ -306,7 +308,7 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
 async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path: Path) -> None:
     async with member(1, tmp_path, observing=True) as ann, member(2, tmp_path, [ann.address]) as ben:
         await eventually(lambda: ann.author in ben.swarm.membership.refused, "Ben's refusal")
-        assert not ben.swarm.membership.view
+        assert not ben.swarm.membership.active_view
 
 
 @pytest.fixture
@@ -372,7 +374,7 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=DAY, membership=DAY)
         invited = Observer(Home(tmp_path / "cara"), settings, (), ticket)
         facts, _ = await invited.run(lambda page: None, 0.5)
-        assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.view
+        assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.active_view
         other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=DAY)
         with pytest.raises(UsageError, match="to another"):
             await Observer(Home(tmp_path / "cara"), settings, (), other).run(lambda page: None, 0.1)

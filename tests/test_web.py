@@ -21,7 +21,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import State
 from ftis_node.node.dashboard import Dashboard
-from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
+from ftis_node.observe.recent import GROUPS_KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
@@ -225,7 +225,7 @@ def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart() -> None:
         recent.add([shown(number, None)])
     groups = recent.groups()
     assert [(group.step, group.author) for group in groups] == [(9, None), (8, None), (7, None), (6, None), (1, "peer")]
-    assert recent.step == 9 and len([group for group in groups if group.author is None]) == KEPT
+    assert recent.step == 9 and len([group for group in groups if group.author is None]) == GROUPS_KEPT
     assert {(len(group.lengths), len(group.rewards)) for group in groups} == {(SHOWN, SHOWN)}
 
 

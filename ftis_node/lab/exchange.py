@@ -85,10 +85,10 @@ class MemorySwarm:
         )
         for member in self._network.members:
             if member is not self:
-                member._table.add(announcement, b"", age=0.0, introducer=None)
-                member.poke()
+                member._table.add(announcement, b"", age=0.0, first_sender=None)
+                member.wake()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         if self._on_demand and (self._pulling is None or self._pulling.done()):
             self._pulling = asyncio.get_running_loop().create_task(self._pull())
 

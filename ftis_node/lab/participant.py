@@ -32,7 +32,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pool import Pool
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
@@ -111,7 +111,7 @@ class Participant:
             settings=self.settings,
             store=store,
             worker=self.meter,
-            standing=Standing(clock, self.settings.defences),
+            reputation=Reputation(clock, self.settings.defences),
             clock=clock,
             unix=clock,
             swarm=self.swarm,
@@ -254,7 +254,7 @@ class Participant:
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
             "lab": {**counts, "round": self.swarm.next_round},
-            "standing": self.stepper.standing.facts(),
+            "standing": self.stepper.reputation.facts(),
         }
         checkpoints.commit(partial, facts)
 
@@ -268,7 +268,7 @@ class Participant:
         path, facts = found
         await self.compute.call(Restore(str(path), step))
         self.stepper.progress = Progress.from_facts(facts["progress"])
-        self.stepper.standing.take_up(facts.get("standing", {"authors": {}}))
+        self.stepper.reputation.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
 

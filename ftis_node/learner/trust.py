@@ -21,7 +21,7 @@ NEAR_IMPOSSIBLE = math.log(1e-4)
 """A token that this node finds rarer was forced on it, or is of a style that it would never write itself."""
 LONGER = 2.0
 """How many times as long as its own successes are on average a foreign success may be."""
-KEPT = 0.8  # of the average, at each step
+MEMORY = 0.8  # of the average, at each step
 
 
 def distrusted(
@@ -61,4 +61,4 @@ def next_length(usual: float | None, lengths: list[int]) -> float | None:
     if not lengths:
         return usual
     mean = sum(lengths) / len(lengths)
-    return mean if usual is None else KEPT * usual + (1 - KEPT) * mean
+    return mean if usual is None else MEMORY * usual + (1 - MEMORY) * mean

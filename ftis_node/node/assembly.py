@@ -14,7 +14,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.batch_source import needed_age
-from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
+from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.condition import NO_MEMBER
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
@@ -24,29 +24,29 @@ from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
 from ftis_node.packet import Group
 from ftis_node.policy.names import lasting
-from ftis_node.store.checkpoints import KEPT, labelled
+from ftis_node.store.checkpoints import CHECKPOINTS_KEPT, labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.chronicle import read_chronicle
+from ftis_node.swarm.duplicate import refuse_a_twin
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pulling import Trade
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.twin import refuse_a_twin
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import ModelFacts, OpenedRun, plan_row
 
-CHECKPOINTS = KEPT + 1  # most checkpoints on disk at a time, while the last is written
+CHECKPOINTS = CHECKPOINTS_KEPT + 1  # most checkpoints on disk at a time, while the last is written
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
 OLDER_METRICS_BYTES = 256 << 20  # compressed; at most an eighth of what `disk_gb` leaves
 LEAST_PACKETS = 16 << 20
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rooms:
+class Components:
     """A node's parts once it has its run and its model. `standing_file` and `saving` write files that outlive it."""
 
     home: Home
@@ -64,7 +64,7 @@ class Rooms:
     store: PacketStore
     metrics: MetricsLog
     saving: Saving
-    standing_file: StandingFile
+    reputation_file: ReputationFile
     stepper: Stepper
     swarm: Swarm
 
@@ -107,7 +107,7 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     return Quotas(min(packets, room - older), older)
 
 
-def furnish(
+def build_components(
     home: Home,
     settings: Settings,
     run_file: RunFile,
@@ -117,14 +117,14 @@ def furnish(
     identity: Identity,
     transport: Libp2p,
     worker: Worker,
-    hurry: asyncio.Event,
+    flush: asyncio.Event,
     invitation: Invitation | None = None,
     describe: Callable[[], SelfReport | None] = lambda: None,
-) -> Rooms:
+) -> Components:
     """Create all parts of a node. The swarm is not started yet.
 
     Args:
-        hurry: see `Stepper`. describe: see `Swarm`.
+        flush: see `Stepper`. describe: see `Swarm`.
     """
     run = run_file.run
     quota = quotas(settings, facts.checkpoint_bytes)
@@ -134,14 +134,14 @@ def furnish(
     tracker = Tracker(settings.track, home.track / settings.track, name) if settings.track != "none" else None
     metrics = MetricsLog(home.metrics, quota.older_metrics, tracker=tracker)
     model = labelled(lasting(settings.model), facts.kind)
-    standing = Standing(boot_seconds, settings.defences)
+    reputation = Reputation(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
     stepper: Stepper  # which the swarm brings groups when it has started
     swarm = Swarm(
         transport=transport,
         identity=identity,
         run_file=run_file,
-        standing=standing,
+        reputation=reputation,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
         trade=Trade(
@@ -152,7 +152,7 @@ def furnish(
             needed_age(run, settings, own_only=opened.own_only),
         ),
         peer_cache=home.peers,
-        traffic=Traffic(settings.upload_mbit * 1e6 / 8, standing.established),
+        traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
@@ -160,17 +160,17 @@ def furnish(
     swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper = Stepper(
         context=context,
-        standing=standing,
+        reputation=reputation,
         own_only=opened.own_only,
         identity=identity,
         settings=settings,
         store=store,
         worker=worker,
         swarm=swarm,
-        hurry=hurry,
+        flush=flush,
         own_data=facts.own_rows > 0,
     )
-    return Rooms(
+    return Components(
         home=home,
         run_file=run_file,
         context=context,
@@ -185,7 +185,7 @@ def furnish(
             quantisation=facts.plan.quantisation,
             layers=layers_of(facts.settings),
         ),
-        standing_file=StandingFile(home.standing, standing),
+        reputation_file=ReputationFile(home.standing, reputation),
         stepper=stepper,
         swarm=swarm,
     )
@@ -205,22 +205,22 @@ def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation |
     return roster
 
 
-def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:
+def go_on_from(components: Components, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:
     """Continue from a checkpoint's progress, and log everything that `lab replay` needs about this start.
 
     Args:
         restored: None: start with the model's own weights.
     """
-    rooms.stepper.progress = restored or Progress()
-    rooms.metrics.write(
+    components.stepper.progress = restored or Progress()
+    components.metrics.write(
         "started",
-        step=rooms.stepper.progress.step,
+        step=components.stepper.progress.step,
         fresh=restored is None,
-        branch=rooms.saving.branch,
+        branch=components.saving.branch,
         directory=str(Path.cwd()),  # the base of relative paths in the settings
-        task=options.task_of(rooms.run_file),
+        task=options.task_of(components.run_file),
         **options.files(),
-        run=rooms.run_file.run.id.hex(),
+        run=components.run_file.run.id.hex(),
         kind=facts.kind,
         settings=facts.settings.model_dump(mode="json"),
         plan=plan_row(facts.plan),
@@ -230,18 +230,18 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, optio
     )
 
 
-def refill_pool(rooms: Rooms) -> None:
+def refill_pool(components: Components) -> None:
     """Score the admitted groups that were neither scored nor trained on before the compute process ended, and may be.
 
     When a group of common rows was issued by its author's clock is not known any more; that clock may be an epoch off.
     """
-    pool, epoch = rooms.stepper.pool, rooms.context.run.epoch
-    for author, body, age in rooms.store.waiting(pool.longest_age):
+    pool, epoch = components.stepper.pool, components.context.run.epoch
+    for author, body, age in components.store.waiting(pool.longest_age):
         made, born = unix_seconds() - age, boot_seconds() - age
-        verdicts = (admit(rooms.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
+        verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
         group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
         if group is not None and pool.fresh(group.row, born) and not pool.knows(group.key):
-            rooms.stepper.score_later(group, born)
+            components.stepper.score_later(group, born)
 
 
 async def open_network(

@@ -24,7 +24,7 @@ from ftis_node.policy.names import lasting, same_model
 from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import Checkpoints, Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import Restore, Snapshot, Write
@@ -415,15 +415,15 @@ class LearnedSizes:
         return {name: size for name in found.__struct_fields__[1:] if (size := getattr(found, name))}
 
 
-class StandingFile:
+class ReputationFile:
     """The reputation of other peers on disk: bans and records must outlive the process."""
 
-    def __init__(self, path: Path, standing: Standing) -> None:
+    def __init__(self, path: Path, reputation: Reputation) -> None:
         """Load the file; a damaged one is ignored, which makes every peer a newcomer."""
         self._path = path
-        self._standing = standing
+        self._reputation = reputation
         self._written = time.monotonic()
-        kept(path, lambda data: standing.take_up(json.loads(data)), "everybody is a newcomer again.")
+        kept(path, lambda data: reputation.take_up(json.loads(data)), "everybody is a newcomer again.")
 
     def after_step(self) -> None:
         """Write the file, at most once a minute."""
@@ -432,4 +432,4 @@ class StandingFile:
 
     def write(self) -> None:
         self._written = time.monotonic()
-        replace_text(self._path, json.dumps(self._standing.facts()))
+        replace_text(self._path, json.dumps(self._reputation.facts()))

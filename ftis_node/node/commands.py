@@ -28,13 +28,13 @@ class Commands:
     """The present commands.
 
     phase: FINISHING or STOPPING last. hold: why the node is not to train, None if it is.
-    stopping: set in the phase STOPPING. hurry: set if the running step is to wait for nothing.
+    stopping: set in the phase STOPPING. flush: set if the running step is to wait for nothing.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
         self.phase = Phase.GOING_ON
         self.hold = Hold.OWNER if paused else None
-        self.stopping, self.hurry = asyncio.Event(), asyncio.Event()
+        self.stopping, self.flush = asyncio.Event(), asyncio.Event()
         self._schedule = schedule
         self._came = asyncio.Event()
         self._give(self.phase, self.hold)
@@ -94,5 +94,5 @@ class Commands:
 
     def _give(self, phase: Phase, hold: Hold | None) -> None:
         self.phase, self.hold = phase, hold
-        (self.hurry.set if hold is not None or self.ending else self.hurry.clear)()
+        (self.flush.set if hold is not None or self.ending else self.flush.clear)()
         self._came.set()

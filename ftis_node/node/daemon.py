@@ -20,7 +20,15 @@ from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
 from ftis_node.host.loops import end, forever
 from ftis_node.host.signals import listen
-from ftis_node.node.assembly import Rooms, check_peers, furnish, go_on_from, open_lan, open_network, refill_pool
+from ftis_node.node.assembly import (
+    Components,
+    build_components,
+    check_peers,
+    go_on_from,
+    open_lan,
+    open_network,
+    refill_pool,
+)
 from ftis_node.node.commands import Commands
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import Condition, Signs, State, condition
@@ -71,14 +79,14 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._run_file: RunFile | None = None
         self._transport: Libp2p | None = None
-        self._rooms: Rooms | None = None
+        self._components: Components | None = None
         self._overview: Overview | None = None
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
         self._runtime: Path | None = None  # the directory of sockets
         self._p2pd: int | None = None  # its process id
-        self._page = Dashboard(self.home, self.row, self.peers, lambda: self._rooms, lambda: self._overview)
+        self._page = Dashboard(self.home, self.row, self.peers, lambda: self._components, lambda: self._overview)
         self._sought = 0
         self._evaluations = EvaluationSchedule(self.settings.eval_share)
         self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
@@ -119,7 +127,7 @@ class Node:
 
     def finish(self) -> None:
         """Stop without a time limit for the running step; before the first step, the same as `stop`."""
-        if self._rooms is None:
+        if self._components is None:
             return self.stop()
         self._commands.finish()
 
@@ -130,16 +138,16 @@ class Node:
             UsageError: one is unknown, cannot be changed while the node runs, or has no such value.
             UserError: the node is still starting.
         """
-        rooms = self._rooms
-        if rooms is None:
+        components = self._components
+        if components is None:
             raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
         settings = changed(self.settings, values)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
-        self.settings = rooms.stepper.settings = settings
-        rooms.swarm.change(settings.exchange_peers, settings.upload_mbit * 1e6 / 8)
-        rooms.swarm.reports.telling = settings.tells_of_itself(private=bool(rooms.run_file.run.founder))
+        self.settings = components.stepper.settings = settings
+        components.swarm.change(settings.exchange_peers, settings.upload_mbit * 1e6 / 8)
+        components.swarm.reports.telling = settings.tells_of_itself(private=bool(components.run_file.run.founder))
         self._evaluations.share = settings.eval_share
-        rooms.saving.minutes = settings.checkpoint_minutes
+        components.saving.minutes = settings.checkpoint_minutes
         set_level(settings.log_level)
         await self._page.show(settings)
         await self._commands.look()
@@ -147,12 +155,12 @@ class Node:
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
         return new
 
-    async def _take_over(self, rooms: Rooms) -> None:
+    async def _take_over(self, components: Components) -> None:
         """Give changed constants to the compute process, and write them down for a replay."""
         new = {name: getattr(self.settings, name) for name in self._changed}
         self._changed = set()
         await self._compute.worker.call(Change(self.settings))
-        rooms.metrics.write("changed", step=rooms.stepper.progress.step, settings=new)
+        components.metrics.write("changed", step=components.stepper.progress.step, settings=new)
 
     def _asked(self, what: Callable[[], None]) -> Answer:
         """The local API's form of a request; a node that is stopping ignores it."""
@@ -203,7 +211,7 @@ class Node:
         opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the run's rows fit the model
         remember_files(self.home, self.options, self.options.task_of(self._run_file), run.id)
-        self._rooms = rooms = furnish(
+        self._components = components = build_components(
             self.home,
             self.settings,
             self._run_file,
@@ -212,27 +220,29 @@ class Node:
             identity=identity,
             transport=transport,
             worker=self._compute.worker,
-            hurry=self._commands.hurry,
+            flush=self._commands.flush,
             invitation=self.options.invitation,
             describe=lambda: self_report(self.status(), identity.author, run.id),
         )
-        self._stack.callback(rooms.close)
+        self._stack.callback(components.close)
         self._evaluations.recall(self.home.metrics)
         keeping = asyncio.create_task(forever(self._commands.keep_hours))
         self._stack.callback(keeping.cancel)
-        go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
+        go_on_from(components, await components.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
         options, hints = self.options, self._run_file.hints.bootstraps
-        rooms.swarm.hear_on_lan(options.on_lan)
-        await rooms.swarm.start(options.peers, hints, [*options.given, *(hints if options.run is not None else ())])
-        self._stack.push_async_callback(rooms.swarm.close)
+        components.swarm.hear_on_lan(options.on_lan)
+        await components.swarm.start(
+            options.peers, hints, [*options.given, *(hints if options.run is not None else ())]
+        )
+        self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
-            await open_lan(self._stack, rooms.swarm, run, identity.author, self.settings.host, transport.port)
+            await open_lan(self._stack, components.swarm, run, identity.author, self.settings.host, transport.port)
         if self.options.run is None:
-            check_peers(rooms.swarm.membership, [*options.peers, *options.given], self.home.path, run)
-        self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
+            check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
+        self._overview = Overview(components.swarm, run, identity.author, self.home.swarm_history)
         self._overview.begin(self._stack)
-        refill_pool(rooms)
+        refill_pool(components)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
@@ -278,19 +288,19 @@ class Node:
     # --- training -------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
-        rooms = self._rooms
-        if rooms is None:
+        components = self._components
+        if components is None:
             raise FtisError("A node has to start before it trains.")
         self._apart = None
-        while not (self._commands.ending or self._done(rooms)):
+        while not (self._commands.ending or self._done(components)):
             try:
-                await (self._rest(rooms) if self._commands.hold else self._unless_stopped(self._go_on(rooms)))
+                await (self._rest(components) if self._commands.hold else self._unless_stopped(self._go_on(components)))
             except (WorkerDied, WorkerFault) as fault:
-                await self._recover(rooms, fault)
+                await self._recover(components, fault)
             except (OSError, sqlite3.Error) as error:
-                await self._recover(rooms, await wait_for_room(error, self._commands.stopping))
-        await self._finish(rooms)
-        rooms.standing_file.write()
+                await self._recover(components, await wait_for_room(error, self._commands.stopping))
+        await self._finish(components)
+        components.reputation_file.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
     async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -312,71 +322,71 @@ class Node:
             return  # unsaved training is saved afterwards
         task.cancel()
         await asyncio.wait({task})
-        if self._rooms is not None:
-            await self._rooms.saving.wait(self._deadline - time.monotonic())
+        if self._components is not None:
+            await self._components.saving.wait(self._deadline - time.monotonic())
         await self._compute.stop()
 
-    async def _go_on(self, rooms: Rooms) -> None:
+    async def _go_on(self, components: Components) -> None:
         """Take the first evaluation, or the next step."""
         self._note_condition()
         if self._changed:
-            await self._take_over(rooms)
-        if rooms.stepper.progress.pass_at_1 is None:
-            await self._evaluate(rooms)
-            await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
-            await self._wait_for_peers(rooms)
-        elif (last := await rooms.stepper.step(self._commands.stopping)) is not None:
-            await self._after_step(rooms, last)
+            await self._take_over(components)
+        if components.stepper.progress.pass_at_1 is None:
+            await self._evaluate(components)
+            await components.saving.checkpoint(self._compute.worker, components.stepper.progress)
+            await self._wait_for_peers(components)
+        elif (last := await components.stepper.step(self._commands.stopping)) is not None:
+            await self._after_step(components, last)
 
-    def _done(self, rooms: Rooms) -> bool:
-        return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
+    def _done(self, components: Components) -> bool:
+        return self.settings.steps is not None and components.stepper.progress.step >= self.settings.steps
 
-    async def _wait_for_peers(self, rooms: Rooms) -> None:
+    async def _wait_for_peers(self, components: Components) -> None:
         """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
-        self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
-        while len(view) < self._sought and not self._commands.hurry.is_set():
+        self._sought, view = self.settings.min_peers, components.swarm.membership.active_view
+        while len(view) < self._sought and not self._commands.flush.is_set():
             self._note_condition()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._commands.hurry.wait(), 0.2)
+                await asyncio.wait_for(self._commands.flush.wait(), 0.2)
         self._sought = 0
 
-    async def _after_step(self, rooms: Rooms, last: TakenStep) -> None:
-        progress = rooms.stepper.progress
+    async def _after_step(self, components: Components, last: TakenStep) -> None:
+        progress = components.stepper.progress
         for warning in last.report.warnings:
             logger.info("%s", warning)
-        self._compute.stepped(last, rooms.stepper.generation_batch)
-        rooms.metrics.write(
+        self._compute.stepped(last, components.stepper.generation_batch)
+        components.metrics.write(
             "step",
             state=self.condition().state,
-            peers=len(rooms.swarm.membership.view),
-            pool=len(rooms.stepper.pool),
-            bytes_in=rooms.swarm.traffic.bytes_in,
-            bytes_out=rooms.swarm.traffic.bytes_out,
+            peers=len(components.swarm.membership.active_view),
+            pool=len(components.stepper.pool),
+            bytes_in=components.swarm.traffic.bytes_in,
+            bytes_out=components.swarm.traffic.bytes_out,
             **last.row(),
         )
         self._steps.write(last)
-        await rooms.saving.after_step(self._compute.worker, progress, last.report)
-        self._compute.saved(rooms.saving.written)
-        rooms.standing_file.after_step()
+        await components.saving.after_step(self._compute.worker, progress, last.report)
+        self._compute.saved(components.saving.written)
+        components.reputation_file.after_step()
         if progress.step % self.settings.eval_every == 0 and self._evaluations.due():
-            await self._evaluate(rooms)
+            await self._evaluate(components)
 
-    async def _evaluate(self, rooms: Rooms) -> None:
+    async def _evaluate(self, components: Components) -> None:
         since = boot_seconds() - self._started
-        await self._evaluations.evaluate(self._compute.worker, rooms.stepper, rooms.metrics, since)
+        await self._evaluations.evaluate(self._compute.worker, components.stepper, components.metrics, since)
 
-    async def _rest(self, rooms: Rooms) -> None:
+    async def _rest(self, components: Components) -> None:
         """Pause: end the compute process, which frees its memory, and only serve peers until a request comes."""
-        progress = rooms.stepper.progress
+        progress = components.stepper.progress
         try:
-            await self._unless_stopped(self._save_last(rooms))
+            await self._unless_stopped(self._save_last(components))
         except (WorkerDied, WorkerFault) as fault:
             logger.warning(
-                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, rooms.saving.saved_step
+                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, components.saving.saved_step
             )
         await self._compute.stop()
         self._note_children()
-        rooms.stepper.resting = True
+        components.stepper.resting = True
         while self._commands.hold and not self._commands.ending:
             why = self._commands.why
             self._set_apart(
@@ -387,70 +397,70 @@ class Node:
             await self._commands.next()
         if not self._commands.ending:
             try:
-                await self._unless_stopped(self._renew(rooms))
+                await self._unless_stopped(self._renew(components))
             except (WorkerDied, WorkerFault) as fault:
-                await self._unless_stopped(self._revive(rooms, fault))
+                await self._unless_stopped(self._revive(components, fault))
 
-    async def _save_last(self, rooms: Rooms) -> None:
-        await rooms.saving.save(self._compute.worker, rooms.stepper.progress)
-        await rooms.saving.flush()
+    async def _save_last(self, components: Components) -> None:
+        await components.saving.save(self._compute.worker, components.stepper.progress)
+        await components.saving.flush()
 
-    async def _finish(self, rooms: Rooms) -> None:
+    async def _finish(self, components: Components) -> None:
         """Take the last checkpoint and evaluation. They have no time limit, except after a request to stop; then the
         previous checkpoint remains."""
-        if rooms.stepper.resting:
+        if components.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
-        ending = await self._until_stopped(self._end(rooms))
+        ending = await self._until_stopped(self._end(components))
         if not ending.done():
             await asyncio.wait({ending}, timeout=max(0.0, self._deadline - time.monotonic()))
         ending.cancel()
         await asyncio.wait({ending})
         fault = asyncio.CancelledError() if ending.cancelled() else ending.exception()
         if isinstance(fault, (asyncio.CancelledError, WorkerDied, WorkerFault)):
-            why, saved = str(fault) or "out of time", rooms.saving.saved_step
+            why, saved = str(fault) or "out of time", components.saving.saved_step
             logger.warning("The end was cut short (%s); step %d was saved last.", why, saved)
         elif fault is not None:
             raise fault
 
-    async def _end(self, rooms: Rooms) -> None:
-        await self._save_last(rooms)
-        if rooms.stepper.progress.pass_at_1_step != rooms.stepper.progress.step:
-            await self._evaluate(rooms)
+    async def _end(self, components: Components) -> None:
+        await self._save_last(components)
+        if components.stepper.progress.pass_at_1_step != components.stepper.progress.step:
+            await self._evaluate(components)
 
     # --- the compute process --------------------------------------------------------------------------------------
 
-    async def _recover(self, rooms: Rooms, fault: FtisError) -> None:
+    async def _recover(self, components: Components, fault: FtisError) -> None:
         """Continue from the last checkpoint, and wait again if there are too many open files."""
         try:
-            await self._unless_stopped(self._revive(rooms, fault))
+            await self._unless_stopped(self._revive(components, fault))
         except (OSError, sqlite3.Error) as error:
-            await self._recover(rooms, await wait_for_room(error, self._commands.stopping))
+            await self._recover(components, await wait_for_room(error, self._commands.stopping))
 
-    async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
+    async def _revive(self, components: Components, fault: FtisError) -> None:
         """Start a new compute process from the last checkpoint, after a GPU fault or an out-of-memory kill."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while not self._commands.stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
-                await rooms.saving.flush()
-            self._compute.saved(rooms.saving.written)
+                await components.saving.flush()
+            self._compute.saved(components.saving.written)
             older = await self._compute.failed(fault)
             try:
-                return await self._renew(rooms, older=older)
+                return await self._renew(components, older=older)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
         await self._compute.stop()  # a failed process saves nothing
 
-    async def _renew(self, rooms: Rooms, *, older: bool = False) -> None:
+    async def _renew(self, components: Components, *, older: bool = False) -> None:
         """Start another compute process with the newest checkpoint (or an older one)."""
         await self._load()
         worker = self._compute.worker
-        await worker.call(Open(rooms.run_file.run))
-        go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
-        self._evaluations.went_back(rooms.stepper.progress.step)
-        rooms.stepper.worker = worker  # only now: an engine without a run cannot score
-        rooms.stepper.resting = False
-        refill_pool(rooms)
+        await worker.call(Open(components.run_file.run))
+        go_on_from(components, await components.saving.restore(worker, older=older), self._compute.facts, self.options)
+        self._evaluations.went_back(components.stepper.progress.step)
+        components.stepper.worker = worker  # only now: an engine without a run cannot score
+        components.stepper.resting = False
+        refill_pool(components)
         if not self._commands.stopping.is_set():
             self._apart = None
 
@@ -460,9 +470,9 @@ class Node:
         """The node's present condition."""
         if self._apart is not None:
             return self._apart
-        if self._rooms is None or self._transport is None:
+        if self._components is None or self._transport is None:
             return condition(Signs())
-        found = signs(self._rooms, self._transport, self._compute, self._sought, self._stalled(), self._names())
+        found = signs(self._components, self._transport, self._compute, self._sought, self._stalled(), self._names())
         return condition(found)
 
     def _names(self) -> dict[str, str]:
@@ -486,7 +496,7 @@ class Node:
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
-        now, rooms, loaded = self.condition(), self._rooms, self._compute.loaded
+        now, components, loaded = self.condition(), self._components, self._compute.loaded
         status = Status(
             name=self.options.name,
             state=now.state,
@@ -496,7 +506,7 @@ class Node:
             pausing=self._commands.pausing,
             finishing=self._commands.finishing,
             model=self.settings.model,
-            addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
+            addresses=components.swarm.membership.own_addresses if components is not None else self._addresses,
             run=self._run_file.run.id.hex() if self._run_file is not None else None,
             curve=list(self._evaluations.curve),
             page=self._page.address,
@@ -509,7 +519,11 @@ class Node:
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
             gpu=self._compute.gpu,
         )
-        return joined(status, rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else status
+        return (
+            joined(status, components.stepper, components.swarm, components.saving.status())
+            if components is not None
+            else status
+        )
 
     def row(self) -> dict[str, Any]:
         """The object that `ftis-node status --json` prints."""
@@ -517,6 +531,6 @@ class Node:
 
     def peers(self) -> dict[str, Any]:
         """The node's peers, and the peers that it refuses."""
-        if self._rooms is None:
+        if self._components is None:
             return {"peers": [], "left_out": [], "names": {}}
-        return peers_row(self._rooms.stepper, self._rooms.swarm, self._names())
+        return peers_row(self._components.stepper, self._components.swarm, self._names())

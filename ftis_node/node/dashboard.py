@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
-from ftis_node.node.assembly import Rooms
+from ftis_node.node.assembly import Components
 from ftis_node.observe.api import TEXT, Answer, Api, Order
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
@@ -36,14 +36,20 @@ class Dashboard:
         home: Home,
         status: Answer,
         peers: Answer,
-        rooms: Callable[[], Rooms | None],
+        components: Callable[[], Components | None],
         overview: Callable[[], Overview | None],
     ) -> None:
         """
         Args:
-            rooms, overview: return the node's parts and the swarm's overview, None before there are any.
+            components, overview: return the node's parts and the swarm's overview, None before there are any.
         """
-        self._home, self._status, self._peers, self._rooms, self._overview = home, status, peers, rooms, overview
+        self._home, self._status, self._peers, self._components, self._overview = (
+            home,
+            status,
+            peers,
+            components,
+            overview,
+        )
         self._server: Web | None = None
 
     @property
@@ -65,7 +71,7 @@ class Dashboard:
             json_route("/api/status", _at_once(self._status)),
             json_route("/api/peers", _at_once(self._peers)),
             Route("/api/history", _Curves(History(self._home.metrics)).handle),
-            json_route("/api/completions", _Texts(self._rooms).answer),
+            json_route("/api/completions", _Texts(self._components).answer),
             swarm_route(self._overview),
             Route("/metrics", _metrics(self._status, self._peers), open=True),  # metrics hold no secret
         ]
@@ -161,15 +167,15 @@ class ShownGroup(msgspec.Struct, frozen=True):
 class _Texts:
     """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
 
-    def __init__(self, rooms: Callable[[], Rooms | None]) -> None:
-        self._rooms = rooms
+    def __init__(self, components: Callable[[], Components | None]) -> None:
+        self._components = components
         self._lock = asyncio.Lock()
         self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, object]:
-        if (rooms := self._rooms()) is None:
+        if (components := self._components()) is None:
             return {"step": 0, "groups": []}
-        stepper = rooms.stepper
+        stepper = components.stepper
         async with self._lock:
             groups, step = stepper.recent.groups(), stepper.recent.step
             new = [group for group in groups if group not in self._known]

@@ -27,7 +27,7 @@ class HorizontalSource:
     """Batches of groups that are made of several authors' parts. All counts are parts."""
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.parts = Parts(node.run, node.age_clock, rng, node.standing.banned)
+        self.parts = Parts(node.run, node.age_clock, rng, node.reputation.banned)
         self.pool = self.parts.pool
         self._node = node
         self._slots = OwnSlots(node.run, node.author)
@@ -88,7 +88,7 @@ class HorizontalSource:
         while not node.pressed(stopping) and made < most and self._lacking():
             parts = await node.generate(min(most - made, math.ceil(node.batch_groups / 2)))
             made += len(parts)
-            node.swarm.poke()
+            node.swarm.wake()
             if not parts:  # the epoch has no more rows
                 break
         generated = node.clock()
@@ -99,7 +99,7 @@ class HorizontalSource:
         own, foreign = self._take(self._newcomers())
         if own or foreign:
             return StepBatch(own, foreign, wait=node.clock() - generated)
-        if not node.hurry.is_set():  # the epoch's rows are all answered and trained on
+        if not node.flush.is_set():  # the epoch's rows are all answered and trained on
             node.waiting_for = "the rows of the next epoch"
             await node.arrival(stopping)
             node.waiting_for = ""

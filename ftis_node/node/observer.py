@@ -30,7 +30,7 @@ from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.overview import Overview, SwarmFacts
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
 
@@ -116,7 +116,7 @@ class Observer:
             transport=transport,
             identity=identity,
             run_file=run_file,
-            standing=Standing(boot_seconds, settings.defences),
+            reputation=Reputation(boot_seconds, settings.defences),
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
             peer_cache=home.peers,

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 import ftis_node
 from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.assembly import Rooms
+from ftis_node.node.assembly import Components
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Signs
 from ftis_node.node.stepper import Stepper
@@ -103,7 +103,7 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         waiting_for=stepper.waiting_for or None,
         pool=PoolStatus(len(pool), pool.no_signal, pool.expired),
         needs=needs_status(progress.needs, pool),
-        peers=len(swarm.membership.view),
+        peers=len(swarm.membership.active_view),
         bytes_in=swarm.traffic.bytes_in,
         bytes_out=swarm.traffic.bytes_out,
         network=network_status(swarm),
@@ -115,22 +115,27 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
 
 
 def signs(
-    rooms: Rooms, transport: Libp2p, compute: ComputeProcess, sought: int, stalled: float, names: Mapping[str, str]
+    components: Components,
+    transport: Libp2p,
+    compute: ComputeProcess,
+    sought: int,
+    stalled: float,
+    names: Mapping[str, str],
 ) -> Signs:
     """The signs from which the node's condition follows.
 
     Args:
         sought, stalled: see `Signs`. names: of peers, as far as known.
     """
-    membership, stepper, roster = rooms.swarm.membership, rooms.stepper, rooms.swarm.roster
+    membership, stepper, roster = components.swarm.membership, components.stepper, components.swarm.roster
     why = roster.shut_out if roster is not None else ""
     return Signs(
-        peers=len(membership.view),
+        peers=len(membership.active_view),
         sought=sought,
         reachability=membership.reachability(),
         network_down=transport.down_seconds(),
-        free_bytes=None if rooms.saving.writing else shutil.disk_usage(rooms.home.path).free,
-        checkpoint_bytes=rooms.saving.next_bytes(),
+        free_bytes=None if components.saving.writing else shutil.disk_usage(components.home.path).free,
+        checkpoint_bytes=components.saving.next_bytes(),
         faults=compute.faults(FAULT_SECONDS),
         stalled=stalled,
         bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,
@@ -138,10 +143,10 @@ def signs(
         pass_at_1=stepper.progress.pass_at_1,
         other_protocol=len(membership.majors),
         own_refused=stepper.own_unsound,
-        clock=membership.sessions.clock_difference(membership.view),
-        replayed=rooms.swarm.gossip.counts[Outcome.REPLAYED],
+        clock=membership.sessions.clock_difference(membership.active_view),
+        replayed=components.swarm.gossip.counts[Outcome.REPLAYED],
         shut_out=with_names(why, names) if why else "",
-        home=rooms.home.flag,
+        home=components.home.flag,
     )
 
 
@@ -181,7 +186,7 @@ def part(kind: type[Kind], found: object) -> Kind | None:
 def network_status(swarm: Swarm) -> Network:
     """The status of the node's network."""
     membership = swarm.membership
-    clock = membership.sessions.clock_difference(membership.view)
+    clock = membership.sessions.clock_difference(membership.active_view)
     reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
     return Network(reach, restarts, part(P2pd, membership.health), part(Clock, clock))
 
@@ -227,12 +232,12 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
             "addresses": peer.addresses,
             "seconds_since_seen": boot_seconds() - peer.seen,
             "used": used[peer_id(peer.id)],
-            **msgspec.to_builtins(swarm.standing.report(peer.id)),
+            **msgspec.to_builtins(swarm.reputation.report(peer.id)),
             "bytes_in": traffic.received[peer.id],
             "bytes_out": traffic.sent[peer.id],
         }
-        for peer in swarm.membership.view.values()
+        for peer in swarm.membership.active_view.values()
     ]
-    left_out = {**swarm.membership.refused, **swarm.standing.left_alone()}
+    left_out = {**swarm.membership.refused, **swarm.reputation.left_alone()}
     rows = [{"id": peer_id(peer), "reason": reason} for peer, reason in left_out.items()]
     return {"peers": peers, "left_out": rows, "names": names}

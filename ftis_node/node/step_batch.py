@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftis_node.config.run import Run
-from ftis_node.observe.recent import KEPT, Shown
+from ftis_node.observe.recent import GROUPS_KEPT, Shown
 from ftis_node.packet import Group
 from ftis_node.step_report import BatchReport, Digests
 from ftis_node.swarm.identity import peer_id
@@ -95,7 +95,7 @@ def step_groups(
 
 def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
     """A few groups of a step to show. Own groups with differing rewards come first, because only they teach."""
-    mine = sorted(own, key=lambda one: not one.has_signal)[:KEPT]
+    mine = sorted(own, key=lambda one: not one.has_signal)[:GROUPS_KEPT]
     shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
     turns: Counter[bytes] = Counter()
 
@@ -103,7 +103,7 @@ def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> li
         turns[scored.group.author] += 1
         return turns[scored.group.author]
 
-    for scored in sorted(foreign, key=turn)[:KEPT]:  # from as many authors as possible
+    for scored in sorted(foreign, key=turn)[:GROUPS_KEPT]:  # from as many authors as possible
         shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
     return shown
 

@@ -29,7 +29,7 @@ from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.needs import right_of
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Arrival
 from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -50,7 +50,7 @@ class Exchange(Protocol):
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Announce packets that are in the store. issued_at: unix seconds, which decide the rows of common slots."""
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Tell the swarm that the node wants more groups."""
 
     def recent_authors(self, seconds: float) -> set[bytes]:
@@ -84,27 +84,27 @@ class Stepper:
         settings: Settings,
         store: PacketStore,
         worker: Compute,
-        standing: Standing,
+        reputation: Reputation,
         swarm: Exchange,
         clock: Callable[[], float] | None = None,
         unix: Callable[[], float] = unix_seconds,
         rng: random.Random | None = None,
-        hurry: asyncio.Event | None = None,
+        flush: asyncio.Event | None = None,
         own_data: bool = False,
     ) -> None:
         """
         Args:
-            standing: the reputation of authors; it receives the results of their groups.
+            reputation: the reputation of authors; it receives the results of their groups.
             clock: measures the ages of groups and all durations in seconds; the event loop must keep the same time. By
                 default groups age while the machine sleeps, and steps count only the time that it is awake.
             unix: the time by which epochs of common rows go.
-            rng: draws from the pool. hurry: set: a step neither waits for foreign groups nor replaces missing ones.
+            rng: draws from the pool. flush: set: a step neither waits for foreign groups nor replaces missing ones.
             own_data: the compute process has rows of the owner's own, for a part of each batch.
         """
         self.progress = Progress()
         self.totals = Totals()
         self.worker = worker
-        self.standing = standing
+        self.reputation = reputation
         self.swarm = swarm
         self.waiting_for = ""
         self.last: TakenStep | None = None
@@ -112,7 +112,7 @@ class Stepper:
         self.own_only = own_only  # the objective trains on own samples only
         self.own_refused = 0
         self.own_unsound = False  # admission refused an own group of the latest round
-        self.hurry = hurry or asyncio.Event()
+        self.flush = flush or asyncio.Event()
         self.resting = False  # no compute process can score groups, so nothing is pulled
         self.idle_steps = 0  # steps in a row that changed nothing
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
@@ -156,8 +156,8 @@ class Stepper:
 
     def newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share."""
-        room = self.standing.newcomers_room(self.batch_groups)
-        return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
+        room = self.reputation.newcomers_room(self.batch_groups)
+        return Newcomers(lambda author: not self.reputation.established(author), room, self.reputation.record)
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
         """Store admitted groups and have them scored; each enters the pool when its rewards are known."""
@@ -200,11 +200,11 @@ class Stepper:
             self.store.settle([group.key], "unscored")
             return
         scored = Scored(group, tuple(rewards), born)
-        self.standing.scored(group.author, rewards, signal=scored.has_signal)
+        self.reputation.scored(group.author, rewards, signal=scored.has_signal)
         told = right is not None and bool(rewards) and self.run.reward in PURE_RULES
         if told and right != right_of(rewards):  # a group that this node cannot read says nothing about its author
-            self.standing.refused(group.author, "wrong hint")
-        if self.standing.banned(group.author) is not None:
+            self.reputation.refused(group.author, "wrong hint")
+        if self.reputation.banned(group.author) is not None:
             return
         if self.source.add(scored):
             self._grew.set()
@@ -229,16 +229,16 @@ class Stepper:
         batch = await self.source.batch(stopping)
         if batch is None:
             return None
-        self.swarm.poke()
+        self.swarm.wake()
         return await self.train(batch, began)
 
     def pressed(self, stopping: asyncio.Event) -> bool:
         """Whether a step has to wait for nothing any more."""
-        return stopping.is_set() or self.hurry.is_set() or self._failed is not None
+        return stopping.is_set() or self.flush.is_set() or self._failed is not None
 
     async def arrival(self, stopping: asyncio.Event, seconds: float = WAIT_SECONDS) -> None:
         """Wait until the pool grows or the node has to hurry, at most for so many seconds, and never long."""
-        await first_of(self._grew, stopping, self.hurry, seconds=min(max(seconds, 0.01), WAIT_SECONDS))
+        await first_of(self._grew, stopping, self.flush, seconds=min(max(seconds, 0.01), WAIT_SECONDS))
         self._grew.clear()
 
     def patience(self, missing: int) -> float:
@@ -268,7 +268,7 @@ class Stepper:
         """
         own, foreign = batch.own, batch.foreign
         trained = self.clock()
-        weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
+        weights = {author: self.reputation.weight(author) for author in {one.group.author for one in foreign}}
         groups = step_groups(own, foreign, weights, self.run)
         # Mark the groups as used beside the step and before its checkpoint. A crash may lose a group this way, but no
         # group is trained on twice.
@@ -304,7 +304,7 @@ class Stepper:
         sources = {} if report.skipped else report.diagnostics.sources
         for author, groups in Counter(one.group.author for one in foreign).items():
             if (figures := sources.get(peer_id(author))) is not None:
-                self.standing.trained(author, groups, figures)
+                self.reputation.trained(author, groups, figures)
 
     async def generate(self, count: int) -> list[OwnGroup]:
         """Generate, store and announce `count` groups, in as many rounds as their slots need."""

@@ -25,7 +25,7 @@ class VerticalSource:
     """Own groups first, then those of others from the pool, and own ones again in place of those that do not come."""
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        settings, age, banned = node.settings, node.settings.needed_age, node.standing.banned
+        settings, age, banned = node.settings, node.settings.needed_age, node.reputation.banned
         self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, banned=banned)
         self._node = node
         self._by_need = by_need(node.run, settings, own_only=node.own_only)
@@ -75,12 +75,12 @@ class VerticalSource:
         node = self._node
         share = 1.0 if node.own_only or node.settings.answers_only else node.settings.own_share
         recent = node.swarm.recent_authors(max(RECENT_SECONDS, 4 * node.step_seconds()))
-        return own_part(node.batch_groups, share, node.standing.heads(recent))
+        return own_part(node.batch_groups, share, node.reputation.heads(recent))
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """As `BatchSource.batch`. `hurry` may leave nothing to train on."""
+        """As `BatchSource.batch`. `flush` may leave nothing to train on."""
         node, newcomers = self._node, self._node.newcomers()
         own = await node.generate(self.own_quota())
         generated = node.clock()
@@ -93,7 +93,7 @@ class VerticalSource:
         self.note_supply()
         try:
             node.raise_failed()
-            replaces = not node.hurry.is_set() and node.settings.own_share != 0
+            replaces = not node.flush.is_set() and node.settings.own_share != 0
             own += await node.generate(node.batch_groups - len(own) - len(others) if replaces else 0)
         except Exception:
             self.pool.put_back([*answers, *others])  # a new compute process will repeat the step
@@ -125,7 +125,7 @@ class VerticalSource:
         """Take groups from the pool; wait for more as long as `Stepper.patience` says. A node that generates nothing
         has no limit."""
         node, taken = self._node, self.pool.take(count, newcomers)
-        node.swarm.poke()
+        node.swarm.wake()
         listens = node.settings.own_share == 0
         deadline = math.inf if listens else node.clock() + node.patience(count - len(taken))
         while len(taken) < count and node.clock() < deadline and not node.pressed(stopping):

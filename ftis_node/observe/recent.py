@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftis_node.packet import Group
 
-KEPT = 4  # groups of one's own, and as many of others
+GROUPS_KEPT = 4  # groups of one's own, and as many of others
 SHOWN = 12  # completions of a group
 
 
@@ -40,8 +40,8 @@ class Recent:
 
     def __init__(self) -> None:
         self.step = 0
-        self._own: deque[Shown] = deque(maxlen=KEPT)
-        self._foreign: deque[Shown] = deque(maxlen=KEPT)
+        self._own: deque[Shown] = deque(maxlen=GROUPS_KEPT)
+        self._foreign: deque[Shown] = deque(maxlen=GROUPS_KEPT)
 
     def add(self, groups: Iterable[Shown]) -> None:
         """The groups of one step. Where no foreign ones came, those of an earlier step stay."""

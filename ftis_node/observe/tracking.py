@@ -27,7 +27,7 @@ Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
 
 CLOSING_SECONDS = 20.0
 _CHILD = Path(__file__).with_name("tracking_child.py")
-_KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _HERE = ("", "offline", "dryrun", "disabled")  # where curves stay
 # The variable that sends a tracker's curves away, and what it needs then.
 _AWAY: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -97,7 +97,7 @@ class Tracker:
         self._told = False
         folder.mkdir(parents=True, exist_ok=True)
         switch, needed = _AWAY.get(kind, ("", ()))
-        kept = (*_KEPT, *(() if os.environ.get(switch, "") in _HERE else needed))
+        kept = (*_ENVIRONMENT, *(() if os.environ.get(switch, "") in _HERE else needed))
         own = f"{kind.upper()}_"
         environment = {key: value for key, value in os.environ.items() if key in kept or key.startswith(own)}
         with (folder / "output.log").open("ab") as output:

@@ -14,7 +14,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.files import sync
 from ftis_node.store.migrations import Schema
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
@@ -94,7 +94,7 @@ class Checkpoints:
         directory.rename(final)
         sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in [*self._outlived(), *_complete(self.path)[:-KEPT]]:
+        for old in [*self._outlived(), *_complete(self.path)[:-CHECKPOINTS_KEPT]]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 

@@ -11,17 +11,17 @@ from itertools import islice
 from pathlib import Path
 
 from ftis_node.host.clocks import backoff, boot_seconds
-from ftis_node.swarm.addresses import Whereabouts, peer_at, varied
+from ftis_node.swarm.addresses import NetworkScope, peer_at, varied
 from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
+from ftis_node.swarm.referrers import Referrers
 from ftis_node.swarm.sessions import Sessions
-from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.wire.transport import Listening
 
-CANDIDATES_MAX = 256
-TELLER_PART = 8  # one peer can name at most one in so many of the candidates
+PASSIVE_VIEW_MAX = 256
+REFERRER_PART = 8  # one peer can name at most one in so many of the candidates
 ADDRESSES_TOLD = 2
 LAN, LAN_MAX = b"lan", 64  # who names what was heard on the local network; addresses from there
 PEERS_IN_A_HANDSHAKE = 16
@@ -39,13 +39,13 @@ REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in
 
 @dataclass
 class _Candidate:
-    """teller: the peer that named it first. addresses: each with its teller; None: this node's own sources.
+    """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 
     failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
     another run or protocol. named: since then there was a sign that it is alive.
     """
 
-    teller: bytes | None = None
+    referrer: bytes | None = None
     addresses: dict[str, bytes | None] = field(default_factory=dict)
     failures: int = 0
     last: float = 0.0
@@ -64,7 +64,7 @@ class _Candidate:
 class AddressBook:
     """Named peers are candidates, until a handshake.
 
-    Who named an address decides whether the node dials it (`Whereabouts`). Otherwise strangers could make it probe its
+    Who named an address decides whether the node dials it (`NetworkScope`). Otherwise strangers could make it probe its
     own network.
     """
 
@@ -81,20 +81,20 @@ class AddressBook:
         Args:
             own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts.
         """
-        self.tellers = Tellers()
+        self.referrers = Referrers()
         self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
         self.owners: frozenset[bytes | None] = frozenset()  # and those that it was given
         self._own, self._view, self._sessions, self._rng, self._cache = own, view, sessions, rng, cache
-        self._candidates: dict[bytes, _Candidate] = {}
+        self._passive_view: dict[bytes, _Candidate] = {}
         self._clock = boot_seconds  # with the seconds in which the machine sleeps
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
-        self.at_home = Whereabouts(how.host, (*how.announce, *how.relays))
+        self.scope = NetworkScope(how.host, (*how.announce, *how.relays))
 
     def __contains__(self, peer: bytes) -> bool:
-        return peer in self._candidates
+        return peer in self._passive_view
 
     # --- what this node's owner says ------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class AddressBook:
         known = self._known
         known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
         known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
-        self.at_home.trust(known.peers, known.named)
+        self.scope.trust(known.peers, known.named)
         found = list(dict.fromkeys((*known.peers, *known.named)))
         self._trusted = frozenset(found)
         self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
@@ -125,7 +125,7 @@ class AddressBook:
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer: list(filter(self.at_home.reach, addresses)) for peer, addresses in view.items()}
+        dialled = {peer: list(filter(self.scope.reach, addresses)) for peer, addresses in view.items()}
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
@@ -136,26 +136,26 @@ class AddressBook:
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
-    def hear(self, addresses: Sequence[str], teller: bytes | None = None) -> bool:
+    def hear(self, addresses: Sequence[str], referrer: bytes | None = None) -> bool:
         """Remember named addresses; ignore anything that is not an address of a peer.
 
         Args:
-            teller: the peer that named them; None: this node's own sources.
+            referrer: the peer that named them; None: this node's own sources.
 
         Returns whether any of them is a new peer.
         """
         news = False
-        for text in addresses[:CANDIDATES_MAX]:
+        for text in addresses[:PASSIVE_VIEW_MAX]:
             peer = peer_at(text)
-            if peer is None or peer == self._own or (teller is not None and not self.may_dial(text)):
+            if peer is None or peer == self._own or (referrer is not None and not self.may_dial(text)):
                 continue
-            if (candidate := self._candidates.get(peer)) is None:
+            if (candidate := self._passive_view.get(peer)) is None:
                 news |= peer not in self._view
-                candidate = self._add(peer, teller)
+                candidate = self._add(peer, referrer)
             candidate.named = True
             if text not in candidate.addresses:
-                candidate.addresses = _own_first(peer, {text: teller, **candidate.addresses})
-            elif teller is None:
+                candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
+            elif referrer is None:
                 candidate.addresses[text] = None
         return news
 
@@ -169,7 +169,7 @@ class AddressBook:
         """Add the bootstraps to the candidates again; a node without peers greets them without a pause."""
         self.hear(addresses)
         if not self._view:
-            for candidate in filter(None, map(self._candidates.get, filter(None, map(peer_at, addresses)))):
+            for candidate in filter(None, map(self._passive_view.get, filter(None, map(peer_at, addresses)))):
                 candidate.failures, candidate.refused = 0, False
 
     def called(self, peer: bytes) -> bool:
@@ -179,7 +179,7 @@ class AddressBook:
         """
         if peer in self._view or not self._sessions.met(peer):
             return False
-        candidate = self._candidates.get(peer) or self._add(peer)
+        candidate = self._passive_view.get(peer) or self._add(peer)
         candidate.named = True
         return not self._wait(candidate)
 
@@ -188,33 +188,33 @@ class AddressBook:
     def strangers(self) -> list[bytes]:
         """Candidates that are not in the view and not in a pause after a failed greeting.
 
-        The owner's peers come first. Then the tellers take turns, so that none can delay others by naming new peers
-        without end. Among one teller's, peers that were met before come first; the rest is in random order.
+        The owner's peers come first. Then the referrers take turns, so that none can delay others by naming new peers
+        without end. Among one referrer's, peers that were met before come first; the rest is in random order.
         """
-        found = [peer for peer, known in self._candidates.items() if peer not in self._view and not self._wait(known)]
+        found = [peer for peer, known in self._passive_view.items() if peer not in self._view and not self._wait(known)]
         self._rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self.owners, not self._sessions.met(peer)))
         told = Counter[bytes | None]()
         turns: dict[bytes, int] = {}
         for peer in found:
-            teller = self._candidates[peer].teller
-            turns[peer] = told[teller]
-            told[teller] += 1
+            referrer = self._passive_view[peer].referrer
+            turns[peer] = told[referrer]
+            told[referrer] += 1
         return sorted(found, key=lambda peer: (peer not in self.owners, turns[peer]))
 
     def patience(self) -> float:
         """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
-        waits = (self._wait(known) for peer, known in self._candidates.items() if peer not in self._view)
+        waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self._view)
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str) -> bool:
-        return address in self._on_lan or self.at_home.reach(address)
+        return address in self._on_lan or self.scope.reach(address)
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
         those budgets are used up."""
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text)}
-        affordable = [text for text, teller in found.items() if teller is None or self._dials.take(teller)]
+        affordable = [text for text, referrer in found.items() if referrer is None or self._dials.take(referrer)]
         return affordable if affordable or not found else None
 
     def why_not_dialled(self, peer: bytes) -> str:
@@ -232,10 +232,10 @@ class AddressBook:
         Args:
             found: this node greeted it.
         """
-        if (candidate := self._candidates.get(peer)) is not None:
+        if (candidate := self._passive_view.get(peer)) is not None:
             candidate.failures, candidate.refused = 0, False
             if found:
-                self.tellers.note(candidate.teller, met=True)
+                self.referrers.note(candidate.referrer, met=True)
         if claims:
             self._claimed(peer, claims)
 
@@ -246,12 +246,12 @@ class AddressBook:
         Args:
             up: this node's own p2pd runs.
         """
-        if (candidate := self._candidates.get(peer)) is None:
+        if (candidate := self._passive_view.get(peer)) is None:
             return 0
         candidate.failures += 1
         candidate.last, candidate.refused, candidate.named = self._clock(), False, False
         if candidate.failures == 1 and up:
-            self.tellers.note(candidate.teller, met=False)
+            self.referrers.note(candidate.referrer, met=False)
         most = TRIES_OF_MET if self._sessions.met(peer) else GIVE_UP_AFTER
         if peer not in self.owners and candidate.failures >= most:
             self.forget(peer)
@@ -265,18 +265,18 @@ class AddressBook:
 
     def refused(self, peer: bytes) -> None:
         """Note that the peer belongs to another run or protocol."""
-        if (candidate := self._candidates.get(peer)) is not None:
+        if (candidate := self._passive_view.get(peer)) is not None:
             candidate.failures, candidate.last, candidate.refused = 0, self._clock(), True
 
     def forget(self, peer: bytes) -> None:
-        self._candidates.pop(peer, None)
+        self._passive_view.pop(peer, None)
 
     def _wait(self, candidate: _Candidate) -> float:
         """Seconds until the node may greet a candidate; 0: now."""
         return max(0.0, candidate.last + candidate.pause - self._clock()) if candidate.pause else 0.0
 
     def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
-        candidate = self._candidates.get(peer)
+        candidate = self._passive_view.get(peer)
         return candidate.addresses if candidate is not None else {}
 
     def _claimed(self, peer: bytes, addresses: Sequence[str]) -> _Candidate:
@@ -286,18 +286,20 @@ class AddressBook:
         made.addresses = {text: None if text in self._trusted else peer for text in addresses}
         return made
 
-    def _add(self, peer: bytes, teller: bytes | None = None) -> _Candidate:
-        """Add a candidate; the oldest of its teller makes room if that has its part, else a random one."""
-        named = [one for one, known in self._candidates.items() if teller is not None and known.teller == teller]
-        if len(named) >= CANDIDATES_MAX // TELLER_PART:
+    def _add(self, peer: bytes, referrer: bytes | None = None) -> _Candidate:
+        """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one."""
+        named = [
+            one for one, known in self._passive_view.items() if referrer is not None and known.referrer == referrer
+        ]
+        if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
             self.forget(named[0])
-        elif len(self._candidates) >= CANDIDATES_MAX:
-            self.forget(self._rng.choice(list(self._candidates)))
-        made = self._candidates[peer] = _Candidate(teller)
+        elif len(self._passive_view) >= PASSIVE_VIEW_MAX:
+            self.forget(self._rng.choice(list(self._passive_view)))
+        made = self._passive_view[peer] = _Candidate(referrer)
         return made
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
-    """At most eight addresses with their tellers: four from the peer itself or this node's owner, then the first."""
-    own = [text for text, teller in addresses.items() if teller is None or teller == peer]
+    """At most eight addresses with their referrers: four from the peer itself or this node's owner, then the first."""
+    own = [text for text, referrer in addresses.items() if referrer is None or referrer == peer]
     return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))

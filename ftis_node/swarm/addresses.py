@@ -145,7 +145,7 @@ def varied(addresses: Iterable[str], most: int) -> list[str]:
     return [address for turn in turns for address in turn if address is not None][:most]
 
 
-class Whereabouts:
+class NetworkScope:
     """What a node may dial, by who named it.
 
     Its owner's addresses, and with them the home networks: the narrowest scope in these, and every wider one. What its

@@ -34,15 +34,15 @@ class Trend(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """What was heard of one node. first, heard, reported: unix seconds; the last is of its report. introducer: the peer
-    that named it first.
+    """What was heard of one node. first, heard, reported: unix seconds; the last is of its report. first_sender: of an
+    announcement or report of it.
 
     step: the last announced one. groups: announced since this node looks. completions, right: of these groups.
     """
 
     first: float
     heard: float
-    introducer: bytes
+    first_sender: bytes = msgspec.field(name="introducer")  # its name in the files of homes
     version: str = ""
     reach: str = ""
     step: int = 0
@@ -67,24 +67,24 @@ class Chronicle(msgspec.Struct):
     nodes: dict[bytes, Seen] = {}
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 
-    def of(self, author: bytes, introducer: bytes, heard: float) -> Seen:
+    def of(self, author: bytes, first_sender: bytes, heard: float) -> Seen:
         """The entry of an author that was heard of now. If there are too many, the one that is silent for longest makes
-        room if it is not present; else the newest of the introducer that named most: floods evict themselves."""
+        room if it is not present; else the newest of the first sender that named most: floods evict themselves."""
         nodes = self.nodes
         if author not in nodes:
             if len(nodes) >= NODES_MAX:
                 oldest = min(nodes, key=lambda known: nodes[known].heard)
                 if nodes[oldest].heard > heard - PRESENT_SECONDS:
-                    crowd = Counter(seen.introducer for seen in nodes.values()).most_common(1)[0][0]
-                    oldest = max((a for a in nodes if nodes[a].introducer == crowd), key=lambda a: nodes[a].first)
+                    crowd = Counter(seen.first_sender for seen in nodes.values()).most_common(1)[0][0]
+                    oldest = max((a for a in nodes if nodes[a].first_sender == crowd), key=lambda a: nodes[a].first)
                 del nodes[oldest]
-            nodes[author] = Seen(heard, heard, introducer)
+            nodes[author] = Seen(heard, heard, first_sender)
         nodes[author].heard = max(nodes[author].heard, heard)
         return nodes[author]
 
-    def reported(self, report: SelfReport, teller: bytes, heard: float) -> None:
+    def reported(self, report: SelfReport, referrer: bytes, heard: float) -> None:
         """Keep a report, unless it is older than the one of its author that is here."""
-        seen = self.of(report.author, teller, heard)
+        seen = self.of(report.author, referrer, heard)
         if seen.report is None or report.at > seen.report.at:
             seen.report, seen.reported, seen.step = report, heard, max(seen.step, report.step)
             seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach

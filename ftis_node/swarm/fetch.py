@@ -41,7 +41,7 @@ class HolderLie(HolderFault):
     """A holder sent something other than the request."""
 
 
-class Rests:
+class HolderBackoff:
     """Pauses for holders that lacked something: an interval, doubled for each further pull in a row that brought
     nothing. So a peer that announces much and delivers nothing costs ever less."""
 

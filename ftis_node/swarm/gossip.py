@@ -16,9 +16,9 @@ from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
 from ftis_node.swarm.signed import Malformed
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
 
 PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
@@ -30,8 +30,8 @@ ENOUGH_OPEN = 128
 A_FEW = 4
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
-# An equivocating author's announcement costs its introducer so many checks. An honest node passes one on in good faith,
-# so this limits the rate and does not blame.
+# An equivocating author's announcement costs its first sender so many checks. An honest node passes one on in good
+# faith, so this limits the rate and does not blame.
 CONTRADICTION_CHECKS = 100.0
 ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the same announcement wait so long, once
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.
@@ -50,7 +50,7 @@ class Gossip:
         table: Table,
         run: Run,
         own: bytes,
-        standing: Standing,
+        reputation: Reputation,
         seen: Callable[[bytes, int, int], bool],
         news: Callable[[], None],
         decode: Callable[..., Announcement] = decode_announcement,
@@ -61,7 +61,7 @@ class Gossip:
         Args:
             own: this node's 38-byte peer id.
             welcomes: whether an author may take part; in a private run, whether it is a member.
-            standing: the bans; each clears the table of that author.
+            reputation: the bans; each clears the table of that author.
             seen: whether the node has processed a group (author, round, slot), also before a restart.
             news: called when there may be more to pull.
             decode: reads an announcement; a simulation of many nodes reads each only once.
@@ -73,8 +73,8 @@ class Gossip:
         self.run_id = run.id
         self._own = own
         self._answered = Answered(run)
-        self._standing = standing
-        standing.banned_author.append(table.forget_author)
+        self._reputation = reputation
+        reputation.banned_author.append(table.forget_author)
         self._seen = seen
         self._news = news
         self._decode, self._welcomes = decode, welcomes
@@ -88,7 +88,7 @@ class Gossip:
 
     def announce(self, announcement: Announcement) -> None:
         """Add an own announcement; the node holds all its packets."""
-        self.table.add(announcement, announcement.encode(), age=0.0, introducer=None)
+        self.table.add(announcement, announcement.encode(), age=0.0, first_sender=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
             known.have = known.done = (1 << len(announcement.packets)) - 1
@@ -252,16 +252,18 @@ class Gossip:
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 
-    def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
+    def _merge(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
         id = _id_of(entry)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
-            self.table.note_holder(known, introducer, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000)
+            self.table.note_holder(
+                known, first_sender, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000
+            )
             return Outcome.KNOWN
-        outcome = self._read(entry, introducer)
+        outcome = self._read(entry, first_sender)
         if outcome in (Outcome.FORGED, Outcome.MALFORMED):  # honest nodes check what they pass on
-            self._standing.lied(introducer, f"passed on {outcome} announcements")
+            self._reputation.lied(first_sender, f"passed on {outcome} announcements")
         if outcome in (
             Outcome.OLD,
             Outcome.UNCHECKED,
@@ -277,7 +279,7 @@ class Gossip:
             self._dealt.setdefault(id, None)
         return outcome
 
-    def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> Outcome:
+    def _read(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
         try:
             announcement = self._decode(entry.announcement, max_packets=self._run.slots)
         except Malformed:
@@ -286,32 +288,32 @@ class Gossip:
             return Outcome.OTHER_RUN
         if announcement.packets.largest > self._run.packet_bytes_max:
             return Outcome.MALFORMED
-        if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
+        if announcement.author == self._own or self._reputation.banned(announcement.author) is not None:
             return Outcome.UNWANTED
         if not self._welcomes(announcement.author):
             return Outcome.NO_MEMBER
-        if announcement.author == introducer and not self._run.common:  # then it is the time of the draw
-            self._sessions[introducer].note_time(announcement.issued_at + entry.age_ms / 1000)
+        if announcement.author == first_sender and not self._run.common:  # then it is the time of the draw
+            self._sessions[first_sender].note_time(announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED
-        if not self._checks.take(introducer):
+        if not self._checks.take(first_sender):
             return Outcome.UNCHECKED
         if not announcement.verify():
             return Outcome.FORGED
-        if not self._standing.rounds.follows(announcement.author, announcement.round):
+        if not self._reputation.rounds.follows(announcement.author, announcement.round):
             return Outcome.TOO_FAR_AHEAD
         outcome = self.table.add(
             announcement,
             entry.announcement,
             age=entry.age_ms / 1000,
-            introducer=introducer,
+            first_sender=first_sender,
             held=self._mask(entry.held),
         )
         if outcome is Outcome.EQUIVOCATION:
-            self._checks.take(introducer, CONTRADICTION_CHECKS)
-            self._standing.equivocated(announcement.author)
+            self._checks.take(first_sender, CONTRADICTION_CHECKS)
+            self._reputation.equivocated(announcement.author)
         elif outcome is Outcome.OLD:
-            self._standing.late(announcement.author)
+            self._reputation.late(announcement.author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement, entry.age_ms / 1000)
         return outcome

@@ -9,13 +9,13 @@ import msgspec
 
 from ftis_node.config.settings import Settings
 from ftis_node.host.files import kept, replace_bytes
-from ftis_node.swarm.addresses import Whereabouts
+from ftis_node.swarm.addresses import NetworkScope
 
 NAMED_MAX, MET_MAX = 16, 128
 
 
 class KnownAddresses(msgspec.Struct):
-    """Multiaddrs that end in a peer id, the latest first; `Whereabouts` says what may be dialled.
+    """Multiaddrs that end in a peer id, the latest first; `NetworkScope` says what may be dialled.
 
     peers: the owner named them with ``--peers``. named: the owner was given them; earlier versions kept both here. met:
     of the peers met last, as these claim.
@@ -48,4 +48,4 @@ class KnownAddresses(msgspec.Struct):
     def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
         """Those that a start with these settings dials, whose owner names these addresses too."""
         named = (*settings.announce, *settings.relays, *owners, *self.peers)
-        return list(filter(Whereabouts(settings.host, named, self.named).reach, self.all))
+        return list(filter(NetworkScope(settings.host, named, self.named).reach, self.all))

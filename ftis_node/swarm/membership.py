@@ -14,7 +14,7 @@ from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.address_book import ADDRESSES_TOLD, CANDIDATES_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
+from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import is_plain, is_relayed, network_of, peer_at, ranked, varied
 from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.handshake import (
@@ -98,12 +98,14 @@ class Membership:
             observing: this node is an observer.
         """
         self._rng = rng or random.Random()
-        self.view: dict[bytes, Peer] = {}
-        self.refused: Bounded[bytes, str] = Bounded(CANDIDATES_MAX)
-        self.majors: Bounded[bytes, int] = Bounded(CANDIDATES_MAX)  # other major versions of refused peers
+        self.active_view: dict[bytes, Peer] = {}
+        self.refused: Bounded[bytes, str] = Bounded(PASSIVE_VIEW_MAX)
+        self.majors: Bounded[bytes, int] = Bounded(PASSIVE_VIEW_MAX)  # other major versions of refused peers
         self.health: Health | None = None
-        self.sessions = Sessions(self.view)
-        self.addresses = AddressBook(identity.author, transport.listening, self.view, self.sessions, self._rng, cache)
+        self.sessions = Sessions(self.active_view)
+        self.addresses = AddressBook(
+            identity.author, transport.listening, self.active_view, self.sessions, self._rng, cache
+        )
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
@@ -140,7 +142,7 @@ class Membership:
     async def _look_where(self, peer: bytes) -> None:
         """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self.addresses.at_home.widen((await self._transport.neighbours()).get(peer, ()))
+            self.addresses.scope.widen((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How peers can reach this node, by the evidence so far."""
@@ -157,7 +159,7 @@ class Membership:
     async def dial(self, peer: bytes) -> None:
         """Connect to a peer of the view again after p2pd has lost all connections."""
         try:
-            await self._transport.connect(peer, list(filter(self.addresses.may_dial, self.view[peer].addresses)))
+            await self._transport.connect(peer, list(filter(self.addresses.may_dial, self.active_view[peer].addresses)))
         except Unreachable as error:
             logger.debug("%s", error)
             self.failed(peer)
@@ -168,7 +170,7 @@ class Membership:
         if addresses is None:
             return False
         try:
-            if not addresses and peer in known and peer not in self.view and not await self._connected(peer):
+            if not addresses and peer in known and peer not in self.active_view and not await self._connected(peer):
                 raise Unreachable(known.why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
             if peer in known.named:
@@ -178,12 +180,12 @@ class Membership:
                 hello.invitation = self._roster.ticket_for(peer)
             answer = await shake(self._transport, peer, hello)
         except Unreachable as error:
-            told = (peer in known.owners or not self.view) and peer not in self._warned
+            told = (peer in known.owners or not self.active_view) and peer not in self._warned
             level = logging.WARNING if told else logging.DEBUG
-            self._warned |= {peer} if told and len(self._warned) < CANDIDATES_MAX else set()
+            self._warned |= {peer} if told and len(self._warned) < PASSIVE_VIEW_MAX else set()
             logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
             times = known.failed(peer, up=self._transport.up)
-            if times and peer not in self.view and times % HALF_DEAD_AFTER == 0:
+            if times and peer not in self.active_view and times % HALF_DEAD_AFTER == 0:
                 # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
                 await self._transport.disconnect(peer)
             return False
@@ -236,7 +238,7 @@ class Membership:
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         elif not request.run_id:
             answer.run_file = self._run_text
-            if (sought := self.view.get(request.whereabouts)) is not None:
+            if (sought := self.active_view.get(request.whereabouts)) is not None:
                 answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
             answer.refusal = (
@@ -283,11 +285,11 @@ class Membership:
 
         While this node's own p2pd is down, no peer is to blame.
         """
-        entry = self.view.get(peer)
+        entry = self.active_view.get(peer)
         if entry is not None and self._transport.up:
             entry.failures += 1
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
-                del self.view[peer]
+                del self.active_view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
                 if entry.addresses:
                     self.addresses.lost(peer, entry.addresses)
@@ -309,24 +311,24 @@ class Membership:
 
     def drop(self, peer: bytes) -> None:
         """Remove a peer from the view; it may come back by a handshake."""
-        self.view.pop(peer, None)
+        self.active_view.pop(peer, None)
 
     def answered(self, peer: bytes) -> None:
         """Note a successful call."""
-        entry = self.view.get(peer)
+        entry = self.active_view.get(peer)
         if entry is not None:
             entry.failures, entry.seen = 0, boot_seconds()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
         """Addresses of random peers of the view to send to another peer: two each, in different scopes if possible."""
-        peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
+        peers = [peer for peer in self.active_view.values() if peer.addresses and peer.id != besides]
         chosen = self._rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
         elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
-        self.addresses.save({peer.id: peer.addresses for peer in self.view.values()}, elsewhere)
+        self.addresses.save({peer.id: peer.addresses for peer in self.active_view.values()}, elsewhere)
 
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)
@@ -342,10 +344,10 @@ class Membership:
         session = self.sessions.begin(peer, OWN.shared_with(hello.limits), observer=hello.observer)
         session.note_time(hello.time)
         if hello.observer:
-            self.view.pop(peer, None)
+            self.active_view.pop(peer, None)
             self.addresses.met(peer, (), found=found)
             return
-        known = self.view.get(peer)
+        known = self.active_view.get(peer)
         if known is None:
             self._make_room_in_view(found)
         claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
@@ -353,18 +355,20 @@ class Membership:
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
-            self.view[peer] = Peer(peer, addresses, agent, found)
+            self.active_view[peer] = Peer(peer, addresses, agent, found)
         else:
             known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:
-        inbound = [peer for peer in self.view.values() if not peer.found]
+        inbound = [peer for peer in self.active_view.values() if not peer.found]
         if not found and len(inbound) >= INBOUND_MAX:
             leaving = inbound
-        elif len(self.view) >= VIEW_SIZE:
-            anchors = [peer for peer in self.view.values() if peer.found][:ANCHORS]  # a dictionary keeps its order
-            leaving = [peer for peer in self.view.values() if peer not in anchors]
+        elif len(self.active_view) >= VIEW_SIZE:
+            anchors = [peer for peer in self.active_view.values() if peer.found][
+                :ANCHORS
+            ]  # a dictionary keeps its order
+            leaving = [peer for peer in self.active_view.values() if peer not in anchors]
         else:
             return
         vouched = [peer for peer in leaving if self._traffic.recorded(peer.id)][:VOUCHED]
@@ -373,7 +377,7 @@ class Membership:
         crowd = Counter(networks)
         crowded = max(crowd.values())
         fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
-        del self.view[self._rng.choice(fullest).id]
+        del self.active_view[self._rng.choice(fullest).id]
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major
@@ -384,5 +388,5 @@ class Membership:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
         self.refused[peer] = reason
         self.addresses.refused(peer)
-        self.view.pop(peer, None)
+        self.active_view.pop(peer, None)
         self.sessions.pop(peer, None)

@@ -109,7 +109,7 @@ class Overview:
     def look(self) -> None:
         """Take over what handshakes, announcements and self-reports said since the last look."""
         now, boot = unix_seconds(), boot_seconds()
-        for peer in list(self._swarm.membership.view.values()):
+        for peer in list(self._swarm.membership.active_view.values()):
             seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen))
             seen.version = peer.agent.removeprefix("ftis-node/")
             seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
@@ -139,7 +139,7 @@ class Overview:
             private=bool(self._run.founder),
             at=now,
             since=book.since,
-            peers=len(self._swarm.membership.view),
+            peers=len(self._swarm.membership.active_view),
             nodes=nodes,
             history=book.history.rows,
         )
@@ -157,7 +157,7 @@ class Overview:
 
     def _announced(self, known: Known, heard: float) -> None:
         announcement = known.announcement
-        seen = self.book.of(announcement.author, known.introducer or announcement.author, heard)
+        seen = self.book.of(announcement.author, known.first_sender or announcement.author, heard)
         seen.step = max(seen.step, announcement.policy_step)
         if announcement.issued_at < self._counted_until:
             return  # before a restart

@@ -18,13 +18,13 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.fetch import HolderFault, HolderLie, Rests, Uploads, fetch
+from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Arrival, Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
@@ -78,7 +78,7 @@ class Pulling:
         traffic: Traffic,
         membership: Membership,
         table: Table,
-        standing: Standing,
+        reputation: Reputation,
         *,
         interval: Callable[[], float],
         rng: random.Random,
@@ -95,11 +95,11 @@ class Pulling:
         self._membership = membership
         self._table = table
         self._trade, self._store = trade, trade.store
-        self._standing = standing
+        self._reputation = reputation
         self._interval = interval
         self._rng = rng
-        self._busy_holders: set[bytes] = set()
-        self._rests = Rests()
+        self._resting_holders: set[bytes] = set()
+        self._rests = HolderBackoff()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
 
@@ -123,12 +123,12 @@ class Pulling:
             began = thread_seconds()
             by_holder: dict[bytes, list[Target]] = {}
             for target in self._choose(self._trade.want()) if self._transport.up else []:
-                holder = self._standing.pick(self._holders(target), self._rng)
+                holder = self._reputation.pick(self._holders(target), self._rng)
                 by_holder.setdefault(holder, []).append(target)
                 target.known.pulling |= 1 << target.index
-                self._standing.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
+                self._reputation.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
             for holder, targets in by_holder.items():
-                self._busy_holders.add(holder)
+                self._resting_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
@@ -163,7 +163,7 @@ class Pulling:
 
     def _free(self, holder: bytes) -> None:
         """End a holder's rest."""
-        self._busy_holders.discard(holder)
+        self._resting_holders.discard(holder)
         self.news.set()
 
     def _landed(self, target: Target, left: list[Target]) -> None:
@@ -185,16 +185,16 @@ class Pulling:
                 patience.put_off(SLOW_SECONDS)
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
                     brought = True
-                    self._standing.delivered(holder, len(chunk.packet))
+                    self._reputation.delivered(holder, len(chunk.packet))
                     group = self._admit(target, chunk.packet)
                 else:
                     missing = True
                     if chunk.status == ftis_pb2.FetchChunk.GONE:
                         target.tried(holder)
-                        self._standing.faked(holder)
+                        self._reputation.faked(holder)
                     else:  # "busy" costs a holder nothing, so it must not cost the packet one of its tries
                         target.known.held_no_more(holder, target.index)
-                        self._standing.busy(holder)
+                        self._reputation.busy(holder)
                 if group is None:
                     self._landed(target, left)
                 else:
@@ -208,10 +208,10 @@ class Pulling:
                 logger.info("Holder %s %s", peer_id(holder), fault)
                 if isinstance(fault, HolderLie):
                     self.rejections["wrong bytes"] += 1
-                    self._standing.lied(holder, str(fault))
+                    self._reputation.lied(holder, str(fault))
                 else:
                     self.rejections["holder"] += 1
-                    self._standing.failed(holder)
+                    self._reputation.failed(holder)
                 self._membership.failed(holder)
                 for target in left:
                     if target not in arrived:
@@ -250,7 +250,7 @@ class Pulling:
             self._landed(target, left)
             target.known.have |= 1 << target.index
             lengths = arrival.group.packet.lengths
-            self._standing.admitted(
+            self._reputation.admitted(
                 arrival.group.author, completions=len(lengths), tokens=sum(lengths), size=len(arrival.body)
             )
 
@@ -272,7 +272,7 @@ class Pulling:
         logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
         self._store.settle([target.key], "refused")
         if rejection.blame is Blame.AUTHOR:
-            self._standing.refused(author, str(rejection.reason))
+            self._reputation.refused(author, str(rejection.reason))
 
     def _holders(self, target: Target) -> list[bytes]:
         free = self._free_holders()
@@ -281,8 +281,8 @@ class Pulling:
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""
-        return self._membership.view.keys() - self._busy_holders
+        return self._membership.active_view.keys() - self._resting_holders
 
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """A bit mask of the packets that a free holder has; 0 if the author has used its share of this step's pulls."""
-        return known.held_among(free) if self._standing.may_be_pulled(known.announcement.author, most) else 0
+        return known.held_among(free) if self._reputation.may_be_pulled(known.announcement.author, most) else 0

@@ -1,4 +1,4 @@
-"""Parts of the table: the share of each author and of each introducer, and piles to draw from."""
+"""Parts of the table: the share of each author and of each first sender, and piles to draw from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pile:
 
 
 class Shares:
-    """The announcements of each author, or through each introducer; nobody's are more than an eighth of the table.
+    """The announcements of each author, or through each first sender; nobody's are more than an eighth of the table.
 
     by: in order of arrival. size: bytes together.
     """

@@ -25,9 +25,9 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
@@ -56,7 +56,7 @@ class Swarm:
         transport: Transport,
         identity: Identity,
         run_file: RunFile,
-        standing: Standing,
+        reputation: Reputation,
         exchange_peers: int,
         max_age: float,
         trade: Trade | None = None,
@@ -71,7 +71,7 @@ class Swarm:
     ) -> None:
         """
         Args:
-            standing: the reputation of authors and holders, with bans.
+            reputation: the reputation of authors and holders, with bans.
             trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             traffic: with the limits of what the node sends; None: without `upload_mbit`.
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
@@ -82,8 +82,8 @@ class Swarm:
             chronicle: what was heard of the swarm in earlier starts.
         """
         self._rng = rng = rng or random.Random()
-        self.traffic = traffic or Traffic(recorded=standing.established)
-        self.standing = standing
+        self.traffic = traffic or Traffic(recorded=reputation.established)
+        self.reputation = reputation
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self.idle = IDLE_SECONDS  # the same at other times
         self._transport = transport
@@ -105,22 +105,22 @@ class Swarm:
             boot_seconds,
             rng,
             kept_age=(trade and trade.needed_age) or 0.0,
-            recorded=standing.established,
+            recorded=reputation.established,
             rows_of=trade.rows_of if trade is not None else no_rows,
         )
         self.pulling: Pulling | None = None
         if trade is not None:
             self.pulling = Pulling(
-                trade, transport, self.traffic, known, table, standing, interval=lambda: self.interval, rng=rng
+                trade, transport, self.traffic, known, table, reputation, interval=lambda: self.interval, rng=rng
             )
         run, seen = run_file.run, trade.store.seen if trade is not None else lambda *key: False
         self.gossip = Gossip(
-            table, run, identity.author, standing, seen, self._news, decode, known.welcomes, known.sessions
+            table, run, identity.author, reputation, seen, self._news, decode, known.welcomes, known.sessions
         )
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
-            doubted = known.addresses.tellers.doubted
+            doubted = known.addresses.referrers.doubted
             self._directory = transport.directory(
                 identity, run.id, known=self.knows, doubted=doubted, traffic=self.traffic
             )
@@ -150,7 +150,7 @@ class Swarm:
         known.recall()
         known.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in known.strangers()))
-        await self._directory.join(self.membership.view, self.membership.outside())
+        await self._directory.join(self.membership.active_view, self.membership.outside())
         self._greet_if(not self._settled() and bool(known.strangers()))
         self._to_exchange.set()
         pulls = [self.pulling.loop] if self.pulling is not None else []
@@ -199,7 +199,7 @@ class Swarm:
         """Take addresses of this run's nodes that mDNS named."""
         self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Wake the loops because the node wants more."""
         self._news()
         self._to_exchange.set()
@@ -214,21 +214,21 @@ class Swarm:
         return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
     def has_peers(self) -> bool:
-        return bool(self.membership.view)
+        return bool(self.membership.active_view)
 
     # --- calls of peers -------------------------------------------------------------------------------------------
 
     def admits(self, peer: bytes) -> bool:
         """Whether the node answers a call of this peer. A peer that calls too often or is banned is disconnected:
         refusing each of its calls would still cost p2pd and this process too much."""
-        if self.standing.shunned(peer) is None and self._calls.take(peer):
+        if self.reputation.shunned(peer) is None and self._calls.take(peer):
             return True
         self._cut(peer)
         return False
 
     def knows(self, peer: bytes) -> bool:
         """Whether the peer is in the view."""
-        return peer in self.membership.view
+        return peer in self.membership.active_view
 
     def _cut(self, peer: bytes) -> None:
         """End the peer's streams and its connection."""
@@ -238,11 +238,11 @@ class Swarm:
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        known = peer in self.membership.view
+        known = peer in self.membership.active_view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
-        if not known and peer in self.membership.view and not self._settled():
-            self.poke()  # it may have packets that no other peer has
+        if not known and peer in self.membership.active_view and not self._settled():
+            self.wake()  # it may have packets that no other peer has
             self._to_greet.set()  # this also saves it in the cache for the next start
         return answer
 
@@ -267,7 +267,9 @@ class Swarm:
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
-            if may and (self.standing.shunned(peer) is not None or not self.membership.welcomes(peer)):  # not any more
+            if may and (
+                self.reputation.shunned(peer) is not None or not self.membership.welcomes(peer)
+            ):  # not any more
                 self._cut(peer)
                 return
             yield chunk
@@ -280,8 +282,8 @@ class Swarm:
         while True:
             hungry = self.pulling is not None and self.pulling.hungry
             await self._wait(self._to_exchange, self.interval if hungry else self.idle)
-            view = self.membership.view
-            for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
+            view = self.membership.active_view
+            for peer in [peer for peer in view if self.reputation.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)
                 self._cut(peer)
             idle = [peer for peer in view if peer not in self._asking]
@@ -323,7 +325,7 @@ class Swarm:
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
             self.membership.failed(peer)
-            if peer not in self.membership.view:
+            if peer not in self.membership.active_view:
                 self._to_greet.set()
             return None
         self.traffic.received[peer] += answer.ByteSize()
@@ -348,35 +350,35 @@ class Swarm:
             if self.roster is not None:
                 self.roster.obey()
                 if self.roster.shut_out:
-                    self.membership.view.clear()
+                    self.membership.active_view.clear()
                     await asyncio.sleep(1.0)
                     continue
             if not self._settled():
                 known.look_for(self._bootstraps)
-            if not self.membership.view:
+            if not self.membership.active_view:
                 known.look_for(self._hints)
                 known.recall()
                 await self._look_up()
-            strangers = [peer for peer in known.strangers() if self.standing.shunned(peer) is None]
+            strangers = [peer for peer in known.strangers() if self.reputation.shunned(peer) is None]
             strangers = strangers[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
-                self.poke()
+                self.wake()
                 self._greet_if(bool(known.strangers()))
             self.membership.save_cache()
-            self.traffic.forget_all_but(self.membership.view)
+            self.traffic.forget_all_but(self.membership.active_view)
             await asyncio.sleep(1.0)
 
     def _leisure(self) -> float:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
-        if not self.membership.view:
+        if not self.membership.active_view:
             return ALONE_SECONDS
         return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.addresses.patience())
 
     def _settled(self) -> bool:
         """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
         each exchange names a new peer, and a node that greeted them all would do little else."""
-        return len(self.membership.view) >= self._enough_peers
+        return len(self.membership.active_view) >= self._enough_peers
 
     def _greet_if(self, news: bool) -> None:
         """While the node has few peers, greet at once whom others named."""
@@ -407,7 +409,7 @@ class Swarm:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""
         first = self.has_peers()
         while True:
-            await self._directory.join(self.membership.view, self.membership.outside())
+            await self._directory.join(self.membership.active_view, self.membership.outside())
             if addresses := await self.membership.refresh_addresses():
                 await self._directory.publish(addresses, settled=self._settled())
             if not first and not self._settled():
@@ -422,16 +424,16 @@ class Swarm:
 
     def _take(self, answer: Answer) -> None:
         addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
-        self._greet_if(self.membership.addresses.hear(addresses, answer.teller))
+        self._greet_if(self.membership.addresses.hear(addresses, answer.referrer))
 
     async def _revive(self) -> None:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
         await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
+        await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.active_view))
         await self._directory.leave()
         self._record.set()
-        self.poke()
+        self.wake()
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):

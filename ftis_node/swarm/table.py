@@ -20,12 +20,12 @@ from ftis_node.swarm.shares import Pile, Shares
 
 CAPACITY = 2048
 BYTES_MAX = 8 << 20  # bytes of all announcements together, as sent and as packed
-# No single peer may fill the table. The announcements of one author, and those through one introducer, take at most
+# No single peer may fill the table. The announcements of one author, and those through one first sender, take at most
 # one part in so many, by number and by bytes.
-INTRODUCER_PART = 8
+FIRST_SENDER_PART = 8
 # Nor may all strangers together: they displace no author with a record until such authors have over half of the table.
 RECORDED_PART = 2
-VICTIMS = 8  # drawn for an eviction, which hits the introducer with the largest share: floods evict themselves
+VICTIMS = 8  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
 # One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
 EXPLORED_PART = 4
 MAX_TRIES = 3
@@ -73,7 +73,7 @@ class Known:
     data: bytes
     born: float
     heard: float
-    introducer: bytes | None
+    first_sender: bytes | None
     rows: Mapping[int, int] = field(default_factory=dict)  # of the packets that may teach: index → row
     holders: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
@@ -221,8 +221,8 @@ class Table:
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
         self._strange, self._vouched = Pile(), Pile()  # vouched: this node's own, and those of authors with a record
-        part = max(1, capacity // INTRODUCER_PART), bytes_max // INTRODUCER_PART
-        self._introduced, self._authors = Shares(*part), Shares(*part)
+        part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
+        self._first_sent, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # a lower bound of `born` in the table
         self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
 
@@ -243,14 +243,14 @@ class Table:
         return self._by_id.get(id)
 
     def add(
-        self, announcement: Announcement, data: bytes, *, age: float, introducer: bytes | None, held: int = 0
+        self, announcement: Announcement, data: bytes, *, age: float, first_sender: bytes | None, held: int = 0
     ) -> Outcome:
         """Add an announcement with a verified signature.
 
         Args:
-            age: seconds since the signature, as the introducer reports; with several copies, see `Known.dated`.
-            introducer: the peer that sent it; None if it is this node's own.
-            held: bit mask of the packets that the introducer reports to hold.
+            age: seconds since the signature, as the first sender reports; with several copies, see `Known.dated`.
+            first sender: the peer that sent it; None if it is this node's own.
+            held: bit mask of the packets that the first sender reports to hold.
         """
         now = self.clock()
         key = (announcement.author, announcement.round)
@@ -262,15 +262,15 @@ class Table:
         if known is not None:
             if known.announcement.packets != announcement.packets:
                 return Outcome.EQUIVOCATION
-            if introducer is not None:
-                self.note_holder(known, introducer, held, born)
+            if first_sender is not None:
+                self.note_holder(known, first_sender, held, born)
             return Outcome.KNOWN
-        known = Known(announcement, data, born, heard, introducer, self._rows_of(announcement))
+        known = Known(announcement, data, born, heard, first_sender, self._rows_of(announcement))
         self._make_room(known)
         self._left.pop(key, None)
         self._put(known)
-        if introducer is not None:
-            self.note_holder(known, introducer, held, born)
+        if first_sender is not None:
+            self.note_holder(known, first_sender, held, born)
         return Outcome.NEW
 
     def sample(self, count: int, peer: bytes) -> list[Known]:
@@ -395,21 +395,21 @@ class Table:
     # --- room -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, new: Known) -> None:
-        """Make room in the author's share, in the introducer's share and in the table."""
+        """Make room in the author's share, in the first sender's share and in the table."""
         author = new.announcement.author
         while self._authors.full(author, new.size):
             self._remove(min(self._authors.of(author), key=lambda known: known.born))
-        while new.introducer is not None and self._introduced.full(new.introducer, new.size):
-            self._displace(new.introducer)
+        while new.first_sender is not None and self._first_sent.full(new.first_sender, new.size):
+            self._displace(new.first_sender)
         while self._known and (len(self._known) >= self.capacity or self._bytes + new.size > self._bytes_max):
             self._remove(self._victim())
 
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
-        few random ones it is that of the introducer with the largest share."""
+        few random ones it is that of the first sender with the largest share."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
             drawn = self._rng.choices(self._strange.all, k=VICTIMS)
-            known = max(drawn, key=lambda one: len(self._introduced.by.get(one.introducer, ())))
+            known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
             if not self._vouch(known):
                 return known
             self._strange.take(known)  # its author has gained a record since
@@ -418,21 +418,21 @@ class Table:
         return self._rng.choice(self._vouched.all)
 
     def _vouch(self, known: Known) -> bool:
-        return known.introducer is None or self._recorded(known.announcement.author)
+        return known.first_sender is None or self._recorded(known.announcement.author)
 
-    def _displace(self, introducer: bytes) -> None:
-        """Evict the introducer's oldest announcement for its newest; those of authors with a record go last. If another
-        peer sent it too and has room, it moves to that peer's share. Otherwise an early introducer could flush others'
-        entries."""
-        oldest = min(self._introduced.of(introducer), key=lambda known: (known.vouched, known.born))
-        full = self._introduced.full
-        others = (peer for peer in oldest.holders if peer != introducer and not full(peer, oldest.size))
+    def _displace(self, first_sender: bytes) -> None:
+        """Evict the first sender's oldest announcement for its newest; those of authors with a record go last. If
+        another peer sent it too and has room, it moves to that peer's share. Otherwise an early first sender could
+        evict others' entries."""
+        oldest = min(self._first_sent.of(first_sender), key=lambda known: (known.vouched, known.born))
+        full = self._first_sent.full
+        others = (peer for peer in oldest.holders if peer != first_sender and not full(peer, oldest.size))
         if (heir := next(others, None)) is None:
             self._remove(oldest)
             return
-        self._introduced.take(introducer, oldest)
-        self._introduced.put(heir, oldest)
-        oldest.introducer = heir
+        self._first_sent.take(first_sender, oldest)
+        self._first_sent.put(heir, oldest)
+        oldest.first_sender = heir
 
     def _draw(self, count: int) -> list[Known]:
         """Draw so many different announcements at random."""
@@ -445,8 +445,8 @@ class Table:
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
-        if known.introducer is not None:
-            self._introduced.put(known.introducer, known)
+        if known.first_sender is not None:
+            self._first_sent.put(known.first_sender, known)
         self._eldest = min(self._eldest, known.born)
         self._bytes += known.size
 
@@ -457,8 +457,8 @@ class Table:
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)
-        if known.introducer is not None:
-            self._introduced.take(known.introducer, known)
+        if known.first_sender is not None:
+            self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size
 
 

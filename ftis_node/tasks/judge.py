@@ -31,7 +31,7 @@ _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTE
 Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
 _JAIL = Path(__file__).with_name("jail.py")
-_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 JAILED = ("tests", "reasoning-gym", "verifiers")
 """What runs code that peers write, and only in a jail."""
@@ -39,7 +39,7 @@ JAILED = ("tests", "reasoning-gym", "verifiers")
 
 def bare_environment() -> dict[str, str]:
     """The environment of processes that read what strangers wrote: no tokens, no passwords."""
-    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
 
 
 def refuse_unjailed(rule: str) -> None:

@@ -20,7 +20,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.errors import UserError
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2, gossip
-from ftis_node.swarm.address_book import CANDIDATES_MAX
+from ftis_node.swarm.address_book import PASSIVE_VIEW_MAX
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.budgets import TIMES
@@ -30,8 +30,8 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
 from ftis_node.swarm.limits import Limits
 from ftis_node.swarm.membership import VIEW_SIZE, Membership
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -117,7 +117,7 @@ def shake_hands(data: bytes) -> None:
                 require(answer.refusal.isprintable() and len(answer.refusal) < 300, "a refusal does not print")
                 require(answer.ByteSize() < 1 << 14, "an answer is large")
         elif frame.kind % 3 == 1:
-            require(not run_async(node.greet(peer)) or peer in node.view, "who was greeted is not in the view")
+            require(not run_async(node.greet(peer)) or peer in node.active_view, "who was greeted is not in the view")
         else:
             with contextlib.suppress(UserError):
                 run_async(fetch_run(transport, [ADDRESSES[frame.peer % 8]], patience=0.0))
@@ -125,8 +125,8 @@ def shake_hands(data: bytes) -> None:
 
 
 def _check_membership(node: Membership) -> None:
-    require(len(node.view) <= VIEW_SIZE and len(node.addresses.strangers()) <= CANDIDATES_MAX, "too many peers")
-    for peer, known in node.view.items():
+    require(len(node.active_view) <= VIEW_SIZE and len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many peers")
+    for peer, known in node.active_view.items():
         require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
         require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")
         require(len(known.addresses) <= MAX_ADDRESSES, "too many addresses")
@@ -142,8 +142,8 @@ def listener(clock: list[float] | None = None) -> Gossip:
     """A node's gossip, with room for few announcements; clock: one number, the monotonic seconds."""
     now = clock or [0.0]
     table = Table(600.0, lambda: now[0], random.Random(0), capacity=CAPACITY)
-    standing = Standing(lambda: now[0], unix=lambda: 0.0)
-    return Gossip(table, RUN, OWN.author, standing, lambda author, round, slot: slot == 1, lambda: None)
+    reputation = Reputation(lambda: now[0], unix=lambda: 0.0)
+    return Gossip(table, RUN, OWN.author, reputation, lambda author, round, slot: slot == 1, lambda: None)
 
 
 def exchange(data: bytes) -> None:
@@ -198,7 +198,7 @@ def _check_gossip(node: Gossip) -> None:
     for known in node.table:
         made, all_packets = known.announcement, (1 << len(known.announcement.packets)) - 1
         require(made.run_id == RUN.id and made.verify(), "what nobody signed is in the table")
-        require((made.author == OWN.author) == (known.introducer is None), "somebody else speaks for this node")
+        require((made.author == OWN.author) == (known.first_sender is None), "somebody else speaks for this node")
         masks = (known.have, known.done, *known.holders.values())
         require(all(not mask & ~all_packets for mask in masks), "a packet that there is not")
     for target in node.table.choose(4, lambda known: -1):

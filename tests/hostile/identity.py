@@ -103,7 +103,7 @@ class Row07Replayed(Honest):
 
 
 class Row07Aged(Honest):
-    """What honest nodes have just announced, told as if it were about to expire; the teller's age is not signed."""
+    """What honest nodes have just announced, told as if it were about to expire; the referrer's age is not signed."""
 
     row = 7
     rate = 10.0

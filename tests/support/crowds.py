@@ -7,7 +7,7 @@ import time
 
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.pool import Newcomers
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
 
 BATCH, FOREIGN = 24, 18
@@ -25,8 +25,8 @@ class Crowd:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.authors = [number.to_bytes(38, "big") for number in range(authors)]
-        self.standing = Standing(lambda: self.now)
-        self.table = Table(600.0, lambda: self.now, self.rng, recorded=self.standing.established)
+        self.reputation = Reputation(lambda: self.now)
+        self.table = Table(600.0, lambda: self.now, self.rng, recorded=self.reputation.established)
         self._heard = heard
         self._rounds = time.time_ns() // 1_000_000
 
@@ -42,25 +42,25 @@ class Crowd:
         packets = PacketRefs.of([PacketRef(slot, self.rng.randbytes(32), 1000, 1) for slot in range(3)])
         made = Announcement(bytes(16), author, self._rounds, 0, 0, packets, bytes(64))
         data = author + self._rounds.to_bytes(8, "big")
-        self.table.add(made, data, age=self.rng.random() * 300, introducer=self.rng.randbytes(38))
+        self.table.add(made, data, age=self.rng.random() * 300, first_sender=self.rng.randbytes(38))
 
     def _step(self) -> None:
-        standing = self.standing
-        room = standing.newcomers_room(BATCH)
-        newcomers = Newcomers(lambda author: not standing.established(author), room, standing.record)
+        reputation = self.reputation
+        room = reputation.newcomers_room(BATCH)
+        newcomers = Newcomers(lambda author: not reputation.established(author), room, reputation.record)
         taken: dict[bytes, int] = {}
         for target in self.table.choose(FOREIGN, lambda known: -1, newcomers):
             author = target.known.announcement.author
             target.known.done |= 1 << target.index
-            standing.note_pull(author, STEP_SECONDS)
-            standing.admitted(author, completions=12, tokens=2400, size=20_000)
+            reputation.note_pull(author, STEP_SECONDS)
+            reputation.admitted(author, completions=12, tokens=2400, size=20_000)
             signal = self.rng.random() < 0.6
-            standing.scored(author, [1.0] * 11 + [0.0 if signal else 1.0], signal=signal)
+            reputation.scored(author, [1.0] * 11 + [0.0 if signal else 1.0], signal=signal)
             if signal:
                 taken[author] = taken.get(author, 0) + 1
         for author, groups in taken.items():
             figures = {"samples": 12.0 * groups, "tokens": 2400.0 * groups, "excess": -5.0, "excess_squares": 4.0}
-            standing.trained(author, groups, {**figures, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.05})
+            reputation.trained(author, groups, {**figures, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.05})
 
     def established(self) -> set[bytes]:
-        return {author for author in self.authors if self.standing.established(author)}
+        return {author for author in self.authors if self.reputation.established(author)}

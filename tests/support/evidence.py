@@ -7,7 +7,7 @@ import numpy as np
 from ftis_node.objective.diagnostics import HONEST_CAP, TOLERANCE
 from ftis_node.step_report import BETS
 from ftis_node.swarm.books import NEWCOMER_GROUPS
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 
 
 def figures(samples: int = 8, excess: float = 0.0, squares: float = 0.0, paid: float = 0.0) -> dict[str, float]:
@@ -25,7 +25,7 @@ def of_ratios(log_ratio: np.ndarray) -> dict[str, float]:
     return told | bets | {"tokens": float(log_ratio.size), "judged_tokens": float(log_ratio.size)}
 
 
-def established(standing: Standing, author: bytes) -> None:
+def established(reputation: Reputation, author: bytes) -> None:
     for _ in range(NEWCOMER_GROUPS):
-        standing.trained(author, 1, figures())
-    assert standing.established(author)
+        reputation.trained(author, 1, figures())
+    assert reputation.established(author)

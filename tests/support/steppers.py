@@ -14,7 +14,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.worker.client import Worker
 from tests.support.swarm import RUN
 
@@ -31,7 +31,7 @@ class Hearsay:
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None: ...
 
-    def poke(self) -> None: ...
+    def wake(self) -> None: ...
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         return self._authors
@@ -49,7 +49,7 @@ def stepper(
     run: Run = RUN,
     identity: Identity | None = None,
     worker: Compute | None = None,
-    standing: Standing | None = None,
+    reputation: Reputation | None = None,
     clock: Callable[[], float] | None = None,
     unix: Callable[[], float] = unix_seconds,
     own_data: bool = False,
@@ -63,7 +63,7 @@ def stepper(
         settings=Settings.model_validate({"batch_groups": BATCH, **settings}),
         store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
         worker=worker or Worker(),
-        standing=standing or Standing(boot_seconds),
+        reputation=reputation or Reputation(boot_seconds),
         swarm=Hearsay(others),
         clock=clock,
         unix=unix,

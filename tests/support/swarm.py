@@ -29,8 +29,8 @@ from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.traffic import Traffic
@@ -234,7 +234,7 @@ class Member:
         return {(self.author, round, slot) for slot in range(count)}
 
     def met(self, *others: Member) -> bool:
-        return {other.author for other in others} <= set(self.swarm.membership.view)
+        return {other.author for other in others} <= set(self.swarm.membership.active_view)
 
 
 @contextlib.asynccontextmanager
@@ -270,13 +270,13 @@ async def member(
             store.add([(one.group, one.body) for one in arrived], own=False)
             node.admitted += [one.group.key for one in arrived]
 
-        standing = Standing(boot_seconds, unix=unix)
+        reputation = Reputation(boot_seconds, unix=unix)
         swarm = Swarm(
             transport=network,
             identity=who,
             run_file=RunFile(run=run),
-            standing=standing,
-            traffic=Traffic(upload_bytes, standing.established),
+            reputation=reputation,
+            traffic=Traffic(upload_bytes, reputation.established),
             exchange_peers=3,
             max_age=600.0,
             trade=None if observing else Trade(AdmissionContext(run, CONTEXT.prompt_digests), store, want, take),

@@ -13,7 +13,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import QUESTIONS
 from ftis_node.swarm.table import Known, Table, announcement_id
 from tests.support.swarm import RUN, announcement, identity, packet
@@ -44,8 +44,8 @@ class Talker:
         dealt_with = dealt_with or set()
         self.news = 0
         known = Table(600.0, lambda: self.now, random.Random(0))
-        self.standing = Standing(lambda: self.now, unix=lambda: 0.0)
-        self.gossip = Gossip(known, RUN, who.author, self.standing, lambda *key: key in dealt_with, self._heard_news)
+        self.reputation = Reputation(lambda: self.now, unix=lambda: 0.0)
+        self.gossip = Gossip(known, RUN, who.author, self.reputation, lambda *key: key in dealt_with, self._heard_news)
 
     def _heard_news(self) -> None:
         self.news += 1
@@ -65,10 +65,10 @@ class Talker:
             self.gossip.unsent(request, other.who.author)
         return spoken
 
-    def hear(self, entries: list[ftis_pb2.Entry], introducer: bytes) -> int:
+    def hear(self, entries: list[ftis_pb2.Entry], first_sender: bytes) -> int:
         """Takes in entries that nobody asked for; returns how many were new."""
         before = self.gossip.counts["new"]
-        self.gossip.answer(ftis_pb2.ExchangeRequest(entries=entries), introducer)
+        self.gossip.answer(ftis_pb2.ExchangeRequest(entries=entries), first_sender)
         return self.gossip.counts["new"] - before
 
     def answers(

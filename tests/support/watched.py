@@ -15,8 +15,8 @@ from ftis_node.lab.simulation.store import RUN
 from ftis_node.lab.simulation.tally import Presence
 from ftis_node.swarm.identity import Identity, author_of
 from ftis_node.swarm.overview import Overview, SwarmFacts
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
-from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 
 MODELS = (("qwen2.5-0.5b", "c0382117ea32"), ("qwen2.5-1.5b", "c0382117ea32"), ("llama-3.2-1b", "5e27ac28c2f9"))
@@ -57,7 +57,7 @@ class WatchedSimulation(Simulation):
             transport=transport,
             identity=identity,
             run_file=RUN_FILE,
-            standing=Standing(boot_seconds),
+            reputation=Reputation(boot_seconds),
             exchange_peers=self.scenario.settings.exchange_peers,
             max_age=self.scenario.settings.max_age,
             decode=self._reader,
@@ -91,7 +91,7 @@ def claims(node: SimulatedNode, number: int) -> SelfReport:
         pass_at_1_before=begins,
         own_used=progress.own_groups_used,
         foreign_used=sum(groups for _, groups in used),
-        peers=len(node.swarm.membership.view),
+        peers=len(node.swarm.membership.active_view),
         bytes_in=node.swarm.traffic.bytes_in,
         bytes_out=node.swarm.traffic.bytes_out,
         teachers={author_of(author): groups for author, groups in used[:TEACHERS_MAX]},

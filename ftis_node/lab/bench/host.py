@@ -33,7 +33,7 @@ from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Trade
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -112,7 +112,7 @@ class BenchNode:
             run_file=RunFile(run=self.run),
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
-            standing=Standing(boot_seconds),
+            reputation=Reputation(boot_seconds),
             trade=Trade(
                 context, self.store, lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize), self._take
             ),
@@ -175,7 +175,7 @@ class BenchNode:
             self.short += batch - used
             taken += used
             self.appetite = taken + 2 * batch  # this batch and the next
-            self.swarm.poke()
+            self.swarm.wake()
 
     def _keep(self, body: bytes) -> None:
         """Admit and store a pushed packet, as a pulled one."""
@@ -193,7 +193,7 @@ class BenchNode:
     def count(self, key: str) -> int:
         """How many `admitted`, `pushed` or `peers` it has."""
         if key == "peers":
-            return len(self.swarm.membership.view)
+            return len(self.swarm.membership.active_view)
         return self.pushed.received if key == "pushed" else self.admitted
 
     def figures(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class BenchNode:
             "number": self.number,
             "admitted": self.admitted,
             "pushed": self.pushed.received,
-            "peers": len(self.swarm.membership.view),
+            "peers": len(self.swarm.membership.active_view),
             "reachability": self.swarm.membership.reachability(),
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,

@@ -36,7 +36,7 @@ def bench_needs(repeats: int) -> dict[str, float]:
     adding = {table: iter(made) for table in (indexed, plain)}
 
     def add(table: Table) -> None:
-        table.add(next(adding[table]), b"", age=0.0, introducer=None)
+        table.add(next(adding[table]), b"", age=0.0, first_sender=None)
 
     for table in (indexed, plain):
         for _ in range(2 * CAPACITY):

@@ -34,7 +34,7 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
 from ftis_node.tokenizer.chat import end_ids
@@ -151,7 +151,7 @@ class WholeNode:
             settings=settings,
             store=store,
             worker=InProcess(self.engine),
-            standing=Standing(boot_seconds, ()),
+            reputation=Reputation(boot_seconds, ()),
             swarm=self._swarm,
         )
         self._swarm.taker = self.stepper

@@ -83,11 +83,11 @@ class MemoryDirectory:
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         self._counts()["look_ups"] += 1
-        tellers = [peer for peer in self._records.taking_part if peer != self._author]
+        referrers = [peer for peer in self._records.taking_part if peer != self._author]
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
-        for teller in self._records.rng.sample(tellers, min(TELLERS_ENOUGH, len(tellers))):
-            take(Answer(0, teller, found))
+        for referrer in self._records.rng.sample(referrers, min(TELLERS_ENOUGH, len(referrers))):
+            take(Answer(0, referrer, found))
 
     async def leave(self) -> None:
         self._records.taking_part.pop(self._author, None)

@@ -20,7 +20,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pulling import Trade
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
 from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.traffic import Traffic
@@ -57,12 +57,12 @@ class SimulatedNode:
         addresses = () if machine.outbound_only else draw_addresses(identity.peer_id, rng)
         self.transport = MemoryTransport(network, identity.author, machine, addresses)
         self.store = SimulatedStore()
-        standing = Standing(boot_seconds)
+        reputation = Reputation(boot_seconds)
         self.swarm = Swarm(
             transport=self.transport,
             identity=identity,
             run_file=RUN_FILE,
-            standing=standing,
+            reputation=reputation,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
             trade=Trade(
@@ -72,7 +72,7 @@ class SimulatedNode:
                 lambda arrived: self.stepper.on_groups(arrived),
                 needed_age(RUN, settings, own_only=False),
             ),
-            traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, standing.established, network.packet_scale),
+            traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, reputation.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
             rng=rng,
@@ -80,7 +80,7 @@ class SimulatedNode:
         self.stepper = Rhythm(
             identity=identity,
             store=self.store,
-            standing=standing,
+            reputation=reputation,
             swarm=self.swarm,
             machine=machine,
             tally=tally,

@@ -22,7 +22,7 @@ from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.reputation import Reputation
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep
 
@@ -86,7 +86,7 @@ class Rhythm(Stepper):
         *,
         identity: Identity,
         store: SimulatedStore,
-        standing: Standing,
+        reputation: Reputation,
         swarm: Exchange,
         machine: Machine,
         tally: Tally,
@@ -101,7 +101,7 @@ class Rhythm(Stepper):
             settings=scenario.settings,
             store=cast(PacketStore, store),
             worker=ModelledCompute(machine, rng, scenario),
-            standing=standing,
+            reputation=reputation,
             swarm=swarm,
             clock=boot_seconds,
         )

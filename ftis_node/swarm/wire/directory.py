@@ -55,7 +55,7 @@ class Directory:
         Args:
             p2p: returns the present P2P of hivemind; a restart replaces it.
             known: returns whether a peer is in the view; its record outlasts those of strangers here.
-            doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
+            doubted: returns whether too many peers that this one named did not answer; it then counts as no referrer.
             traffic: budgets what answers may have, and counts them.
         """
         self._p2p = p2p
@@ -100,7 +100,7 @@ class Directory:
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         """Look up the run's first key, and random shards below full keys.
 
-        Every answer names its teller and is only a hint; a handshake must confirm each address.
+        Every answer names its referrer and is only a hint; a handshake must confirm each address.
 
         Args:
             alone: whether this node has no peers; it then looks up each depth. Otherwise it draws one of the depths
@@ -115,15 +115,15 @@ class Directory:
                 return
 
     async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
-        """Return whether the key is full, by the answers of tellers without doubt."""
-        tellers, owners = set[bytes](), set[bytes]()
+        """Return whether the key is full, by the answers of referrers without doubt."""
+        referrers, owners = set[bytes](), set[bytes]()
 
         def enough(answer: Answer) -> bool:
             take(answer)
-            if answer.addresses and not self._doubted(answer.teller):
-                tellers.add(answer.teller)
+            if answer.addresses and not self._doubted(answer.referrer):
+                referrers.add(answer.referrer)
                 owners.update(answer.addresses)
-            return len(tellers) >= TELLERS_ENOUGH and len(owners) >= MAX_RECORDS
+            return len(referrers) >= TELLERS_ENOUGH and len(owners) >= MAX_RECORDS
 
         await self._walk(key, enough)
         return len(owners) >= MAX_RECORDS
@@ -182,6 +182,6 @@ class Directory:
             room.append(self._shelf.keep(record, self._author))
         while answers and len(room) < REPLICAS:
             batch, answers = answers[: REPLICAS - len(room)], answers[REPLICAS - len(room) :]
-            left = await asyncio.gather(*(dht.leave_record(answer.teller, record) for answer in batch))
+            left = await asyncio.gather(*(dht.leave_record(answer.referrer, record) for answer in batch))
             room += [one for one in left if one is not None]
         return 2 * sum(room) >= len(room)

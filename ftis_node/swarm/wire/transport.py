@@ -68,13 +68,13 @@ class Handlers(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """One peer's answer about a DHT key. node, teller: its id in the DHT and its 38-byte peer id.
+    """One peer's answer about a DHT key. node, referrer: its id in the DHT and its 38-byte peer id.
 
     addresses: by the 38-byte peer id of the record's owner, who signed them; they are the owner's own.
     """
 
     node: int
-    teller: bytes
+    referrer: bytes
     addresses: dict[bytes, list[str]]
 
 
@@ -168,6 +168,6 @@ class Transport(Protocol):
 
         Args:
             known: returns whether a peer is in the view; its record outlasts those of strangers here.
-            doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
+            doubted: returns whether too many peers that this one named did not answer; it then counts as no referrer.
             traffic: budgets what answers may have, and counts them.
         """

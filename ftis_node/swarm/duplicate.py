@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.loops import end
-from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
+from ftis_node.swarm.addresses import NetworkScope, parse_address, peer_at
 from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, shake
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -43,14 +43,14 @@ async def somebody_else(
         own: the 38-byte peer id; the node's own p2pd must not run yet.
         seconds: time limit of the search. owners: of the bootstraps, those that this node's owner named.
     """
-    scratch = how.sockets / "scout.key"
+    scratch = how.sockets / "probe.key"
     Identity(os.urandom(32)).keep(scratch)
     try:
-        scout = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
+        probe = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
     finally:
         scratch.unlink()
-    places = Whereabouts(how.host, owners)
-    tasks = {asyncio.create_task(_meets(scout, own, text, places)) for text in bootstraps}
+    places = NetworkScope(how.host, owners)
+    tasks = {asyncio.create_task(_meets(probe, own, text, places)) for text in bootstraps}
     try:
         async with asyncio.timeout(seconds):
             for meeting in asyncio.as_completed(tasks):  # a silent one holds up no other
@@ -60,20 +60,20 @@ async def somebody_else(
         pass
     finally:
         await end(tasks)
-        await scout.close()
+        await probe.close()
     return False
 
 
-async def _meets(scout: Transport, peer: bytes, bootstrap: str, places: Whereabouts) -> bool:
+async def _meets(probe: Transport, peer: bytes, bootstrap: str, places: NetworkScope) -> bool:
     """Whether this bootstrap knows where `peer` is, and it is there."""
     try:
-        _, teller = parse_address(bootstrap)
-        await scout.connect(teller, [bootstrap])
+        _, referrer = parse_address(bootstrap)
+        await probe.connect(referrer, [bootstrap])
         question = greeting(None, [])
         question.whereabouts = peer
-        answer = await shake(scout, teller, question)
+        answer = await shake(probe, referrer, question)
         found = [text for text in answer.peers if peer_at(text) == peer and places.reach(text)]
-        await scout.connect(peer, found[:MAX_ADDRESSES])
+        await probe.connect(peer, found[:MAX_ADDRESSES])
     except FtisError:  # nobody answers there
         return False
     return True

@@ -55,7 +55,7 @@ class PeerStanding:
     delivered, fetch_failures, fake_holds, lies   as a holder: packets, failures, packets it lacked, lies by kind
     """
 
-    standing: str
+    reputation: str
     accepted: int
     refused: dict[str, int]
     late: int
@@ -75,7 +75,7 @@ class PeerStanding:
     lies: dict[str, int]
 
 
-class Standing:
+class Reputation:
     """Evidence on authors and holders in bounded books, and the verdicts from it."""
 
     def __init__(
@@ -271,7 +271,7 @@ class Standing:
         author, holder = self.authors.get(peer, Author()), self.holders.get(peer, Holder())
         claims = author.claims
         return PeerStanding(
-            standing=self._in_words(peer),
+            reputation=self._in_words(peer),
             accepted=author.admitted,
             refused=dict(author.refused),
             late=author.late,
