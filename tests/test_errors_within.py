@@ -40,7 +40,7 @@ from ftis_node.preflight.bugreport import pack
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
-from ftis_node.swarm import addresses, twin
+from ftis_node.swarm import addresses, duplicate
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from ftis_node.tasks import Example, load_task
@@ -76,7 +76,7 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def alive(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(twin, "somebody_else", alive)
+    monkeypatch.setattr(duplicate, "somebody_else", alive)
     with pytest.raises(UserError, match=r"Another node with the key of .* is running somewhere"):
         uvloop.run(a_node(tmp_path, DEAD).run())
 

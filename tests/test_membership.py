@@ -360,7 +360,8 @@ async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the
         alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), number.to_bytes(38, "big"))
     assert all(alice.sessions[peer] is session for peer, session in zip(honest, sessions, strict=True))
     assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX and alice.limits(CAROL.author) is None
-    assert all(alice.limits(peer) for peer in (*alice.active_view, (9998).to_bytes(38, "big"), (9999).to_bytes(38, "big")))
+    latest = [number.to_bytes(38, "big") for number in (9998, 9999)]
+    assert all(alice.limits(peer) for peer in (*alice.active_view, *latest))
 
 
 def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> None:

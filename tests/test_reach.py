@@ -22,10 +22,10 @@ from ftis_node.errors import UsageError
 from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
+from ftis_node.swarm.duplicate import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
-from ftis_node.swarm.twin import somebody_else
 from ftis_node.swarm.wire import p2pd
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable

@@ -255,8 +255,8 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("introducers", [9, 20])
-def test_row_37_introducers_that_fill_the_table_together_displace_nothing_of_authors_with_a_record(
+@pytest.mark.parametrize("first_senders", [9, 20])
+def test_row_37_first_senders_that_fill_the_table_together_displace_nothing_of_authors_with_a_record(
     first_senders: int, clock: Clock
 ) -> None:
     honest = {key(number) for number in range(50)}

@@ -15,7 +15,7 @@ from tests.support.daemons import ENVIRONMENT
 ROOT = Path(__file__).parents[1]
 NEED_IT = (
     "swarm.wire.",
-    "swarm.twin",
+    "swarm.duplicate",
     "node.assembly",
     "node.daemon",
     "node.observer",

@@ -11,28 +11,25 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from ftis_node.config.run import RunFile, dump_run_file, in_short
+from ftis_node.config.run import dump_run_file, in_short
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
-from ftis_node.node.run_source import known_run
+from ftis_node.node.run_source import run_to_watch
 from ftis_node.observe.api import TEXT
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle
-from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.overview import Overview, SwarmFacts
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.wire.libp2p import Libp2p
 
 ASK_SECONDS = 10.0  # between exchanges
 EXPORT_SECONDS = 60.0
@@ -108,7 +105,7 @@ class Observer:
             lambda pid: home.record_runtime(runtime, (pid,)),
         )
         stack.push_async_callback(transport.close)
-        run_file = await self._find_run(transport)
+        run_file = await run_to_watch(home, self._invitation, transport, self._bootstraps, settings.patience)
         run = run_file.run
         roster = roster_of(home, run, identity, self._invitation)
         replace_text(home.run_file, dump_run_file(run_file))
@@ -130,17 +127,6 @@ class Observer:
         check_peers(swarm.membership, self._bootstraps, home.path, run)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview
-
-    async def _find_run(self, transport: Libp2p) -> RunFile:
-        found, invited = known_run(self._home, None), self._invitation
-        if found is None:
-            found = await fetch_run(transport, self._bootstraps, self._settings.patience, invited)
-        if invited is not None and invited.run_id != found.run.id:
-            raise UsageError(
-                f"The home {self._home.path} looks at run {found.run.id.hex()}, the invitation is to another.",
-                "Name a fresh --home for the other run.",
-            )
-        return found
 
     async def _look_on(self, overview: Overview, seconds: float | None) -> None:
         ends = None if seconds is None else boot_seconds() + seconds

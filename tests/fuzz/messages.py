@@ -125,7 +125,8 @@ def shake_hands(data: bytes) -> None:
 
 
 def _check_membership(node: Membership) -> None:
-    require(len(node.active_view) <= VIEW_SIZE and len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many peers")
+    require(len(node.active_view) <= VIEW_SIZE, "too many peers")
+    require(len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many named peers")
     for peer, known in node.active_view.items():
         require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
         require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")

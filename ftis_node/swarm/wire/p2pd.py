@@ -267,7 +267,7 @@ async def launch(how: Listening, port: int) -> Any:
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
             dht_mode=_KADEMLIA_CLIENT if how.relays else _NO_KADEMLIA,
-            check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `twin.somebody_else`
+            check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `duplicate.somebody_else`
             startup_timeout=START_SECONDS,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
