@@ -13,7 +13,7 @@ import pytest
 
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
-from ftis_node.swarm.address_book import GIVE_UP_AFTER, NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET
+from ftis_node.swarm.address_book import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, TRIES_OF_NAMED
 from ftis_node.swarm.addresses import NetworkScope
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import Membership
@@ -84,7 +84,7 @@ async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer
 
 async def greeted_in_vain(node: Member, lost: Member) -> None:
     """As often as a peer that nobody has met is greeted before it is forgotten."""
-    for _ in range(GIVE_UP_AFTER):
+    for _ in range(TRIES_OF_NAMED):
         assert not await node.swarm.membership.greet(lost.author)
 
 
@@ -157,7 +157,7 @@ async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_
         alice.on_handshake(hello(), BOB.author)
         alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
         alice.active_view[BOB.author].seen -= 60.0
-        for _ in range(GIVE_UP_AFTER):
+        for _ in range(TRIES_OF_NAMED):
             alice.failed(BOB.author)
         assert BOB.author not in alice.active_view
         alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)

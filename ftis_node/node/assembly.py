@@ -30,7 +30,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.chronicle import read_chronicle
-from ftis_node.swarm.duplicate import refuse_a_twin
+from ftis_node.swarm.duplicate import refuse_a_duplicate
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
@@ -262,7 +262,7 @@ async def open_network(
         UserError: another node has this key, the port is taken, or p2pd does not start.
     """
     listening = listening_of(settings, home.key, sockets)
-    await refuse_a_twin(listening, identity, bootstraps, owners, home.path)
+    await refuse_a_duplicate(listening, identity, bootstraps, owners, home.path)
     return await Libp2p.start(listening, started, home.last_port())
 
 

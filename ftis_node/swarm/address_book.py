@@ -28,7 +28,7 @@ PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
 DIALS_A_SECOND = DIALS_AT_ONCE / 60
-GIVE_UP_AFTER = 3  # greetings in a row, of a peer that was never met
+TRIES_OF_NAMED = 3  # greetings in a row, of a peer that was never met
 # A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
 # the peer, or it calls this node, no pause is longer than 20 s.
 FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
@@ -252,7 +252,7 @@ class AddressBook:
         candidate.last, candidate.refused, candidate.named = self._clock(), False, False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
-        most = TRIES_OF_MET if self._sessions.met(peer) else GIVE_UP_AFTER
+        most = TRIES_OF_MET if self._sessions.met(peer) else TRIES_OF_NAMED
         if peer not in self.owners and candidate.failures >= most:
             self.forget(peer)
         return candidate.failures

@@ -19,7 +19,7 @@ from ftis_node.swarm.wire.transport import Listening, Transport
 TWIN_SECONDS = 5.0
 
 
-async def refuse_a_twin(
+async def refuse_a_duplicate(
     how: Listening, identity: Identity, bootstraps: Sequence[str], owners: Sequence[str], home: Path
 ) -> None:
     """Raise UserError if a node of this identity is alive, as far as the bootstraps know. owners: those that this
