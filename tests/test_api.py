@@ -25,6 +25,7 @@ from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import Answer, Api, ask
 from ftis_node.store.home import Home
+from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.swarm.wire.transport import Health
 from tests.support.statuses import LOADING, TRAINING, answered, peer
@@ -119,7 +120,9 @@ def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read: type[Any], w
 
 
 def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order() -> None:
-    assert {field.name for field in fields(answers.PeerRow)} <= peer(addresses=[]).keys()
+    of_the_peer = {"id", "agent", "addresses", "seconds_since_seen", "used", "bytes_in", "bytes_out"}
+    read = {field.name for field in fields(answers.PeerRow)}
+    assert read <= peer(addresses=[]).keys() and read - of_the_peer <= inspect.get_annotations(PeerStanding).keys()
     row = status_row(answered(**TRAINING), None)
     assert row.keys() >= TRAINING.keys() and row | TRAINING == row | {"plan": None}
     assert status_row(answered(**LOADING), None).keys() >= LOADING.keys()

@@ -13,7 +13,7 @@ from ftis_node.objective.loss import Terms
 from ftis_node.objective.samples import Samples
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.pool import Scored
-from ftis_node.swarm.wire.shards import RECORD_LIFETIME
+from ftis_node.swarm.wire.dht_limits import RECORD_LIFETIME
 from ftis_node.worker.messages import StepGroup
 
 ROOT = Path(__file__).parent.parent

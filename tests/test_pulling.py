@@ -50,7 +50,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         group = pulling._admit(target, body)
         assert group is not None
         pulled.append((target, group))
-        table.forget_author(ALICE.author)
+        table._remove(target.known)
     for target, group in pulled:
         left = [target]
         await pulling._hand_over({target: Arrival(group, body, 0.0, 1)}, left)

@@ -31,8 +31,8 @@ from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire.dht_limits import NEAREST_MAX, RECORD_LIFETIME
 from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
-from ftis_node.swarm.wire.shards import NEAREST_MAX, RECORD_LIFETIME
 
 # Short sessions, so that nodes leave in the middle of everything.
 RESTLESS = Scenario(nodes=24, seconds=240.0, session_seconds=300.0, outbound_only=0.4)

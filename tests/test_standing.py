@@ -85,12 +85,14 @@ def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: C
     assert reputation.banned(ALICE) is None
 
 
-def test_whoever_has_to_know_is_told_of_a_ban(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_banned_author_nothing_is_pulled_and_the_log_says_why(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
-    reputation, told = Reputation(clock), []
-    reputation.banned_author.append(told.append)
+    reputation = Reputation(clock)
+    assert reputation.may_be_pulled(ALICE, 48)
     reputation.equivocated(ALICE)
-    assert told == [ALICE] and "two different announcements" in caplog.text
+    assert not reputation.may_be_pulled(ALICE, 48) and "two different announcements" in caplog.text
     assert reputation.left_alone() == {ALICE: "it signed two different announcements of one round"}
 
 

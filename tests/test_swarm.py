@@ -248,10 +248,10 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     first.pulling.uploads = Silent()  # type: ignore[assignment]
     third.appetite = 0
     first.make(4)
-    await eventually(lambda: first.author in second.pulling._resting_holders, "the silent one was asked")
+    await eventually(lambda: first.author in second.pulling._occupied_holders, "the silent one was asked")
     third_made = third.make(5)
     await gets(second, third_made)
-    assert first.author in second.pulling._resting_holders
+    assert first.author in second.pulling._occupied_holders
     silence.set()
 
 

@@ -306,11 +306,6 @@ class TableMachine(RuleBasedStateMachine):
             born = None if age is None else self.bench.clock() - age
             self.table.note_holder(known[which % len(known)], peer, 1, born)
 
-    @rule(who=st.integers(1, 5))
-    def forget_author(self, who: int) -> None:
-        self.table.forget_author(author(who).author)
-        assert all(known.announcement.author != author(who).author for known in self.table)
-
     @rule(seconds=st.sampled_from([0.1, 10.0, 50.0, 101.0]))
     def time_goes_on(self, seconds: float) -> None:
         self.bench.clock.now += seconds

@@ -376,7 +376,7 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         facts, _ = await invited.run(lambda page: None, 0.5)
         assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.active_view
         other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=DAY)
-        with pytest.raises(UsageError, match="to another"):
+        with pytest.raises(UsageError, match="The invitation is to run"):
             await Observer(Home(tmp_path / "cara"), settings, (), other).run(lambda page: None, 0.1)
 
 

@@ -193,7 +193,7 @@ class Settings(BaseModel):
     steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
     """[steps] After so many in all the node ends. Default: never."""
 
-    # Defences: against authors see `swarm.standing`, against their samples `learner.trust`
+    # Defences: against authors see `swarm.reputation`, against their samples `learner.trust`
     defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
     """Defences against authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
 

@@ -45,7 +45,10 @@ class Blame(Enum):
 
 
 class Reason(StrEnum):
-    """One member per kind of refusal."""
+    """Why a packet is not taken; the first two: its holder sent none, or other bytes."""
+
+    HOLDER = "holder"
+    WRONG_BYTES = "wrong bytes"
 
     TOO_LARGE = "too large"
     WRONG_HASH = "wrong hash"

@@ -61,7 +61,7 @@ class Gossip:
         Args:
             own: this node's 38-byte peer id.
             welcomes: whether an author may take part; in a private run, whether it is a member.
-            reputation: the bans; each clears the table of that author.
+            reputation: nothing new of a banned author is taken.
             seen: whether the node has processed a group (author, round, slot), also before a restart.
             news: called when there may be more to pull.
             decode: reads an announcement; a simulation of many nodes reads each only once.
@@ -74,7 +74,6 @@ class Gossip:
         self._own = own
         self._answered = Answered(run)
         self._reputation = reputation
-        reputation.banned_author.append(table.forget_author)
         self._seen = seen
         self._news = news
         self._decode, self._welcomes = decode, welcomes

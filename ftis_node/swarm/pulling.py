@@ -15,7 +15,7 @@ from typing import Protocol
 from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import Group
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
@@ -85,9 +85,9 @@ class Pulling:
     ) -> None:
         """
         Args:
-            interval: seconds between a hungry node's exchanges, see `Rests`.
+            interval: seconds between a hungry node's exchanges, see `HolderBackoff`.
         """
-        self.rejections: Counter[str] = Counter()
+        self.rejections: Counter[Reason] = Counter()
         self.news = asyncio.Event()  # there may be more to pull
         self.uploads = Uploads(trade.store.body, traffic)
         self._transport = transport
@@ -98,7 +98,7 @@ class Pulling:
         self._reputation = reputation
         self._interval = interval
         self._rng = rng
-        self._resting_holders: set[bytes] = set()
+        self._occupied_holders: set[bytes] = set()
         self._rests = HolderBackoff()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
@@ -128,7 +128,7 @@ class Pulling:
                 target.known.pulling |= 1 << target.index
                 self._reputation.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
             for holder, targets in by_holder.items():
-                self._resting_holders.add(holder)
+                self._occupied_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
@@ -163,7 +163,7 @@ class Pulling:
 
     def _free(self, holder: bytes) -> None:
         """End a holder's rest."""
-        self._resting_holders.discard(holder)
+        self._occupied_holders.discard(holder)
         self.news.set()
 
     def _landed(self, target: Target, left: list[Target]) -> None:
@@ -207,10 +207,10 @@ class Pulling:
             if self._transport.up:  # else this node's own p2pd failed
                 logger.info("Holder %s %s", peer_id(holder), fault)
                 if isinstance(fault, HolderLie):
-                    self.rejections["wrong bytes"] += 1
+                    self.rejections[Reason.WRONG_BYTES] += 1
                     self._reputation.lied(holder, str(fault))
                 else:
-                    self.rejections["holder"] += 1
+                    self.rejections[Reason.HOLDER] += 1
                     self._reputation.failed(holder)
                 self._membership.failed(holder)
                 for target in left:
@@ -268,7 +268,7 @@ class Pulling:
         return verdict
 
     def _blame(self, author: bytes, target: Target, rejection: Rejection) -> None:
-        self.rejections[str(rejection.reason)] += 1
+        self.rejections[rejection.reason] += 1
         logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
         self._store.settle([target.key], "refused")
         if rejection.blame is Blame.AUTHOR:
@@ -281,8 +281,11 @@ class Pulling:
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""
-        return self._membership.active_view.keys() - self._resting_holders
+        return self._membership.active_view.keys() - self._occupied_holders
 
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
-        """A bit mask of the packets that a free holder has; 0 if the author has used its share of this step's pulls."""
-        return known.held_among(free) if self._reputation.may_be_pulled(known.announcement.author, most) else 0
+        """A bit mask of the packets that a free holder has; 0 if the author is banned, no member any more, or has used
+        its share of this step's pulls."""
+        author = known.announcement.author
+        may = self._reputation.may_be_pulled(author, most) and self._membership.welcomes(author)
+        return known.held_among(free) if may else 0

@@ -55,7 +55,7 @@ class PeerStanding:
     delivered, fetch_failures, fake_holds, lies   as a holder: packets, failures, packets it lacked, lies by kind
     """
 
-    reputation: str
+    standing: str
     accepted: int
     refused: dict[str, int]
     late: int
@@ -93,7 +93,6 @@ class Reputation:
         self.authors = AuthorBooks(clock)
         self.holders = holder_books()
         self.rounds = Rounds(clock, unix)
-        self.banned_author: list[Callable[[bytes], None]] = []  # called with each banned author
         self._clock = clock
         self._defences = frozenset(defences)
 
@@ -157,8 +156,6 @@ class Reputation:
         if self.banned(author) is None:
             logger.warning("Author %s is left alone: %s", peer_id(author), reason)
         self.authors.ban(author, reason)
-        for notify in self.banned_author:
-            notify(author)
 
     # --- authors: verdicts ----------------------------------------------------------------------------------------
 
@@ -213,10 +210,11 @@ class Reputation:
         return book.pulled.now(self._clock()) if book is not None else 0.0
 
     def may_be_pulled(self, author: bytes, most: int) -> bool:
-        """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal."""
+        """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal; none
+        of a banned author."""
         book = self.authors.get(author)
         part = min(1.0, book.signal / ENOUGH_SIGNAL) if book is not None else 1.0
-        return self.pulled(author) < max(1.0, most * part)
+        return self.pulled(author) < max(1.0, most * part) and self.banned(author) is None
 
     # --- holders --------------------------------------------------------------------------------------------------
 
@@ -271,7 +269,7 @@ class Reputation:
         author, holder = self.authors.get(peer, Author()), self.holders.get(peer, Holder())
         claims = author.claims
         return PeerStanding(
-            reputation=self._in_words(peer),
+            standing=self._in_words(peer),
             accepted=author.admitted,
             refused=dict(author.refused),
             late=author.late,

@@ -211,7 +211,8 @@ class Swarm:
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Other authors that announced something within `seconds`."""
-        return self.gossip.table.recent_authors(seconds) - {self._identity.author}
+        recent = self.gossip.table.recent_authors(seconds) - {self._identity.author}
+        return {author for author in recent if self.reputation.banned(author) is None}
 
     def has_peers(self) -> bool:
         return bool(self.membership.active_view)

@@ -297,10 +297,6 @@ class Table:
         limit = self.clock() - self.max_age
         return [known for known in self._known.values() if not known.settled and known.born >= limit]
 
-    def forget_author(self, author: bytes) -> None:
-        for known in self._authors.of(author):
-            self._remove(known)
-
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""
         for known in self._known.values():

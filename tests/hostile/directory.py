@@ -13,8 +13,8 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import dht_pb2
 
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.wire.dht_limits import DEPTHS
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
-from ftis_node.swarm.wire.shards import DEPTHS
 from tests.hostile.wire import OnTheDht
 
 LIFETIME = 200.0

@@ -18,15 +18,15 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
-from ftis_node.swarm.wire.shards import (
+from ftis_node.swarm.wire.dht_limits import (
     AT_ONCE,
     DEPTHS,
     FULL_PART,
     MAX_RECORDS,
     OWN_NODES,
     RECORD_LIFETIME,
+    REFERRERS_ENOUGH,
     REPLICAS,
-    TELLERS_ENOUGH,
 )
 from ftis_node.swarm.wire.transport import Answer
 
@@ -86,7 +86,7 @@ class MemoryDirectory:
         referrers = [peer for peer in self._records.taking_part if peer != self._author]
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
-        for referrer in self._records.rng.sample(referrers, min(TELLERS_ENOUGH, len(referrers))):
+        for referrer in self._records.rng.sample(referrers, min(REFERRERS_ENOUGH, len(referrers))):
             take(Answer(0, referrer, found))
 
     async def leave(self) -> None:

@@ -18,17 +18,17 @@ from hivemind.p2p import PeerID
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.dht_guard import GuardedDht
-from ftis_node.swarm.wire.lookup import walk
-from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
-from ftis_node.swarm.wire.shards import (
+from ftis_node.swarm.wire.dht_limits import (
     DEPTHS,
     FULL_PART,
     MAX_RECORDS,
     OWN_NODES,
     RECORD_LIFETIME,
+    REFERRERS_ENOUGH,
     REPLICAS,
-    TELLERS_ENOUGH,
 )
+from ftis_node.swarm.wire.lookup import walk
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.wire.shelf import Shelf
 from ftis_node.swarm.wire.transport import Answer
 
@@ -123,7 +123,7 @@ class Directory:
             if answer.addresses and not self._doubted(answer.referrer):
                 referrers.add(answer.referrer)
                 owners.update(answer.addresses)
-            return len(referrers) >= TELLERS_ENOUGH and len(owners) >= MAX_RECORDS
+            return len(referrers) >= REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS
 
         await self._walk(key, enough)
         return len(owners) >= MAX_RECORDS

@@ -9,8 +9,8 @@ from hivemind.dht.routing import DHTID
 
 from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.wire.dht_guard import GuardedDht
+from ftis_node.swarm.wire.dht_limits import AT_ONCE, OWN_NODES
 from ftis_node.swarm.wire.records import OwnerSigned, unpack_answer
-from ftis_node.swarm.wire.shards import AT_ONCE, OWN_NODES
 from ftis_node.swarm.wire.transport import Answer
 
 NAMED_NODES = 12  # calls to nodes that other nodes named

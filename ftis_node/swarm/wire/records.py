@@ -14,7 +14,7 @@ from hivemind.dht.validation import DHTRecord
 
 from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.identity import Identity, author_of, verify
-from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
 
 MAX_VALUE_BYTES = 1024
 MAX_SUBKEY_BYTES = 128

@@ -10,8 +10,8 @@ from typing import Any
 from hivemind.dht.validation import DHTRecord
 
 from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
 from ftis_node.swarm.wire.records import OwnerSigned
-from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS
 
 MAX_KEYS = 128  # 64 records of at most 1.2 KB each: at most 10 MB
 OTHERS_MAX = 256  # records of other runs

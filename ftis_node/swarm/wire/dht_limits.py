@@ -12,7 +12,7 @@ REPLICAS = 5
 # to see whether it is still full: a depth has sixteen times the keys of the one above.
 FULL_PART = 1 / 16
 # A look-up ends only when so many peers have answered with records: one peer alone can invent any number.
-TELLERS_ENOUGH = 3
+REFERRERS_ENOUGH = 3
 NEAREST_MAX = 20  # nodes that an answer names for a key: hivemind's bucket
 OWN_NODES = 12  # nodes from the own routing table, which have answered or called this node
 AT_ONCE = 4  # nodes asked at a time
