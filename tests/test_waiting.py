@@ -12,8 +12,8 @@ import pytest
 
 CODE = """
 import sys
-from ftis_node.cli import common
-common.QUIET_SECONDS = {quiet}
+from ftis_node.observe import terminal
+terminal.QUIET_SECONDS = {quiet}
 sys.argv[1:] = {arguments}
 from ftis_node.__main__ import main
 main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,9 +85,6 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
         )
 
 
-QUIET_SECONDS = 2.0  # what takes no longer needs no progress
-
-
 @contextmanager
 def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], None]]:
     """Print on stderr what a command does; on a terminal also for how long, once that takes long.
@@ -104,19 +100,12 @@ def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], Non
         return
     from rich.progress import Progress, TimeElapsedColumn
 
-    from ftis_node.observe.terminal import column, console
+    from ftis_node.observe.terminal import column, console, shown_late
 
     shown = Progress(column("{task.description}"), TimeElapsedColumn(), console=console(stderr=True), transient=True)
     task = shown.add_task(escaped(first))
-    timer = threading.Timer(QUIET_SECONDS, shown.start)
-    timer.daemon = True
-    timer.start()
-    try:
+    with shown_late(shown):
         yield lambda text: shown.update(task, description=escaped(text))
-    finally:
-        timer.cancel()
-        timer.join()
-        shown.stop()
 
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}

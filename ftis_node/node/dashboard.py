@@ -13,11 +13,11 @@ from aiohttp import web
 
 from ftis_node.config.settings import Settings
 from ftis_node.node.assembly import Components
-from ftis_node.observe.api import TEXT, Answer, Api, Order
+from ftis_node.observe.api import Answer, Api, Order, text_handler
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.recent import Shown
-from ftis_node.observe.web import Handler, Route, Web, json_response, json_route, read_token, to_json
+from ftis_node.observe.web import Route, Web, json_response, json_route, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -43,13 +43,8 @@ class Dashboard:
         Args:
             components, overview: return the node's parts and the swarm's overview, None before there are any.
         """
-        self._home, self._status, self._peers, self._components, self._overview = (
-            home,
-            status,
-            peers,
-            components,
-            overview,
-        )
+        self._home, self._status, self._peers = home, status, peers
+        self._components, self._overview = components, overview
         self._server: Web | None = None
 
     @property
@@ -73,7 +68,9 @@ class Dashboard:
             Route("/api/history", _Curves(History(self._home.metrics)).handle),
             json_route("/api/completions", _Texts(self._components).answer),
             swarm_route(self._overview),
-            Route("/metrics", _metrics(self._status, self._peers), open=True),  # metrics hold no secret
+            Route(
+                "/metrics", text_handler(lambda: exposition(self._status(), self._peers())), open=True
+            ),  # metrics hold no secret
         ]
         server = Web(read_token(self._home.page_token), routes)
         await server.start(settings.http_host, settings.http_port)
@@ -114,13 +111,6 @@ async def start_api(
     api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())}, orders)
     await api.start(path)
     return api
-
-
-def _metrics(status: Answer, peers: Answer) -> Handler:
-    async def handle(_: web.BaseRequest) -> web.Response:
-        return web.Response(body=exposition(status(), peers()), headers={"Content-Type": TEXT})
-
-    return handle
 
 
 def _at_once(facts: Answer) -> Callable[[], Any]:

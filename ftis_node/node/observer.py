@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from ftis_node.config.run import dump_run_file, in_short
 from ftis_node.config.settings import Settings
@@ -19,7 +18,7 @@ from ftis_node.host.signals import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import run_to_watch
-from ftis_node.observe.api import TEXT
+from ftis_node.observe.api import text_handler
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, read_token, to_json
 from ftis_node.store.home import Home
@@ -151,8 +150,5 @@ class Observer:
         replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
 
     def _routes(self, overview: Overview) -> list[Route]:
-        async def metrics(_: web.BaseRequest) -> web.Response:
-            body = swarm_exposition(msgspec.to_builtins(overview.facts()))
-            return web.Response(body=body, headers={"Content-Type": TEXT})
-
+        metrics = text_handler(lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
         return [swarm_route(lambda: overview), Route("/metrics", metrics, open=True)]

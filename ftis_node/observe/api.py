@@ -47,7 +47,7 @@ class Api:
         app = web.Application()
         app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
         app.add_routes(web.post(path, _handler(answer)) for path, answer in actions.items())
-        app.add_routes(web.get(path, _text_handler(text)) for path, text in texts.items())
+        app.add_routes(web.get(path, text_handler(text)) for path, text in texts.items())
         app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -82,8 +82,10 @@ def _order_handler(order: Order) -> Any:
     return handle
 
 
-def _text_handler(text: Text) -> Any:
-    async def handle(request: web.Request) -> web.Response:
+def text_handler(text: Text) -> Any:
+    """A handler that answers Prometheus' text."""
+
+    async def handle(request: web.BaseRequest) -> web.Response:
         return web.Response(body=text(), headers={"Content-Type": TEXT})
 
     return handle

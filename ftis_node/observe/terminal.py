@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ftis_node.text import escaped
 
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 2.0  # what takes no longer needs no progress
 
 
 def words(text: object, style: str = "", *, whole: bool = True) -> Text:
@@ -48,11 +48,18 @@ def slow_bar(form: str, total: int, time: ProgressColumn, **fields: Any) -> Iter
     columns = (column(form), BarColumn(), MofNCompleteColumn(), time)
     progress = Progress(*columns, console=console(stderr=True), transient=True)
     bar = progress.add_task("", total=total, **fields)
+    with shown_late(progress):
+        yield lambda count, **new: progress.update(bar, advance=count, **new)
+
+
+@contextmanager
+def shown_late(progress: Progress) -> Iterator[None]:
+    """Show a progress once the block has taken `QUIET_SECONDS`, until it ends."""
     timer = threading.Timer(QUIET_SECONDS, progress.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda count, **new: progress.update(bar, advance=count, **new)
+        yield
     finally:
         timer.cancel()
         timer.join()

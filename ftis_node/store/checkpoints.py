@@ -94,7 +94,7 @@ class Checkpoints:
         directory.rename(final)
         sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in [*self._outlived(), *_complete(self.path)[:-CHECKPOINTS_KEPT]]:
+        for old in [*self._outlived(), *complete(self.path)[:-CHECKPOINTS_KEPT]]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -112,7 +112,7 @@ class Checkpoints:
         Raises:
             UserError: a newer version wrote it.
         """
-        for directory in reversed(_complete(self.path)):
+        for directory in reversed(complete(self.path)):
             if before is not None and _step(directory) >= before:
                 continue
             try:
@@ -124,7 +124,7 @@ class Checkpoints:
 
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
         """Rename the checkpoints of later steps than `after`; earlier ones of the same name then go."""
-        later = [directory for directory in _complete(self.path) if _step(directory) > after]
+        later = [directory for directory in complete(self.path) if _step(directory) > after]
         for forgotten in self.path.glob(f"*.{why}") if later else ():
             shutil.rmtree(forgotten, ignore_errors=True)
         for directory in reversed(later):  # a kill in between leaves no newer one in its place than those that went
@@ -145,7 +145,7 @@ class Checkpoints:
 
     def _outlived(self) -> list[Path]:
         """Doubted checkpoints that are no newer than the newest of the others."""
-        newest = max(map(_age, _complete(self.path)), default=(0, -1))
+        newest = max(map(_age, complete(self.path)), default=(0, -1))
         return [directory for directory in _named(self.path, ".doubted") if _age(directory) <= newest]
 
     def damaged(self) -> list[Path]:
@@ -159,7 +159,7 @@ def newest_facts(path: Path) -> Facts | None:
     Raises:
         UserError: a newer version wrote it.
     """
-    for directory in reversed(_complete(path) if path.exists() else []):
+    for directory in reversed(complete(path) if path.exists() else []):
         try:
             return _manifest(directory)[1]
         except _UNREADABLE:
@@ -167,7 +167,8 @@ def newest_facts(path: Path) -> Facts | None:
     return None
 
 
-def _complete(path: Path) -> list[Path]:
+def complete(path: Path) -> list[Path]:
+    """The checkpoints in a directory, sound or not, the oldest step first."""
     return _named(path, "")
 
 

@@ -41,7 +41,6 @@ class Blame(Enum):
 
     HOLDER = "holder"
     AUTHOR = "author"
-    NOBODY = "nobody"
 
 
 class Reason(StrEnum):

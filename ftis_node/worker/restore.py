@@ -20,7 +20,7 @@ from ftis_node.fit.plan import SMALL_MODEL
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
-from ftis_node.store.checkpoints import CheckpointError, parse_label, verify
+from ftis_node.store.checkpoints import CheckpointError, complete, parse_label, verify
 from ftis_node.worker.engine import ALPHA, WEIGHTS
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -95,7 +95,7 @@ def find_checkpoint(name: str) -> Checkpoint | None:
         except CheckpointError as error:
             raise UserError(str(error), "Name another checkpoint, or the home, for its newest sound one.") from error
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = sorted((d for d in directory.iterdir() if _STEP.fullmatch(d.name)), key=_step, reverse=True)
+    found = complete(directory)[::-1]
     for place, candidate in enumerate(found):
         try:
             return _read(candidate, tuple(found[:place]))
@@ -226,7 +226,3 @@ def _task_of(path: Path) -> str:
         return load_run_file(run_file).run.task if run_file.is_file() else ""
     except UsageError:
         return ""
-
-
-def _step(directory: Path) -> int:
-    return int(directory.name.removeprefix("step-"))
