@@ -24,7 +24,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from ftis_node.swarm import certificates, chronicle, ftis_pb2
-from ftis_node.swarm.certificates import DAY, Book, Certificate, Chain, Removal, decode, encode
+from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite, read, read_line
@@ -38,6 +38,7 @@ from tests.support.swarm import RUN, Member, eventually, identity, make_run, mem
 
 FOUNDER, ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 6))
 PRIVATE = make_run(founder=FOUNDER.peer_id)
+DAY = 86400
 NOW = 1_760_000_000.0
 
 

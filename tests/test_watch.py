@@ -26,7 +26,6 @@ from ftis_node.packet import packet_digest
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.certificates import DAY
 from ftis_node.swarm.chronicle import HISTORY_ROWS, NODES_MAX, Chronicle, Trend, read_chronicle
 from ftis_node.swarm.handshake import greeting, shake
 from ftis_node.swarm.identity import Identity, peer_id
@@ -371,11 +370,11 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         settings = Settings(host="127.0.0.1", listen=False, patience=0.0)
         with pytest.raises(UserError, match="private"):
             await Observer(Home(tmp_path / "eve"), settings, [ann.address]).run(lambda page: None, 0.1)
-        ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=DAY, membership=DAY)
+        ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=86400, membership=86400)
         invited = Observer(Home(tmp_path / "cara"), settings, (), ticket)
         facts, _ = await invited.run(lambda page: None, 0.5)
         assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.active_view
-        other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=DAY)
+        other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=86400)
         with pytest.raises(UsageError, match="The invitation is to run"):
             await Observer(Home(tmp_path / "cara"), settings, (), other).run(lambda page: None, 0.1)
 

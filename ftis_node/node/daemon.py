@@ -472,8 +472,8 @@ class Node:
             return self._apart
         if self._components is None or self._transport is None:
             return condition(Signs())
-        found = signs(self._components, self._transport, self._compute, self._sought, self._stalled(), self._names())
-        return condition(found)
+        down = self._transport.down_seconds()
+        return condition(signs(self._components, down, self._compute, self._sought, self._stalled(), self._names()))
 
     def _names(self) -> dict[str, str]:
         return names_in(self._overview.book if self._overview is not None else None)

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
-from ftis_node.node.assembly import Components
 from ftis_node.observe.api import Answer, Api, Order, text_handler
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
@@ -22,6 +21,9 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
+
+if TYPE_CHECKING:
+    from ftis_node.node.assembly import Components
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from ftis_node.node.task_files import agreed
 from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.invitation import Invitation
-from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Transport
 from ftis_node.tasks import foreseen
 
 logger = logging.getLogger(__name__)
 
 
 async def run_to_join(
-    home: Home, options: JoinOptions, transport: Libp2p, bootstraps: Sequence[str], patience: float
+    home: Home, options: JoinOptions, transport: Transport, bootstraps: Sequence[str], patience: float
 ) -> RunFile | None:
     """The run of a previous start, of the named file, or of a peer; None if this node starts a new one, as it does if
     those that mDNS named are silent.
@@ -48,7 +48,7 @@ async def run_to_join(
 
 
 async def run_to_watch(
-    home: Home, invitation: Invitation | None, transport: Libp2p, bootstraps: Sequence[str], patience: float
+    home: Home, invitation: Invitation | None, transport: Transport, bootstraps: Sequence[str], patience: float
 ) -> RunFile:
     """The run of a previous start, or of a peer.
 

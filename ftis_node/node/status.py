@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 import ftis_node
 from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.assembly import Components
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Signs
 from ftis_node.node.stepper import Stepper
@@ -42,9 +41,11 @@ from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Outcome
-from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.text import with_names
 from ftis_node.worker.messages import plan_row
+
+if TYPE_CHECKING:
+    from ftis_node.node.assembly import Components
 
 STEP_SECONDS = 10.0  # between two log lines about steps
 
@@ -115,8 +116,8 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
 
 
 def signs(
-    components: Components,
-    transport: Libp2p,
+    parts: Components,
+    network_down: float,
     compute: ComputeProcess,
     sought: int,
     stalled: float,
@@ -125,17 +126,17 @@ def signs(
     """The signs from which the node's condition follows.
 
     Args:
-        sought, stalled: see `Signs`. names: of peers, as far as known.
+        network_down, sought, stalled: see `Signs`. names: of peers, as far as known.
     """
-    membership, stepper, roster = components.swarm.membership, components.stepper, components.swarm.roster
+    membership, stepper, roster = parts.swarm.membership, parts.stepper, parts.swarm.roster
     why = roster.shut_out if roster is not None else ""
     return Signs(
         peers=len(membership.active_view),
         sought=sought,
         reachability=membership.reachability(),
-        network_down=transport.down_seconds(),
-        free_bytes=None if components.saving.writing else shutil.disk_usage(components.home.path).free,
-        checkpoint_bytes=components.saving.next_bytes(),
+        network_down=network_down,
+        free_bytes=None if parts.saving.writing else shutil.disk_usage(parts.home.path).free,
+        checkpoint_bytes=parts.saving.next_bytes(),
         faults=compute.faults(FAULT_SECONDS),
         stalled=stalled,
         bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,
@@ -144,9 +145,9 @@ def signs(
         other_protocol=len(membership.majors),
         own_refused=stepper.own_unsound,
         clock=membership.sessions.clock_difference(membership.active_view),
-        replayed=components.swarm.gossip.counts[Outcome.REPLAYED],
+        replayed=parts.swarm.gossip.counts[Outcome.REPLAYED],
         shut_out=with_names(why, names) if why else "",
-        home=components.home.flag,
+        home=parts.home.flag,
     )
 
 

@@ -27,7 +27,6 @@ from ftis_node.swarm.signed import Signed
 KEYS_MAX = 4096  # that redeemed an invitation
 LONGEST = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
-DAY = 86400
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
 MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
