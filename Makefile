@@ -125,13 +125,13 @@ evidence: $(DEV)
 models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
 
-# docs/settings.md, from the class; and the pictures of docs/img, from a real swarm (with chromium).
+# docs/settings.md and the objectives of docs/method.md, from the classes; and the pictures of docs/img, from a real swarm (with chromium).
 # From a fresh clone to the first group learned in a private swarm of two, by the README's commands.
 stopwatch: $(DEV)
 	$(BIN)/python -m tests.manual.stopwatch
 
 settings: $(DEV)
-	$(BIN)/python -m ftis_node.config.documentation docs/settings.md
+	$(BIN)/python -m ftis_node.config.documentation docs
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.manual.pictures

@@ -22,10 +22,10 @@ from tests.support.swarm import RUN
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
 
 
-def test_the_document_is_what_the_class_says() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == documentation.document(), (
-        "run python -m ftis_node.config.documentation docs/settings.md"
-    )
+def test_the_documents_are_what_the_classes_say() -> None:
+    page = DOCUMENT.with_name("method.md").read_text(encoding="utf-8")
+    assert DOCUMENT.read_text(encoding="utf-8") == documentation.document(), "run make settings"
+    assert page == documentation.with_methods(page), "run make settings"
 
 
 def test_every_setting_says_what_it_does_and_has_a_group() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
+from ftis_node.methods import NAMES
+from ftis_node.methods.choices import PART_LIMITS
 from ftis_node.worker.engine import choose_objective
 
 
@@ -37,12 +38,12 @@ def accepted(settings: Settings) -> bool:
 
 def test_every_part_of_the_objective_is_checked() -> None:
     flags = {name for name in OBJECTIVE_PARTS if bool in get_args(Settings.model_fields[name].annotation)}
-    assert {*OBJECTIVE_NAMES, *OBJECTIVE_LIMITS} == {"objective", *OBJECTIVE_PARTS} - flags
+    assert {*NAMES, *PART_LIMITS} == {"objective", *OBJECTIVE_PARTS} - flags
 
 
 @effort(max_examples=200)
 @given(
-    name=st.sampled_from(sorted(OBJECTIVE_LIMITS)),
+    name=st.sampled_from(sorted(PART_LIMITS)),
     value=st.sampled_from([-1, 0, 0.5, 1, 2, 1e9]) | st.floats(),
 )
 def test_a_number_is_refused_early_exactly_where_the_objective_refuses_it(name: str, value: float) -> None:
@@ -55,14 +56,14 @@ def test_a_number_is_refused_early_exactly_where_the_objective_refuses_it(name: 
         settled(**{name: value})
     else:
         error = refused(**{name: value})
-        assert name in error.what and "(flags)" in error.what and OBJECTIVE_LIMITS[name][0] in error.fix
+        assert name in error.what and "(flags)" in error.what and PART_LIMITS[name][0] in error.fix
 
 
-@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name: str) -> None:
-    for known in OBJECTIVE_NAMES[name]:
+    for known in NAMES[name]:
         assert accepted(settled(**{name: known}))
-    known = OBJECTIVE_NAMES[name][-1]
+    known = NAMES[name][-1]
     error = refused(**{name: known + "x"})
     assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY, OWN_STANDARD, answers_only
+from ftis_node.methods import METHODS, NAMES, answers_only
+from ftis_node.methods.choices import PART_LIMITS
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
 _LARGEST = 10**15
@@ -37,19 +38,19 @@ def by_a_person(origin: str) -> bool:
 
 def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
     for key, value in values.items():
-        bounded = isinstance(value, (int, float)) and key != "seed" and key not in OBJECTIVE_LIMITS
+        bounded = isinstance(value, (int, float)) and key != "seed" and key not in PART_LIMITS
         if bounded and _LARGEST < abs(value) < math.inf:
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}): it is too large.", "Give a smaller one.")
 
 
 def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
-    for key, known in OBJECTIVE_NAMES.items():
+    for key, known in NAMES.items():
         if values[key] is not None and values[key] not in known:
             yield UsageError(
                 f"There is no {key} {values[key]!r} ({origins[key]}).",
                 f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.",
             )
-    for key, (limits, holds) in OBJECTIVE_LIMITS.items():
+    for key, (limits, holds) in PART_LIMITS.items():
         value = values[key]
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
@@ -59,13 +60,14 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
             "ratio would count.",
             "Lower mask_low, or raise mask_high.",
         )
-    if values["objective"] in OWN_ONLY and values["own_share"] == 0:
+    parts = METHODS[values["objective"]]() if values["objective"] in METHODS else {}
+    if "own_only" in parts and values["own_share"] == 0:
         yield UsageError(
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
             f"({origins['objective']}) learns from own samples only.",
             "Leave out own_share, or use an objective that learns from others.",
         )
-    if values["objective"] in OWN_STANDARD and values["gate"] != "none" and values["own_share"] == 0:
+    if "gate" in parts and values["gate"] != "none" and values["own_share"] == 0:
         yield UsageError(
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
             f"({origins['objective']}) measures others' samples by own successes: it would learn nothing.",

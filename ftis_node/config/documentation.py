@@ -1,6 +1,7 @@
-"""The settings as people read them: in groups, with units and allowed values; as TOML, and as docs/settings.md.
+"""The settings as people read them: in groups, with units and allowed values; as TOML, and as docs/settings.md; and the
+named objectives, as docs/method.md has them.
 
-After a change of `Settings` or of the profiles: ``python -m ftis_node.config.documentation docs/settings.md``.
+After a change of `Settings`, the profiles or the methods: ``python -m ftis_node.config.documentation docs``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from pydantic.fields import FieldInfo
 
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import LIVE, Settings
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
+from ftis_node.methods import METHODS, NAMES
+from ftis_node.methods.choices import PART_LIMITS
 from ftis_node.text import in_toml
 
+_METHODS = "<!-- methods -->\n"
 _UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
 
 _HEAD = """\
@@ -89,6 +92,17 @@ def document() -> str:
     return "\n".join([_HEAD, *_tables(), *_profiles()]) + "\n"
 
 
+def with_methods(page: str) -> str:
+    """docs/method.md with its table of named objectives made anew."""
+    head, _, tail = page.split(_METHODS)
+    lines = ["| objective | how a sample counts | of others | source |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        formula, told = (" ".join(part.split()) for part in (method.__doc__ or "").replace("|", r"\|").split("\n\n"))
+        others, source = told.removeprefix("Of others: ").removesuffix(".").split(". Source: ")
+        lines.append(f"| `{name}` | {formula.removesuffix('.')} | {others} | {source} |")
+    return _METHODS.join((head, "".join(f"{line}\n" for line in lines), tail))
+
+
 def _tables() -> Iterator[str]:
     yield "| setting | default | values | what it does |"
     yield "|---|---|---|---|"
@@ -139,10 +153,10 @@ def _as_flag(value: Any) -> str:
 
 def _allowed(name: str, field: FieldInfo) -> str:
     """The names to choose from, or the bounds of a number; empty if any value of the type will do."""
-    if name in OBJECTIVE_NAMES:
-        return ", ".join(OBJECTIVE_NAMES[name])
-    if name in OBJECTIVE_LIMITS:
-        return OBJECTIVE_LIMITS[name][0]
+    if name in NAMES:
+        return ", ".join(NAMES[name])
+    if name in PART_LIMITS:
+        return PART_LIMITS[name][0]
     parts = list(_parts(field.annotation))
     if bool in parts:
         return "true, false"
@@ -177,4 +191,6 @@ def _one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(document(), encoding="utf-8")
+    folder = Path(sys.argv[1])
+    (folder / "settings.md").write_text(document(), encoding="utf-8")
+    (folder / "method.md").write_text(with_methods((folder / "method.md").read_text("utf-8")), encoding="utf-8")

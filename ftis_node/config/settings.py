@@ -21,7 +21,7 @@ from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
-from ftis_node.objective_parts import answers_only
+from ftis_node.methods import answers_only
 
 __all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
 

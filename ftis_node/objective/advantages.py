@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ftis_node.objective_parts import Advantage
+from ftis_node.methods.choices import Advantage
 
 
 def _mean(centred: Tensor) -> Tensor:

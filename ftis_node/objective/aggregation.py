@@ -21,7 +21,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ftis_node.objective_parts import Aggregation
+from ftis_node.methods.choices import Aggregation
 
 
 def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:

@@ -27,10 +27,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ftis_node.methods.choices import Mask, Trust
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
-from ftis_node.objective_parts import Mask, Trust
 
 MaskFactor = Callable[[Samples, Tensor, float, float], Tensor]
 """(samples, log ρ `[C]`, low, high) → bool `[C]`."""

@@ -15,8 +15,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ftis_node.methods.choices import Divergence, Reduction
 from ftis_node.objective.packed import segment_max, segment_sum
-from ftis_node.objective_parts import Divergence, Reduction
 
 # Name → estimate per token of clamped d, any shape. expm1 keeps the small differences of near-equal policies.
 ESTIMATORS: Mapping[Divergence, Callable[[Tensor], Tensor]] = MappingProxyType(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ftis_node.objective_parts import ImportanceName
+from ftis_node.methods.choices import ImportanceName
 
 # Differences of log-probs are clamped to this before `exp`, so no claim of a peer can make an infinity. A sane C or ε
 # lets no weight near e^20 through.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ftis_node.methods.choices import Ratio
 from ftis_node.objective.importance import Importance, clamped_log_ratio
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
-from ftis_node.objective_parts import Ratio
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftis_node.methods.choices import (
+    PART_LIMITS,
+    PART_NAMES,
+    Advantage,
+    Aggregation,
+    Divergence,
+    ImportanceName,
+    Mask,
+    Ratio,
+    Reduction,
+    Trust,
+)
 from ftis_node.objective.advantages import ADVANTAGES, group_advantages
 from ftis_node.objective.aggregation import AGGREGATIONS, batch_divisor, sample_scale
 from ftis_node.objective.correction import MASKS, TRUSTS, sample_log_ratio, trust
@@ -21,18 +33,6 @@ from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples, pack
-from ftis_node.objective_parts import (
-    OBJECTIVE_LIMITS,
-    OBJECTIVE_NAMES,
-    Advantage,
-    Aggregation,
-    Divergence,
-    ImportanceName,
-    Mask,
-    Ratio,
-    Reduction,
-    Trust,
-)
 
 _KNOWN: Mapping[str, Collection[str]] = {
     "advantage": ADVANTAGES,
@@ -40,7 +40,7 @@ _KNOWN: Mapping[str, Collection[str]] = {
     "reduction": REDUCTIONS,
     "importance": IMPORTANCES,
     "aggregation": AGGREGATIONS,
-    "ratio": OBJECTIVE_NAMES["ratio"],
+    "ratio": PART_NAMES["ratio"],
     "mask": MASKS,
     "trust": TRUSTS,
 }
@@ -105,7 +105,7 @@ class Objective:
         for field, names in _KNOWN.items():
             if getattr(self, field) not in names:
                 raise ValueError(f"{field} must be one of {', '.join(names)}, not {getattr(self, field)!r}")
-        for field, (limits, holds) in OBJECTIVE_LIMITS.items():
+        for field, (limits, holds) in PART_LIMITS.items():
             value = getattr(self, field)
             if value is None and field in _MAY_BE_NONE:
                 continue

@@ -16,13 +16,13 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest
 from ftis_node.lab.reporting.statistics import reached
-from ftis_node.objective_parts import OBJECTIVE_NAMES
+from ftis_node.methods.choices import PART_NAMES
 
 Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 
 # The figures of a step that the report shows, see `Diagnostics.summary`; all others would fill the memory.
-ESTIMATES = OBJECTIVE_NAMES["divergence"]
+ESTIMATES = PART_NAMES["divergence"]
 QUANTILES = ("p1", "p50", "p99", "max")
 FOREIGN = (
     *(f"{kind}_{quantile}" for kind in ("ratio", "weight") for quantile in QUANTILES),

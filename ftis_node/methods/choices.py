@@ -7,30 +7,9 @@ read them here: mypy refuses a part whose name is not declared, and a test tries
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-ObjectiveName = Literal[
-    "ftis",
-    "grpo",
-    "nois",
-    "vis",
-    "tis",
-    "f-nois",
-    "f-vis",
-    "opsm",
-    "gated",
-    "ftis-author",
-    "graft",
-    "sgt",
-    "hacpo",
-    "icepop",
-    "mis",
-    "geo-rs",
-    "dppo",
-    "gspo",
-    "cispo",
-    "dapo",
-]
+Parts: TypeAlias = Mapping[str, Any]  # of `ftis_node.objective.Objective`, by name
 Advantage = Literal["mean_std", "mean"]
 Divergence = Literal["k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"]
 Reduction = Literal["mean", "sum", "max"]
@@ -40,22 +19,7 @@ Mask = Literal["none", "token", "sequence", "geometric", "binary_tv"]
 Trust = Literal["none", "graft", "hacpo"]
 Aggregation = Literal["sample", "token", "fixed"]
 
-OWN_ONLY: tuple[ObjectiveName, ...] = ("grpo",)
-"""Objectives that learn from own samples only."""
-
-OWN_STANDARD: tuple[ObjectiveName, ...] = ("gated",)
-"""Objectives that take of others only what is no stranger than own successes, hence nothing before there are some."""
-
-_ANSWERS_ONLY = ("graft", "sgt")
-
-
-def answers_only(objective: str, foreign: str | None) -> bool:
-    """Whether a step takes nothing but answers to needed rows from others, as graft and sgt were published."""
-    return foreign == "answers" or (foreign is None and objective in _ANSWERS_ONLY)
-
-
-OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
-    "objective": get_args(ObjectiveName),
+PART_NAMES: Mapping[str, tuple[str, ...]] = {
     "advantage": get_args(Advantage),
     "divergence": get_args(Divergence),
     "reduction": get_args(Reduction),
@@ -65,7 +29,7 @@ OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "trust": get_args(Trust),
     "aggregation": get_args(Aggregation),
 }
-OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+PART_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "threshold": ("≥ 0, or none", lambda value: value >= 0),
     "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
     "truncation": ("> 0", lambda value: value > 0),
