@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from ftis_node.host.loading import loading
 from tests.support.clock import Clock
 
-pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talkers")]
+pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talkers", "zygote")]
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
