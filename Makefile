@@ -27,6 +27,8 @@ unit: $(DEV)
 
 # All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
 # slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.
+# Properties are tried with new examples; `make test` draws the same each time.
+test-all: export EXAMPLES := new
 test-all: test slow lab-quick chaos-quick fuzz-quick
 
 slow: $(DEV)

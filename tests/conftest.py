@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Generator
 
@@ -14,7 +15,13 @@ from tests.support.clock import Clock
 
 pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talkers", "zygote")]
 
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time; other ones in `make test-all`, which sets EXAMPLES=new.
+settings.register_profile(
+    "shared machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("EXAMPLES") != "new",
+)
 settings.load_profile("shared machine")
 
 

@@ -2,12 +2,12 @@
 
 A zygote is a child of the process that asks it, has one thread, and does nothing but fork. What it forks is a child of
 the one who asked too (CLONE_PARENT): process ids, exit codes, signals and orphans are those of a real start. So are
-arguments, environment, descriptors, folder, limits and niceness, which are handed over. What libraries read when they are
-imported cannot change any more: an environment that differs there has a zygote of its own, the second time that it is
-seen. Each process that is forked has a zygote too, for what it starts.
+arguments, environment, descriptors, folder, limits and niceness, which are handed over. What libraries read when they
+are imported cannot change any more: an environment that differs there has a zygote of its own, the second time that it
+is seen. Each process that is forked has a zygote too, for what it starts.
 
-With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is started really, as on another system than
-Linux, and with another command line than ``python -m ftis_node…``.
+With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is started really, as it is with another
+command line than ``python -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than Linux.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import json
 import os
 import resource
 import runpy
-import signal
 import socket
 import struct
 import subprocess
@@ -42,10 +41,11 @@ from ftis_node.host.quiet import QUIET, be_quiet
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")
 MODULES = ("ftis_node", "ftis_node.worker", "tests.support.ranks")
+SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIND_LOGLEVEL")
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
-    *("FTIS_", "PYTEST_CURRENT_TEST", "ZYGOTE_", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE"),
-    *("NOTIFY_SOCKET", "WATCHDOG_", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", *QUIET),
+    *("FTIS_", "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE"),
+    *("NOTIFY_SOCKET", "WATCHDOG_", *SET_BY_IMPORTS, *QUIET),
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ROOM = 1 << 20  # bytes of a request
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 
 class Zygotes:
-    """The zygotes of this process, by what their libraries have read. A process that was forked begins no further one."""
+    """The zygotes of this process, by what their libraries have read. What was forked begins no further one."""
 
     def __init__(self, running: Mapping[Key, socket.socket] | None = None) -> None:
         self._lock = threading.Lock()
@@ -107,7 +107,6 @@ class Zygotes:
                 self._running[key] = None
             return int(told) if told else None
 
-
     def _begin(self, environment: Mapping[str, str]) -> socket.socket | None:
         """A zygote that is ready; None if it cannot be one, because its libraries have threads."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,6 +125,7 @@ class Zygotes:
 
 
 def read_early(environment: Mapping[str, str]) -> Key:
+    """What libraries may have read when they were imported."""
     return frozenset((name, text) for name, text in environment.items() if not name.startswith(PASSED))
 
 
@@ -137,8 +137,6 @@ def install(zygotes: Zygotes) -> None:
         call = signature.bind(*given).arguments
         job, descriptors = _job(call)
         pid = zygotes.fork(job, descriptors) if job is not None else None
-        if os.environ.get("ZYGOTE_LOG"):
-            open(os.environ["ZYGOTE_LOG"],"a").write(f"{os.environ.get('PYTEST_CURRENT_TEST')} {os.getpid()} {pid} {call['args']}\n")
         if pid is None:
             return _plain(*given)
         popen = call["self"]
@@ -255,9 +253,8 @@ def _become(job: Job, descriptors: Sequence[int], control: socket.socket) -> Job
     asker = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, ABOVE))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
-        _keep({0, 1, 2, theirs.fileno()})
-        os.sched_yield()
         ours.detach(), asker.detach()
+        _keep({0, 1, 2, theirs.fileno()})
         return serve(theirs)
     theirs.close()
     own = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, ABOVE))
@@ -286,13 +283,18 @@ def _have(job: Job) -> None:
     import huggingface_hub.constants
     import torch
 
-    theirs = {name: text for name, text in os.environ.items() if name.startswith(("PYTORCH_", "TORCHINDUCTOR_"))}
+    theirs = {name: text for name, text in os.environ.items() if name in SET_BY_IMPORTS}
     os.environ.clear()
     os.environ.update(theirs | job.environment)
     be_quiet()
     sys.path[0] = job.folder
     torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
-    huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in (
+        "1",
+        "ON",
+        "YES",
+        "TRUE",
+    )
 
 
 def _keep(descriptors: set[int]) -> None:
