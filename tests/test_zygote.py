@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.daemons import run_cli
+from tests.support.daemons import ENVIRONMENT, run_cli
 from tests.support.zygote import MODULES, NAME, _children
 
 
@@ -52,3 +52,9 @@ def test_commands_print_and_end_alike() -> None:
         forked = [run_cli(*words) for _ in range(2)][-1]
         plain = run_cli(*words, TESTS_START_PLAIN="1")
         assert (forked.returncode, forked.stdout, forked.stderr) == (code, plain.stdout, plain.stderr)
+
+
+def test_what_cannot_be_started_raises_the_same(tmp_path: Path) -> None:
+    run_cli("--version"), run_cli("--version")
+    with pytest.raises(FileNotFoundError):
+        subprocess.run([sys.executable, "-m", "ftis_node"], cwd=tmp_path / "none", env=os.environ | ENVIRONMENT)

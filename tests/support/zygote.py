@@ -101,11 +101,12 @@ class Zygotes:
             control = self._running.get(key)
             if control is None:
                 return None
-            socket.send_fds(control, [json.dumps(job).encode()], descriptors)
-            told = control.recv(16)
-            if not told:
-                self._running[key] = None
-            return int(told) if told else None
+            try:
+                socket.send_fds(control, [json.dumps(job).encode()], descriptors)
+                told = int(control.recv(16))
+            except (OSError, ValueError):  # it is gone
+                self._running[key], told = None, 0
+            return told or None
 
     def _begin(self, environment: Mapping[str, str]) -> socket.socket | None:
         """A zygote that is ready; None if it cannot be one, because its libraries have threads."""
@@ -227,7 +228,12 @@ def serve(control: socket.socket) -> Job:
         if not message:
             os._exit(0)
         if not _fork_sibling():
-            return _become(Job(*json.loads(message)), descriptors, control)
+            asker = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, ABOVE))
+            try:
+                return _become(Job(*json.loads(message)), descriptors, asker)
+            except Exception:  # as in a folder that is not there; a real start says so
+                asker.send(b"0")
+                os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -246,11 +252,10 @@ def _fork_sibling() -> int:
     return int(pid)
 
 
-def _become(job: Job, descriptors: Sequence[int], control: socket.socket) -> Job:
+def _become(job: Job, descriptors: Sequence[int], asker: socket.socket) -> Job:
     """Be what was asked for, with a zygote of its own."""
     _name("python")
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in descriptors]
-    asker = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, ABOVE))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.detach(), asker.detach()
