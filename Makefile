@@ -27,10 +27,13 @@ unit: $(DEV)
 
 # All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
 # slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.
+# Properties are tried with new examples; `make test` draws the same each time.
+test-all: export EXAMPLES := new
 test-all: test slow lab-quick chaos-quick fuzz-quick
 
+# Processes are started as a person starts them, where `make test` forks them from one that has imported torch.
 slow: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	TESTS_START_PLAIN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 # Eight daemons for ten minutes in which everything is killed, cut off and frozen; four for an hour in which nothing may
 # grow. As root, for each daemon has a network namespace.

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Generator
 
@@ -12,9 +13,15 @@ from hypothesis import HealthCheck, settings
 from ftis_node.host.loading import loading
 from tests.support.clock import Clock
 
-pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "reached", "talkers")]
+pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "reached", "talkers", "zygote")]
 
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time; other ones in `make test-all`, which sets EXAMPLES=new.
+settings.register_profile(
+    "shared machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("EXAMPLES") != "new",
+)
 settings.load_profile("shared machine")
 
 

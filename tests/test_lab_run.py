@@ -26,7 +26,7 @@ FILE = """
 name = "small"
 title = "A small grid"
 seeds = [0, 1]
-steps = 3
+steps = 2
 keep = false
 
 [run]
@@ -35,7 +35,7 @@ group = 4
 [settings]
 device = "cpu"
 batch_groups = 4
-eval_prompts = 40
+eval_prompts = 8
 eval_every = 1
 
 [[nodes]]
@@ -103,8 +103,8 @@ def test_every_trial_has_a_line_for_each_step_of_each_node(out: Path) -> None:
     assert len(found) == 4
     for directory in found.values():
         lines = events(directory)
-        assert [e["step"] for e in kind(lines, "step", "A")] == [1, 2, 3]
-        assert [e["step"] for e in kind(lines, "step", "L")] == [1, 2, 3]
+        assert [e["step"] for e in kind(lines, "step", "A")] == [1, 2]
+        assert [e["step"] for e in kind(lines, "step", "L")] == [1, 2]
         assert lines[-1]["event"] == "end"
 
 

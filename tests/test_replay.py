@@ -112,7 +112,7 @@ def by_command(*args: str) -> Result:
     return CliRunner().invoke(app, ["lab", "replay", *args])
 
 
-@pytest.mark.parametrize("name", ["stopped", "killed"])
+@pytest.mark.parametrize("name", [pytest.param("stopped", marks=pytest.mark.slow), "killed"])
 def test_a_daemons_training_comes_out_again_bit_for_bit(name: str, homes: Homes, tmp_path: Path) -> None:
     home, out = homes[name], tmp_path / "out"
     before = contents(home)

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -20,6 +20,7 @@ from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
 
 MAX_AGE = 100.0
+ROUNDING = 1e-6  # seconds; a clock is a sum of floats
 PEERS = [identity(number).author for number in range(100, 110)]
 
 
@@ -90,6 +91,7 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> Non
 
 
 @given(ages=st.lists(st.tuples(st.floats(0, 150), st.floats(0, 60)), min_size=1, max_size=30))
+@example(ages=[(0.0, 1.9), (0.0, 40.0), (0.0, 60.0)])  # 1001.9 + 100, and the clock, differ in the last bit
 def test_row_18_nobody_can_make_an_announcement_much_older_than_another_says_nor_younger_than_it_was_heard_of(
     ages: list[tuple[float, float]],
 ) -> None:
@@ -105,11 +107,11 @@ def test_row_18_nobody_can_make_an_announcement_much_older_than_another_says_nor
         if outcome is not Outcome.OLD:
             claims.append(now - claimed)
         elif heard is not None:
-            assert claimed > MAX_AGE or now > heard + MAX_AGE
+            assert claimed > MAX_AGE or now > heard + MAX_AGE - ROUNDING
         known = bench.table.get(author(1).author, 0)
         if known is not None:
             assert heard is not None and known.heard == heard
-            assert min(heard, max(claims)) - AGE_SLACK * MAX_AGE <= known.born <= heard
+            assert min(heard, max(claims)) - AGE_SLACK * MAX_AGE - ROUNDING <= known.born <= heard + ROUNDING
 
 
 def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_first_heard_of(bench: Bench) -> None:
@@ -313,7 +315,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.table.expire()
-        assert all(self.bench.clock() - known.born <= MAX_AGE for known in self.table)
+        assert all(self.bench.clock() - known.born <= MAX_AGE + ROUNDING for known in self.table)
 
     @rule(count=st.integers(0, 5), peer=st.sampled_from(PEERS[:4]), tell=st.booleans())
     def sample(self, count: int, peer: bytes, tell: bool) -> None:

@@ -1,0 +1,60 @@
+"""A process that is forked for a test is, to all who can see it, one that was started."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.daemons import ENVIRONMENT, run_cli
+from tests.support.zygote import MODULES, NAME, _children
+
+
+def seen(folder: Path) -> tuple[object, ...]:
+    """What can be seen of a compute process, and how it ends."""
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())]
+    with ours, theirs, (folder / "log").open("w") as log:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        end = {"pass_fds": (theirs.fileno(),), "cwd": folder, "start_new_session": True, "env": environment}
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **end)  # type: ignore[call-overload]
+        child = psutil.Process(process.pid)
+        ends = [os.readlink(f"/proc/{process.pid}/fd/{end}") for end in (0, 1, 2, theirs.fileno())]
+        facts = (ends, child.ppid(), child.cwd(), child.nice(), child.rlimit(psutil.RLIMIT_NOFILE), child.name())
+        more = (os.getsid(process.pid) == process.pid, child.cmdline()[1:3], child in psutil.Process().children())
+        process.kill()
+        return (*facts, *more, process.wait())
+
+
+def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        forked = seen(tmp_path)
+    assert NAME in [child.name() for child in _children(psutil.Process())], "the last one was forked"
+    with monkeypatch.context() as patch:
+        patch.setenv("TESTS_START_PLAIN", "1")
+        plain = seen(tmp_path)
+    sockets = forked[0].pop(), plain[0].pop()  # type: ignore[attr-defined]
+    assert all(name.startswith("socket:") for name in sockets)
+    assert forked == plain and plain[-1] == -signal.SIGKILL
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == plain[4]
+
+
+def test_commands_print_and_end_alike() -> None:
+    assert "ftis_node" in MODULES
+    for words, code in ((("--version",), 0), (("status", "--home", "/nowhere"), 1), (("jion",), 2)):
+        forked = [run_cli(*words) for _ in range(2)][-1]
+        plain = run_cli(*words, TESTS_START_PLAIN="1")
+        assert (forked.returncode, forked.stdout, forked.stderr) == (code, plain.stdout, plain.stderr)
+
+
+def test_what_cannot_be_started_raises_the_same(tmp_path: Path) -> None:
+    run_cli("--version"), run_cli("--version")
+    with pytest.raises(FileNotFoundError):
+        subprocess.run([sys.executable, "-m", "ftis_node"], cwd=tmp_path / "none", env=os.environ | ENVIRONMENT)
