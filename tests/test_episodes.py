@@ -19,7 +19,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from ftis_node.tasks import Environment, Example, Replay, Score, Task
+from ftis_node.tasks import Example, Replay, Score, Scorer, Task
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tokenizer.chat import Frame, chat_of, chat_with, frame_of
 from ftis_node.worker import engine as engines
@@ -33,7 +33,7 @@ from tests.support.tokenizers import CHATML, speaker
 TURNS = 3
 
 
-class Hints:
+class Hints(Scorer):
     """An environment that says + after an answer with the gold in it and - after others; three answers, or one =."""
 
     def __init__(self) -> None:
@@ -256,7 +256,7 @@ def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: 
     context = AdmissionContext(engine.run, prompt_digests(engine.prompts))
     rows = [draw(engine.run.id, author, 7, slot, context.rows) for slot in range(6)]
     made = engine.generate(rows, author, 7, 3, list(range(6)))
-    assert isinstance(engine.task.scorer, Environment)
+    assert engine.task.scorer is not None
     given = 0
     for row, group in zip(rows, made.groups, strict=True):
         admitted = admit(context, author, group.packet)

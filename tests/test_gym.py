@@ -17,7 +17,7 @@ import pytest
 
 from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import begin_group, check_files, foreseen, judge, load_evaluation, load_task, packaged
+from ftis_node.tasks import check_files, foreseen, judge, load_evaluation, load_task, packaged
 from ftis_node.tasks.gym_child import parse
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.packaged import PACKAGES, PackageJudge
@@ -206,7 +206,7 @@ def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path
     text = touching(path)[payload]
     for name in EVALUATED:
         gold, _ = entry(name)
-        begin_group(scorer)
+        scorer.begin()
         for given in (text, in_its_form(name, text), f"{text} or 1"):
             assert scorer(answered(given), gold).reward == 0.0
     assert not path.exists()
@@ -220,7 +220,7 @@ BOMBS += ["[" * 300 + "]" * 300, "sum(range(10**12))", "factorial(10**8)", "x**(
 def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer: PackageJudge) -> None:
     for name in ("string_insertion", "polynomial_multiplication", "n_queens"):
         gold, answer = entry(name)
-        begin_group(scorer)
+        scorer.begin()
         assert scorer(answered(bomb), gold).reward == 0.0
         assert scorer(answered(str(answer)), gold).reward == 1.0
 
@@ -237,7 +237,7 @@ FORGERIES = """
 def test_a_verdict_cannot_be_forged(forgery: str, scorer: PackageJudge) -> None:
     for name in EVALUATED:
         gold, _ = entry(name)
-        begin_group(scorer)
+        scorer.begin()
         for given in (forgery, in_its_form(name, forgery)):
             assert scorer(answered(given), gold).reward == 0.0
 
@@ -247,7 +247,7 @@ def test_sympy_does_not_solve_the_task(scorer: PackageJudge) -> None:
         gold, answer = entry("intermediate_integration", index)
         assert scorer(answered(str(answer)), gold).reward == 1.0
         derived = f"integrate(diff({str(answer).removesuffix(' + C')}, x), x) + C"
-        begin_group(scorer)
+        scorer.begin()
         assert scorer(answered(derived), gold).reward == 0.0
 
 

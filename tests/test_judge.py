@@ -28,7 +28,6 @@ from ftis_node.tasks import (
     scoring,
 )
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
-from ftis_node.tasks.mathematics import score_mathematics
 
 MATH500 = Path(__file__).resolve().parents[2] / "shared" / "data" / "math500_test.jsonl"
 real_data = pytest.mark.skipif(not MATH500.exists(), reason="the MATH-500 file is not on this machine")
@@ -51,7 +50,7 @@ def patient() -> Iterator[Judge]:
 def test_every_gold_answer_is_worth_itself(patient: Judge) -> None:
     task = load_evaluation("math500", data=MATH500)
     texts = [f"<think>so</think><answer>{e.answer}</answer>" for e in task.held_out]
-    scores = [score_mathematics(patient, text, e.answer) for text, e in zip(texts, task.held_out, strict=True)]
+    scores = [patient(text, e.answer) for text, e in zip(texts, task.held_out, strict=True)]
     assert sum(s.reward for s in scores) == len(scores) == 500
     assert all(s.formatted and s.lenient for s in scores)
     assert patient.started == 1
@@ -80,7 +79,7 @@ def test_gold_answers_of_other_problems_are_wrong(patient: Judge) -> None:
     ],
 )
 def test_what_means_the_same_is_right(patient: Judge, gold: str, answer: str) -> None:
-    verdict = score_mathematics(patient, f"<think></think>\n<answer>{answer}</answer>", gold)
+    verdict = patient(f"<think></think>\n<answer>{answer}</answer>", gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
 
@@ -88,7 +87,7 @@ def test_what_means_the_same_is_right(patient: Judge, gold: str, answer: str) ->
     ("gold", "answer"), [("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y")]
 )
 def test_what_does_not_or_hedges_is_wrong(patient: Judge, gold: str, answer: str) -> None:
-    verdict = score_mathematics(patient, f"<think></think><answer>{answer}</answer>", gold)
+    verdict = patient(f"<think></think><answer>{answer}</answer>", gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
 
 
@@ -104,7 +103,7 @@ def test_what_does_not_or_hedges_is_wrong(patient: Judge, gold: str, answer: str
     ],
 )
 def test_the_last_answer_anywhere_is_enough_to_be_lenient(patient: Judge, text: str) -> None:
-    verdict = score_mathematics(patient, text, r"\frac{1}{2}")
+    verdict = patient(text, r"\frac{1}{2}")
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
 
 
@@ -123,7 +122,7 @@ def test_the_last_answer_anywhere_is_enough_to_be_lenient(patient: Judge, text: 
     ],
 )
 def test_nothing_is_made_of_what_is_empty_too_long_or_open(patient: Judge, text: str) -> None:
-    verdict = score_mathematics(patient, text, r"\frac{1}{2}")
+    verdict = patient(text, r"\frac{1}{2}")
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, False)
 
 
@@ -195,7 +194,7 @@ def hasty() -> Iterator[Judge]:
 def test_an_attack_scores_nothing_and_stalls_nobody(hasty: Judge, attack: str) -> None:
     answer = (STALLING | HOSTILE)[attack]
     began = time.monotonic()
-    strict = score_mathematics(hasty, f"<think></think><answer>{answer}</answer>", "12")
+    strict = hasty(f"<think></think><answer>{answer}</answer>", "12")
     assert time.monotonic() - began < BOUND
     assert (strict.reward, strict.lenient) == (0.0, False)
 

@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError
-from ftis_node.tasks import Environment, Replay, check_files, load_task, scoring
+from ftis_node.tasks import Replay, check_files, load_task, scoring
 from ftis_node.tasks.jail import can_lock_in
 from tests.support.daemons import Join, run_cli
 from tests.support.learning import learn, pair
@@ -209,7 +209,6 @@ def play(name: str, question: str, *answers: str) -> Replay | None:
     task = load_task(f"verifiers:{name}")
     row = next(row for row in (*task.train, *task.held_out) if row.question == question)
     with scoring(task.reward, task.scorer) as scorer:
-        assert isinstance(scorer, Environment)
         return scorer.replay(answers, row.answer)
 
 

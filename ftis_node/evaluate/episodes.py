@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.packet import Completion
-from ftis_node.tasks import Environment, Example, Score, Scorer, begin_group
+from ftis_node.tasks import Example, Score, Scorer
 from ftis_node.tokenizer.chat import Chat, Frame, frame_of
 
 
@@ -29,9 +28,9 @@ class Episodes:
 
     def following(self, completion: Completion, example: Example, scorer: Scorer) -> list[int]:
         """The ids of what the environment says to this node's own episode so far; none: the episode is over."""
-        begin_group(scorer)  # each of its own answers may take its time
+        scorer.begin()  # each of its own answers may take its time
         answers, _ = self._runs(completion)
-        played = cast(Environment, scorer).replay(answers, example.answer)
+        played = scorer.replay(answers, example.answer)
         if played is None or played.over or len(played.messages) != len(answers):
             return []
         return self.frame.later(played.messages[-1])
@@ -39,7 +38,7 @@ class Episodes:
     def score(self, completion: Completion, example: Example, scorer: Scorer) -> Score | None:
         """What an episode is worth, played again; None if it does not show that its given tokens were said in it."""
         answers, given = self._runs(completion)
-        played = cast(Environment, scorer).replay(answers, example.answer)
+        played = scorer.replay(answers, example.answer)
         said = [] if played is None else [self.frame.later(message) for message in played.messages[: len(given)]]
         if said != given:
             return None
@@ -49,7 +48,7 @@ class Episodes:
 
     def rewards(self, completions: Sequence[Completion], example: Example, scorer: Scorer) -> list[float]:
         """Of a group; all are 0, which is no signal, if a given token of any was not said: its author makes them up."""
-        begin_group(scorer)
+        scorer.begin()
         rewards = []
         for completion in completions:
             score = self.score(completion, example, scorer)

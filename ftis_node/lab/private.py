@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from ftis_node.tasks import Example, Score, Task, load_task, score
+from ftis_node.tasks import Example, Score, Scorer, Task, load_task, score
 from ftis_node.worker.messages import OWN_DATA
 
 EVALUATION = OWN_DATA  # the name of the evaluation set of each node's own rows
@@ -31,11 +31,11 @@ def _signs(*wanted: str) -> Callable[[Example], bool]:
 
 
 # Each kind: the built-in task, its rows that belong to it, and a scorer in place of the task's rule.
-KINDS: dict[str, tuple[str, Callable[[Example], bool], Callable[[str, str], Score] | None]] = {
+KINDS: dict[str, tuple[str, Callable[[Example], bool], Scorer | None]] = {
     "additions": ("arithmetic", _signs("++"), None),
     "subtractions": ("arithmetic", _signs("+-", "--"), None),
     "long": ("arithmetic-4", lambda example: True, None),
-    "graded": ("arithmetic", _signs("-+"), _graded),
+    "graded": ("arithmetic", _signs("-+"), Scorer(_graded)),
 }
 
 

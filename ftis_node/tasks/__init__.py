@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from ftis_node.config.run import TASKS
 from ftis_node.errors import UsageError, did_you_mean
@@ -17,29 +13,26 @@ from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
 from ftis_node.tasks.hub import HF, covers, load_hub, to_be_had, with_columns
 from ftis_node.tasks.jsonl import load_jsonl
-from ftis_node.tasks.judge import Judge, Rule, refuse_unjailed
+from ftis_node.tasks.judge import Judge, refuse_unjailed
 from ftis_node.tasks.math500 import load_math500
-from ftis_node.tasks.mathematics import score_mathematics
-from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
-from ftis_node.tasks.packaged import PackageJudge, check_packaged, load_packaged, package_of, rule_of
+from ftis_node.tasks.own import check_module, load_own, make_task, names_code
+from ftis_node.tasks.packaged import check_packaged, load_packaged, package_of, rule_of
 from ftis_node.tasks.rewards import (
     JUDGED_RULES,
     PURE_RULES,
     RULES,
+    Replay,
     Score,
     Scorer,
     check_rule,
-    code_in,
     score,
-    score_text,
 )
-from ftis_node.tasks.task import Environment, Example, Replay, Task, TextCaps
+from ftis_node.tasks.task import Example, Task, TextCaps
 
 __all__ = [
     "JUDGED_RULES",
     "PURE_RULES",
     "RULES",
-    "Environment",
     "Example",
     "Replay",
     "Score",
@@ -47,7 +40,6 @@ __all__ = [
     "Task",
     "TextCaps",
     "as_in",
-    "begin_group",
     "check_files",
     "foreseen",
     "load_evaluation",
@@ -61,8 +53,6 @@ __all__ = [
 
 # The operands of their questions.
 _ARITHMETIC = {"arithmetic": 3, "arithmetic-4": 4}
-
-logger = logging.getLogger(__name__)
 
 
 def load_task(
@@ -197,59 +187,13 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
     )
 
 
-@contextmanager
-def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
-    """Yield a scorer by a rule of `RULES`, which lives as long as the context; one thread at a time may use it.
+def scoring(rule: str, own: Scorer | None = None) -> Scorer:
+    """A scorer by a rule of `RULES`, for one thread, which has to close it or use it as a context.
 
     `own` is a task's own scorer, which then is the rule. The process that it and some rules need starts with the first
-    answer and ends with the context. Raises UsageError for a rule that is none, or that needs what is not installed.
+    answer. Raises UsageError for a rule that is none, or that needs what is not installed.
     """
     if own is not None:
-        if isinstance(own, Guarded | PackageJudge):
-            with own.another() as scorer:
-                yield scorer
-        else:
-            yield own
-        return
+        return own.another()
     check_rule(rule)
-    if rule in JUDGED_RULES:
-        with Judge(cast(Rule, rule)) as judge:
-            scores = {"math": score_mathematics, "regex": _score_expression, "tests": _score_code}
-            yield _Judged(judge, scores[rule])
-        if judge.unanswered:
-            logger.warning("%d answers were given no verdict in time; they count as wrong.", judge.unanswered)
-        return
-    yield functools.partial(score, rule)
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """Scores with the help of a process."""
-
-    judge: Judge
-    rule: Callable[[Judge, str, str], Score]
-
-    def __call__(self, text: str, answer: str) -> Score:
-        return self.rule(self.judge, text, answer)
-
-
-def begin_group(scorer: Scorer) -> None:
-    """Count the next requests to `scorer` as one group, up to the next `begin_group`: a hostile one costs some seconds
-    at most.
-
-    Without it each answer is asked about, as in evaluations, where each is to another question.
-    """
-    if isinstance(scorer, _Judged):
-        scorer.judge.begin()
-    elif isinstance(scorer, Guarded | PackageJudge):
-        scorer.begin()
-
-
-def _score_code(judge: Judge, text: str, gold: str) -> Score:
-    """Whether the answer, Python code that may stand between fences of three backticks, passes the tests `gold`."""
-    return score_text(lambda answer: judge.same(gold, code_in(answer)), text)
-
-
-def _score_expression(judge: Judge, text: str, gold: str) -> Score:
-    """Whether the whole answer, stripped and in NFC, matches the regular expression `gold`."""
-    return score_text(functools.partial(judge.same, gold), text)
+    return Judge(rule) if rule in JUDGED_RULES else Scorer(functools.partial(score, rule))

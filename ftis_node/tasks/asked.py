@@ -12,13 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ftis_node.errors import UserError
+from ftis_node.tasks.rewards import Scorer
 
 UNANSWERED_A_GROUP = 3
 """So many answers of a group may get no verdict, or be wrong after half of the time. The rest is wrong unasked, or a
@@ -30,8 +30,8 @@ _CHILD = Path(__file__).with_name("judge_child.py")
 _REPLY_BYTES = 1 << 16
 
 
-class Asked(ABC):
-    """Owns the process, which starts with the first answer and ends with `close`. One thread at a time may use it."""
+class Asked(Scorer):
+    """Owns the process, which starts with the first answer and ends with `close`."""
 
     def __init__(self, rule: str, seconds: float, start_seconds: float = START_SECONDS, memory: int = 0) -> None:
         """
@@ -48,25 +48,15 @@ class Asked(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def pid(self) -> int | None:
         """Pid of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
-        """The answers that follow, up to the next `begin`, are of one group (see `UNANSWERED_A_GROUP`)."""
         self._left = UNANSWERED_A_GROUP
 
     def close(self) -> None:
-        """End the process, whatever it is doing; another answer starts another."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if connection is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks.judge import ANSWER_CHARACTERS
+from ftis_node.tasks.mathematics import ANSWER_CHARACTERS
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
 from ftis_node.tasks.task import PLAIN, Example, Task, place_of
 from ftis_node.text import counted

@@ -9,27 +9,28 @@ and the next answer gets a new process. Answers that are Python code run in a ja
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import START_SECONDS, Asked
-from ftis_node.tasks.rewards import TEXT_CHARACTERS
+from ftis_node.tasks.mathematics import ANSWER_CHARACTERS, score_mathematics
+from ftis_node.tasks.rewards import TEXT_CHARACTERS, Score, code_in, score_text
 
 SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30
 _LARGER: Mapping[str, int] = {"verifiers": 4 << 30}  # bytes of address space; it imports much
-ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
 _STARTING: Mapping[str, float] = {"reasoning-gym": 120.0, "verifiers": 600.0}  # seconds; some load a dataset
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS, "tests": TEXT_CHARACTERS}
-Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
+logger = logging.getLogger(__name__)
 _JAIL = Path(__file__).with_name("jail.py")
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
@@ -52,10 +53,10 @@ def refuse_unjailed(rule: str) -> None:
 
 
 class Judge(Asked):
-    """Tells whether answers are right."""
+    """Scores by a rule of `JUDGED_RULES`."""
 
     def __init__(
-        self, rule: Rule = "math", task: str = "", *, seconds: float | None = None, memory: int | None = None
+        self, rule: str = "math", task: str = "", *, seconds: float | None = None, memory: int | None = None
     ) -> None:
         """
         Args:
@@ -70,14 +71,24 @@ class Judge(Asked):
             raise UsageError(
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
-        self._kind: Rule = rule
+        self._kind = rule
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)
         starting = _STARTING.get(rule, START_SECONDS)
         super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, starting, memory)
 
     def another(self) -> Self:
-        """Make one for another thread."""
         return type(self)(self._kind, self._rule, seconds=self._seconds, memory=self._memory)
+
+    def __call__(self, text: str, answer: str) -> Score:
+        if self._kind == "math":
+            return score_mathematics(self.same, text, answer)
+        stripped = code_in if self._kind == "tests" else str
+        return score_text(lambda given: self.same(answer, stripped(given)), text)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self.unanswered:
+            logger.warning("%d answers were given no verdict in time; they count as wrong.", self.unanswered)
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, matches the regular expression `gold`, or

@@ -1,4 +1,4 @@
-"""The rule `math`: the strict format of `rewards`, around an answer that `judge` compares with the gold one.
+"""The rule `math`: the strict format of `rewards`, around an answer that a judge compares with the gold one.
 
 math-verify is lenient (50 % = 0.5 = 50) and what it has no time for is wrong, so two nodes may disagree. In a run every
 node rewards by its own verdict. It is a large parser for strangers' text: a node uses it only if its owner says so.
@@ -6,14 +6,16 @@ node rewards by its own verdict. It is a large parser for strangers' text: a nod
 
 from __future__ import annotations
 
-from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
+from collections.abc import Callable
+
 from ftis_node.tasks.rewards import Score, answer_of
 
+ANSWER_CHARACTERS = 300  # the longest gold of MATH-500 has 53
 _BOXED, _OPENED, _CLOSED = r"\boxed{", "<answer>", "</answer>"
 
 
-def score_mathematics(judge: Judge, text: str, gold: str) -> Score:
-    r"""Score `text` against the gold answer in LaTeX; ask `judge` once at most, and never raise on their account.
+def score_mathematics(same: Callable[..., bool], text: str, gold: str) -> Score:
+    r"""Score `text` against the gold answer in LaTeX; ask `same`, a `Judge.same`, once at most; never raise.
 
     `formatted`: the tags are right and hold 1 to `ANSWER_CHARACTERS` characters. `lenient` is then the same as right,
     and otherwise of the last answer anywhere: of the last `\boxed{…}` or `<answer>…`, whichever begins later, or what
@@ -21,10 +23,10 @@ def score_mathematics(judge: Judge, text: str, gold: str) -> Score:
     """
     answer = answer_of(text)
     if answer is not None and answer.strip() and len(answer) <= ANSWER_CHARACTERS:
-        right = judge.same(gold, answer)
+        right = same(gold, answer)
         return Score(float(right), formatted=True, lenient=right)
     last = _last_answer(text)
-    return Score(0.0, formatted=False, lenient=bool(last.strip()) and judge.same(gold, last, loose=True))
+    return Score(0.0, formatted=False, lenient=bool(last.strip()) and same(gold, last, loose=True))
 
 
 def _last_answer(text: str) -> str:

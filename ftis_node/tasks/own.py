@@ -45,7 +45,7 @@ def names_code(name: str) -> bool:
 def make_task(
     rows: Iterable[tuple[str, str | int]],
     *,
-    reward: str | Scorer = "integer",
+    reward: str | Callable[[str, str], Score] = "integer",
     held_out: Iterable[tuple[str, str | int]] | None = None,
     template: str | None = None,
     completion_tokens: int = 256,
@@ -89,7 +89,7 @@ def make_task(
         completion_tokens=completion_tokens,
         prompt_tokens=prompt_tokens,
         text=TextCaps.beside(prompt_tokens, completion_tokens),
-        scorer=None if isinstance(reward, str) else reward,
+        scorer=None if isinstance(reward, str) else Scorer(reward),
         scorer_seconds=reward_seconds,
     )
 
@@ -153,8 +153,10 @@ def call(name: str) -> tuple[Callable[[], Any], Task]:
 
 class Guarded(Asked):
     """A person's reward function. It may fail, hang or die without harm to the node: it runs in a process of its own,
-    which imports the same code. One thread at a time may use it.
+    which imports the same code.
     """
+
+    tagged = False
 
     def __init__(self, name: str, seconds: float, start_seconds: float) -> None:
         """
@@ -165,7 +167,7 @@ class Guarded(Asked):
         self._told: set[str] = set()
 
     def another(self) -> Guarded:
-        """Make one for another thread. A problem that one of them has reported, the others report no more."""
+        """One for another thread. A problem that one of them has reported, the others report no more."""
         made = Guarded(self._rule, self._seconds, self._start_seconds)
         made._told = self._told
         return made
@@ -282,8 +284,8 @@ def _code_digest(name: str, *functions: object) -> str:
     """
     digests: set[str] = set()
     for function in functions:
-        while isinstance(function, functools.partial):
-            function = function.func
+        while isinstance(function, functools.partial) or type(function) is Scorer:
+            function = function.func if isinstance(function, functools.partial) else function.function
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):

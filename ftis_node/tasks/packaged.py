@@ -22,9 +22,8 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
-from ftis_node.tasks.judge import Rule as Kind
-from ftis_node.tasks.rewards import Score, score_text
-from ftis_node.tasks.task import ANSWERED, ASKED, Example, Replay, Task, TextCaps
+from ftis_node.tasks.rewards import Replay, Score, score_text
+from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task, TextCaps
 
 _ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
 _PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
@@ -35,15 +34,20 @@ logger = logging.getLogger(__name__)
 
 
 class PackageJudge(Judge):
-    """The scorers of a package. One thread at a time may use it."""
+    """The scorers of reasoning-gym."""
 
     def __call__(self, text: str, answer: str) -> Score:
-        """What the package's scorer gives for a completion; `answer` is the gold that the package's child made."""
         return score_text(lambda given: _worth(self._ask(answer, given, False)), text)
 
+    def right(self, question: str, answer: str) -> tuple[str, str]:
+        name, level, *_, told = json.loads(answer)
+        return f"{name}@{level}", question if told is None else str(told)
 
-class EnvironmentJudge(PackageJudge):
+
+class EnvironmentJudge(Judge):
     """An environment of verifiers, whose rewards see a whole completion, or each answer of an episode."""
+
+    tagged = False
 
     def __call__(self, text: str, answer: str) -> Score:
         played = self.replay([text], answer)
@@ -51,7 +55,7 @@ class EnvironmentJudge(PackageJudge):
         return Score(reward, formatted=True, lenient=reward >= 1)
 
     def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
-        """Play the episode again; None where the environment fails, or says more than a pipe holds."""
+        """Play the episode; None where the environment fails, or says more than a pipe holds."""
         told = self._ask(gold, json.dumps(list(answers)), False)
         try:
             messages, over, reward = json.loads(told) if isinstance(told, str) else (None, None, None)
@@ -73,10 +77,10 @@ class Package:
     """child: the file that makes rows and judges. template: for the questions. judge: what asks it. form: of a task's
     name, after the colon."""
 
-    name: Kind
+    name: str
     child: Path
     template: str
-    judge: type[PackageJudge]
+    judge: type[Judge]
     form: str
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self
 
 from ftis_node.errors import UsageError
 
@@ -53,8 +53,55 @@ class Score:
     lenient: bool
 
 
-Scorer: TypeAlias = Callable[[str, str], Score]
-"""The verdict on a text, given the gold answer."""
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An episode played again. messages: what the environment said after each answer but the last. over: it wants no
+    more answers. reward: from 0 to 1, and 0 before it is over."""
+
+    messages: tuple[str, ...]
+    over: bool
+    reward: float
+
+
+class Scorer:
+    """Gives verdicts on texts. One thread at a time may use it; as a context it ends the process that it may have.
+
+    This one gives those of a function. tagged: an answer counts between its tags only.
+    """
+
+    tagged = True
+
+    def __init__(self, function: Callable[[str, str], Score]) -> None:
+        self.function = function
+
+    def __call__(self, text: str, answer: str) -> Score:
+        """The verdict on a completion's text, given the gold answer."""
+        return self.function(text, answer)
+
+    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+        """Play the episode of the row with this gold answer, the same on every node; None where that fails."""
+        return None
+
+    def right(self, question: str, answer: str) -> tuple[str, str]:
+        """The part of the task that a row is of, and its right answer."""
+        return "", answer
+
+    def begin(self) -> None:
+        """Count the answers that follow, up to the next `begin`, as one group: a hostile one costs some seconds at
+        most. Without it each answer is asked about, as in evaluations, where each is to another question."""
+
+    def another(self) -> Scorer:
+        """One for another thread."""
+        return self
+
+    def close(self) -> None:
+        """End the process, if there is one, whatever it is doing; another answer starts another."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def check_rule(rule: str) -> None:

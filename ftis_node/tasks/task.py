@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from ftis_node.tasks.rewards import Scorer
 
@@ -90,24 +89,6 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """An episode played again. messages: what the environment said after each answer but the last. over: it wants no
-    more answers. reward: from 0 to 1, and 0 before it is over."""
-
-    messages: tuple[str, ...]
-    over: bool
-    reward: float
-
-
-@runtime_checkable
-class Environment(Protocol):
-    """The scorer of a task whose episodes have turns. Every node that plays an episode again must find the same."""
-
-    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
-        """Play the episode of the row with this gold answer; None where that fails."""
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
 
@@ -115,7 +96,7 @@ class Task:
     rows where there is no file. In a task loaded for evaluation only, `train` is empty and `data` is of that file.
     `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
     whose verdict may take `scorer_seconds`. The caps are defaults, in tokens; `text` has those of text runs. `turns` is
-    how many answers an episode may have; above 1 the scorer is an `Environment`.
+    how many answers an episode may have; above 1 the scorer plays it (`replay`).
     """
 
     name: str

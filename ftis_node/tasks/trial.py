@@ -8,7 +8,6 @@ others. Where there is one right answer only, nothing is tried.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -20,11 +19,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import begin_group, scoring
-from ftis_node.tasks.own import Guarded
-from ftis_node.tasks.packaged import EnvironmentJudge, PackageJudge
+from ftis_node.tasks import scoring
 from ftis_node.tasks.rewards import Scorer
-from ftis_node.tasks.task import Environment, Example, Task
+from ftis_node.tasks.task import Example, Task
 
 ROWS = 16  # of each part of a task, and half as many at least
 SHARE = 0.75
@@ -74,11 +71,11 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
     ends = time.monotonic() + seconds
     logger.info("Trying answers without skill on %s, for %d s at most.", task.name, seconds)
     with scoring(task.reward, task.scorer) as scorer:
-        for rows in _parts(task):
-            begin_group(scorer)  # what hangs on three answers is asked no more
+        for rows in _parts(task, scorer):
+            scorer.begin()  # what hangs on three answers is asked no more
             most = Counter(right for _, right in rows).most_common(1)[0][1]
             misses = len(rows) - most - math.ceil(SHARE * (len(rows) - most))
-            for texts in zip(*(_texts(task, row.question, right) for row, right in rows), strict=True):
+            for texts in zip(*(_texts(scorer, row.question, right) for row, right in rows), strict=True):
                 if time.monotonic() > ends:
                     logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
                     return None
@@ -93,14 +90,11 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
     return None
 
 
-def _parts(task: Task) -> list[list[tuple[Example, str]]]:
+def _parts(task: Task, scorer: Scorer) -> list[list[tuple[Example, str]]]:
     """Of each part of the task the first rows with their right answers, as many of each."""
     parts: dict[str, dict[str, list[tuple[Example, str]]]] = {}
     for row in task.train:
-        part, right = "", row.answer
-        if type(task.scorer) is PackageJudge:  # which names both in the row's answer
-            name, level, *_, told = json.loads(row.answer)
-            part, right = f"{name}@{level}", row.question if told is None else str(told)
+        part, right = scorer.right(row.question, row.answer)
         parts.setdefault(part, {}).setdefault(_normal(right), []).append((row, _normal(right)))
     several = (zip_longest(*same.values()) for same in parts.values() if len(same) > 1)
     mixed = ([row for turn in turns for row in turn if row is not None][:ROWS] for turns in several)
@@ -111,19 +105,18 @@ def _normal(answer: str) -> str:
     return answer.strip().casefold()
 
 
-def _texts(task: Task, question: str, right: str) -> Iterator[str | None]:
+def _texts(scorer: Scorer, question: str, right: str) -> Iterator[str | None]:
     """What is tried on a row, in each form that the task might expect; None for its right answer."""
     lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
     own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
-    free = isinstance(task.scorer, Guarded | EnvironmentJudge)
     for answer in (*_ANSWERS, *own):
-        for form in ("{}", r"\boxed{{{}}}", _TAGGED) if free else (_TAGGED,):
+        for form in ("{}", r"\boxed{{{}}}", _TAGGED) if not scorer.tagged else (_TAGGED,):
             yield form.format(answer) if _normal(answer) != right else None
 
 
 def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:
     """What the text is worth, or an episode in which it is every answer."""
-    if turns == 1 or not isinstance(scorer, Environment):
+    if turns == 1:
         return scorer(text, gold).reward
     played = (scorer.replay([text] * count, gold) for count in range(1, turns + 1))
     return next((one.reward for one in played if one is not None and one.over), 0.0)

@@ -42,7 +42,7 @@ from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
 from ftis_node.step_report import Generator, GpuFigures, StepReport
-from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
+from ftis_node.tasks import Example, Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.trial import refuse_unskilled
@@ -613,7 +613,7 @@ class Engine:
 
     def _worth(self, packet: bytes, example: Example, scorer: Scorer) -> list[float]:
         texts = self.packets.texts(packet)
-        begin_group(scorer)
+        scorer.begin()
         return [greedy.verdict(written.text, written.finished, example, scorer).reward for written in texts]
 
     def _completions(self, part: GroupPart) -> Sequence[Completion | None]:
