@@ -9,18 +9,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import check_files, foreseen, judge, load_evaluation, load_task, packaged
+from ftis_node.tasks import check_named, judge, load_evaluation, load_task, source_of
 from ftis_node.tasks.gym_child import parse
 from ftis_node.tasks.jail import can_lock_in
-from ftis_node.tasks.packaged import PACKAGES, PackageJudge
+from ftis_node.tasks.packaged import PackageJudge, ReasoningGym
 from ftis_node.tasks.trial import unskilled
 from tests.support.cli import Cli
 from tests.support.daemons import Join
@@ -32,7 +30,6 @@ pytestmark = pytest.mark.skipif(
     not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"
 )
 
-GYM = PACKAGES["reasoning-gym"]
 NAME = "reasoning-gym:letter_counting,gcd*2"
 # Tasks whose scorers evaluate the answer, and an honest answer's form to each.
 FORMED = "string_insertion spiral_matrix binary_matrix n_queens"
@@ -82,7 +79,7 @@ def answered(text: str) -> str:
 
 
 def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on() -> None:
-    first, again = (packaged._ask(GYM, "rows", NAME.partition(":")[2], 60.0) for _ in range(2))
+    first, again = (ReasoningGym(NAME)._ask("rows", 60.0) for _ in range(2))
     assert first == again
     task = load_task(NAME)
     assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
@@ -91,7 +88,7 @@ def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on(
     assert kinds.count("gcd") == 2 * kinds.count("letter_counting"), "by their weights"
     assert 20 < kinds[:60].count("gcd") < 60, "and mixed"
     assert load_task(NAME) == task and load_task("reasoning-gym:gcd").data != task.data
-    assert task.reward == foreseen(NAME)[1] == packaged.rule_of(GYM)
+    assert task.reward == source_of(NAME).foreseen()[1]
     assert load_evaluation(NAME).held_out == task.held_out and not load_evaluation(NAME).train
 
 
@@ -271,13 +268,13 @@ def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge) 
 )
 def test_a_name_that_is_none_is_refused_before_rows_are_made(name: str, what: str) -> None:
     with pytest.raises(UsageError) as refused:
-        check_files(f"reasoning-gym:{name}")
+        source_of(f"reasoning-gym:{name}").check()
     assert what in refused.value.what
 
 
 def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["What is 1?", "[]"]]
-    monkeypatch.setattr(packaged, "_ask", lambda *_: {"train": rows, "held_out": rows})
+    monkeypatch.setattr(ReasoningGym, "_ask", lambda *_: {"train": rows, "held_out": rows})
     with pytest.raises(UsageError, match="no questions beside those to train on"):
         load_task("reasoning-gym:gcd,letter_counting*7")
 
@@ -294,18 +291,18 @@ def test_data_of_ones_own_and_other_rules_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged, "rule_of", lambda _: None)
+    monkeypatch.setattr(ReasoningGym, "foreseen", lambda _: (None, None))
     with pytest.raises(UsageError, match="not installed"):
         load_task(NAME)
 
 
 def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="are not made within"):
-        patch.setattr(packaged, "_ROWS_SECONDS", 0.01)
+        patch.setattr("ftis_node.tasks.packaged._ROWS_SECONDS", 0.01)
         load_task("reasoning-gym:gcd,letter_counting*5")
     broken = tmp_path / "child.py"
     broken.write_text("raise RuntimeError('half installed')")
-    monkeypatch.setattr(packaged, "PACKAGES", {"reasoning-gym": replace(GYM, child=broken)})
+    monkeypatch.setattr(ReasoningGym, "child", broken)
     with pytest.raises(UsageError, match="half installed"):
         load_task("reasoning-gym:gcd,letter_counting*6")
 
@@ -318,7 +315,7 @@ def test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge(
     monkeypatch.setattr(judge, "_JAIL", nowhere)
     for arguments in ({"name": NAME}, {"name": "x.jsonl", "reward": "tests"}):
         with pytest.raises(UsageError, match="nothing can lock it in here"):
-            check_files(**arguments)  # type: ignore[arg-type]
+            source_of(**arguments).check()
     with PackageJudge("reasoning-gym") as blind:
         monkeypatch.setattr(blind, "_command", lambda: [sys.executable, "-c", "raise SystemExit(1)"])
         with pytest.raises(UserError, match="nothing can lock it in here"):

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
-from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError
-from ftis_node.tasks import as_in, check_files, foreseen, hub, load_evaluation, load_task, to_be_had, with_columns
+from ftis_node.tasks import check_named, hub, load_evaluation, load_task, source_of, with_columns
 from ftis_node.tasks.hub import parse
 from tests.support.hub import REVISION, Hub, running
 from tests.support.swarm import make_run
@@ -65,7 +64,7 @@ def test_a_split_is_loaded_pinned_and_kept(offered: Hub) -> None:
     assert len(task.held_out) >= 1 and task.template.count("{question}") == 1
     asked = len(offered.asked)
     assert load_task(FULL) == task, "the rows are kept"
-    assert to_be_had(FULL) is None and len(offered.asked) == asked, "and nobody is asked"
+    assert source_of(FULL).download() is None and len(offered.asked) == asked, "and nobody is asked"
     assert load_task("hf:ann/sums:main/train") == task and len(offered.asked) == asked + 1, "but for the revision"
     assert load_evaluation(FULL).held_out == task.held_out and load_evaluation(FULL).train == ()
 
@@ -90,13 +89,13 @@ def test_a_broken_download_goes_on_where_it_stopped(offered: Hub) -> None:
 
 
 def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered: Hub) -> None:
-    assert check_files("hf:ann/sums:main/train") is None
-    size, name = to_be_had("hf:ann/sums:main/train") or (0, "")
+    assert source_of("hf:ann/sums:main/train").check() is None
+    size, name = source_of("hf:ann/sums:main/train").download() or (0, "")
     files = offered.datasets["ann/sums"]
     assert name == FULL and size == sum(len(files[file]) for file in files if file.startswith("main/train"))
     assert not [path for path in offered.asked if "/resolve/" in path]
     task = load_task("hf:ann/sums:main/train")
-    assert check_files(FULL) == task
+    assert source_of(FULL).check() == task
 
 
 def test_columns_have_options_and_are_part_of_the_name(offered: Hub) -> None:
@@ -111,17 +110,17 @@ def test_columns_have_options_and_are_part_of_the_name(offered: Hub) -> None:
 
 
 def test_a_home_goes_on_with_its_runs_revision(offered: Hub) -> None:
-    assert as_in(FULL, "hf:ann/sums:main/train") == FULL
-    assert as_in(FULL, FULL) == as_in(FULL, "hf:ann/sums") == FULL
+    assert source_of("hf:ann/sums:main/train").in_run(FULL) == FULL
+    assert source_of(FULL).in_run(FULL) == source_of("hf:ann/sums").in_run(FULL) == FULL
     for other in (
         "hf:ann/sums:main/test",
         "hf:ann/sums:main/train,question,other",
         f"hf:ann/sums:main/train@{'0' * 40}",
         "gsm8k",
     ):
-        assert as_in(FULL, other) == other
-    assert as_in("gsm8k", "hf:ann/sums") == "hf:ann/sums" and as_in(None, FULL) == FULL
-    assert foreseen(FULL, reward="math") == (None, "math")
+        assert source_of(other).in_run(FULL) == other
+    assert source_of("hf:ann/sums").in_run("gsm8k") == "hf:ann/sums" and source_of(FULL).in_run(None) == FULL
+    assert source_of(FULL, reward="math").foreseen() == (None, "math")
     check_named(make_run(task=FULL), task=FULL, reward=None, ours=False)
 
 

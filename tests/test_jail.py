@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import Scorer, asked, code_in, load_task, scoring
+from ftis_node.tasks import Scorer, asked, load_task, scoring
 from ftis_node.tasks import judge as judging
 from ftis_node.tasks.jail import ALLOWED, can_lock_in, ended_well, locked_in
 from ftis_node.tasks.judge import Judge
+from ftis_node.tasks.rewards import code_in
 from tests.support.daemons import Join
 from tests.support.learning import learn, pair
 

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
-from ftis_node.config.run import CODE, check_fit, check_named, load_run_file, make_run
+from ftis_node.config.run import CODE, check_fit, load_run_file, make_run
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
-from ftis_node.tasks import Score, judge, load_evaluation, load_task, make_task, score, scoring
+from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_task, make_task, score, scoring
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine

@@ -22,8 +22,7 @@ from ftis_node.preflight.checks import refused
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
-from ftis_node.tasks import check_files
-from ftis_node.tasks.jsonl import load_jsonl
+from ftis_node.tasks import load_task, source_of
 from tests.support.swarm import identity
 
 HEAVY = ("torch", "transformers", "hivemind")
@@ -88,7 +87,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
         lines[number - 1] = '{"question": "?"}'
     lines[28] = json.dumps({"prompt": "?", "answer": 1})
     with pytest.raises(UsageError) as refused:
-        load_jsonl(rows(tmp_path / "rows.jsonl", *lines))
+        load_task(str(rows(tmp_path / "rows.jsonl", *lines)))
     what = refused.value.what.splitlines()
     assert what[0].endswith("rows.jsonl has 13 lines that cannot be used:")
     assert what[1:] == [*(f"line {number} has no `answer`," for number in range(2, 22, 2)), "and 3 more."]
@@ -96,7 +95,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
 
 def test_one_line_that_cannot_be_used_is_told_as_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"rows.jsonl, line 2, is not JSON in UTF-8\. Correct or remove that line\."):
-        load_jsonl(rows(tmp_path / "rows.jsonl", good(1)[0], "?", good(2)[1]))
+        load_task(str(rows(tmp_path / "rows.jsonl", good(1)[0], "?", good(2)[1])))
 
 
 def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +116,9 @@ def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bad = rows(tmp_path / "bad.jsonl", "x")
-    assert check_files("gsm8k") is None
+    assert source_of("gsm8k").check() is None
     with pytest.raises(UsageError, match="line 1, is not JSON"):
-        check_files("gsm8k", eval_data=bad)
+        source_of("gsm8k", eval_data=bad).check()
     assert not (tmp_path / "cache").exists()
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError
-from ftis_node.tasks import Replay, check_files, load_task, scoring
+from ftis_node.tasks import Replay, check_named, load_task, scoring, source_of
 from ftis_node.tasks.jail import can_lock_in
 from tests.support.daemons import Join, run_cli
 from tests.support.learning import learn, pair
@@ -168,7 +167,7 @@ def test_an_environments_rewards_are_its_weighted_mean() -> None:
         assert scorer("3", row.answer).reward == 0.0
         other = row.answer.replace(row.answer[-6:-2], "0000")
         assert scorer("<answer>3</answer>", other).reward == 0.0, "a gold of another release"
-    assert check_files("verifiers:ftis_digits") == task
+    assert source_of("verifiers:ftis_digits").check() == task
 
 
 def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "what"), REFUSED.items())
 def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str) -> None:
     with pytest.raises(UsageError) as refused:
-        check_files(f"verifiers:ftis_{name}")
+        source_of(f"verifiers:ftis_{name}").check()
     assert what in refused.value.what
 
 

@@ -379,7 +379,9 @@ def _verdict(one: Judged) -> _Verdict:
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
     """Raise UsageError for an output that is the file that the questions are from."""
-    for file in (data, Path(task) if task.endswith(".jsonl") else None):
+    from ftis_node.tasks import source_of
+
+    for file in (data, source_of(task).file):
         if file is not None and out.exists() and file.exists() and out.samefile(file):
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")
 

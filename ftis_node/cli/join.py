@@ -96,7 +96,7 @@ def join(
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import Case
     from ftis_node.preflight.checks import refused
-    from ftis_node.tasks.hub import with_columns
+    from ftis_node.tasks import with_columns
 
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)

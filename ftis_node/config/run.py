@@ -53,13 +53,6 @@ TASKS = (
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
-LOADED: Mapping[str, str] = {
-    "hf": "is downloaded from a hub of datasets",
-    "verifiers": "is an environment of verifiers, which is imported, and judges what peers write in a jail",
-    "reasoning-gym": "makes its rows with reasoning-gym, whose scorers evaluate what peers write, in a jail",
-}
-"""What a task does of which the name begins so, with a colon after it; only a node's owner may agree to that."""
-
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
@@ -364,57 +357,13 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
             f"Pass the very same file with --task or --data. {_ANOTHER_TASK}",
         )
     if facts["reward"] is not None and run.reward != facts["reward"]:
-        told = "code that judges answers" if run.reward.startswith(CODE) else "reward rule"
-        package, _, version = run.reward.partition(":")
-        same = (
-            f"Run: pip install {package}=={version}."
-            if package in LOADED
-            else ("Use the very same files as the others in the run.")
-        )
+        code, (package, colon, version) = run.reward.startswith(CODE), run.reward.partition(":")
+        told = "code that judges answers" if code else "reward rule"
+        same = "Use the very same files as the others in the run."
+        same = f"Run: pip install {package}=={version}." if colon and not code else same
         yield UsageError(
             f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
             f"{same} {_ANOTHER_TASK}",
-        )
-
-
-# What only a node's owner may agree to, by the rule.
-_BOLD_RULES = {
-    "math": "gives what peers write to a large parser, in a process with limits of its own",
-    "tests": "runs code that peers write, in a jail",
-}
-
-
-def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
-    """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
-
-    Args:
-        task, reward, data: what the owner named at this start. ours: the owner joined or began this run before.
-
-    Raises:
-        UsageError: it was not named, or another rule was.
-    """
-    if task is None and not ours and (what := LOADED.get(run.task.partition(":")[0])) is not None:
-        raise UsageError(
-            f"The run's task is {run.task!a}, which {what}.",
-            f"If that is acceptable to you, start with --task '{run.task}'.",
-        )
-    loaded = run.task.partition(":")[0] in LOADED
-    if task is None and ":" in run.task and not loaded and not run.task.endswith(".jsonl"):
-        raise UsageError(
-            f"The run's task is Python code, {run.task!a}, which is imported only if you name it yourself.",
-            f"Get that code from someone you trust, read it, and start with --task {run.task}.",
-        )
-    if run.task.endswith(".jsonl") and task is None and data is None and not ours:
-        raise UsageError(
-            f"The run's task is the file {run.task!a}, and which file is opened here is not a run's to say.",
-            "Get it from the others in the run, and name your copy with --data FILE.",
-        )
-    if reward is not None and reward != run.reward:
-        raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
-    if run.reward in _BOLD_RULES and reward is None and not ours:
-        raise UsageError(
-            f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[run.reward]}.",
-            f"If that is acceptable to you, start with --reward {run.reward}.",
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ftis_node.config.run import RunFile
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import Invitation
-from ftis_node.tasks import as_in
+from ftis_node.tasks import source_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class JoinOptions:
     def task_of(self, run_file: RunFile | None) -> str:
         """The named task, or the run's."""
         run_task = run_file.run.task if run_file is not None else None
-        return as_in(run_task, self.task) if self.task else run_task or "arithmetic"
+        return source_of(self.task).in_run(run_task) if self.task else run_task or "arithmetic"
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
         """The named reward rule, or the run's; that of code or of a package comes with the task."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftis_node.config.run import RunFile, check_named, check_task, in_short, load_run_file, refuse_horizontal
+from ftis_node.config.run import RunFile, check_task, in_short, load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.task_files import agreed
@@ -15,7 +15,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.wire.transport import Transport
-from ftis_node.tasks import foreseen
+from ftis_node.tasks import check_named, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -112,5 +112,5 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
         UsageError: the data or the rule differ.
     """
     task = options.task_of(found)
-    data, reward = foreseen(task, data=options.data, reward=options.reward_of(found))
+    data, reward = source_of(task, data=options.data, reward=options.reward_of(found)).foreseen()
     raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward, "turns": None}))

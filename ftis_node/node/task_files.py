@@ -12,13 +12,14 @@ import msgspec
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
+from ftis_node.tasks import source_of
 
 
 def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
     """Keep the run, to which the owner agreed, and the paths of the task's files for starts that do not name them."""
     files = options.files()
-    if files["data"] is None and task.endswith(".jsonl"):
-        files["data"] = str(Path(task).resolve())
+    if files["data"] is None and (file := source_of(task).file) is not None:
+        files["data"] = str(file.resolve())
     replace_text(home.task_files, json.dumps(files | {"run": run_id.hex()}), durable=True)
 
 
@@ -37,7 +38,7 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
     """
     home.check_schema()
     files = {name: Path(path) for name, path in _read(home).items() if name != "run"}
-    if options.task is not None and options.task.endswith(".jsonl"):
+    if options.task is not None and source_of(options.task).file is not None:
         files.pop("data", None)
     data, eval_data = options.data or files.get("data"), options.eval_data or files.get("eval_data")
     return replace(options, data=data, eval_data=eval_data)

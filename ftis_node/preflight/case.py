@@ -16,7 +16,7 @@ from ftis_node.observe.answers import Status
 from ftis_node.policy.names import resolve
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.tasks import Task
+from ftis_node.tasks import Source, Task, source_of
 
 if TYPE_CHECKING:
     from ftis_node.fit.geometry import Geometry
@@ -83,6 +83,13 @@ class Case:
     def task_name(self) -> str:
         """The task that was named, else the run's."""
         return self.options.task_of(self.run_file)
+
+    @property
+    def source(self) -> Source:
+        """The task of that name, with what the owner or the run says of it."""
+        said = {"data": self.options.data, "eval_data": self.options.eval_data}
+        reward, code = self.options.reward_of(self.run_file), self.options.task is not None
+        return source_of(self.task_name, **said, reward=reward, code=code)
 
     @property
     def task_known(self) -> bool:

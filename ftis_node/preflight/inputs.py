@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UsageError, UserError
@@ -18,10 +17,7 @@ from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import noted
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.tasks import check_files, load_task
-from ftis_node.tasks.gsm8k import to_be_downloaded
-from ftis_node.tasks.hub import HF, to_be_had
-from ftis_node.tasks.jsonl import load_jsonl
+from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.judge import refuse_unjailed
 from ftis_node.tasks.trial import refuse_unskilled
 
@@ -59,18 +55,11 @@ def settings(case: Case) -> None:
 
 def data(case: Case) -> None:
     """The task's files, if they are here and not large."""
-    options, name = case.options, case.task_name
     if case.refused or not case.task_known:
         return
-    if name.startswith(HF):
-        case.download = to_be_had(name)
-    if name == "gsm8k" and (missing := to_be_downloaded(options.data, options.eval_data)):
-        case.download = sum(one.size for one in missing), missing[0].url
-    if max((path.stat().st_size for path in task_files(case) if path.is_file()), default=0) > LARGE_BYTES:
-        return
-    reward = options.reward_of(case.run_file) if name.endswith(".jsonl") else options.reward
-    code = options.task is not None
-    case.task = check_files(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+    case.download = case.source.download() or case.download
+    if max((path.stat().st_size for path in case.source.files if path.is_file()), default=0) <= LARGE_BYTES:
+        case.task = case.source.check()
 
 
 def own_data(case: Case) -> None:
@@ -83,28 +72,20 @@ def own_data(case: Case) -> None:
     if case.settings.batch_groups < 2:
         raise UsageError("A batch of one group has no room for --own-data.", "Set batch_groups=2, or more.")
     rule = options.own_reward or "integer"
-    case.own_task = load_jsonl(options.own_data, None, rule)
+    case.own_task = JsonLines(str(options.own_data), reward=rule).load()
     refuse_unjailed(rule)
 
 
 def large_data(case: Case) -> None:
     """The task of the peers' run; a task that is code, or large. Whatever it is, whether it rewards skill."""
-    options, name = case.options, case.task_name
     if case.refused or not case.task_known:
         return
-    if case.task is None and case.runs and case.runs[0][0] == "--peers" and options.task is None:
+    if case.task is None and case.runs and case.runs[0][0] == "--peers" and case.options.task is None:
         data(case)
     if case.task is None and case.download is None:
-        reward, code = options.reward_of(case.run_file), options.task is not None
-        case.task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+        case.task = case.source.load()
     if case.task is not None:
         refuse_unskilled(case.task)
-
-
-def task_files(case: Case) -> list[Path]:
-    """The training file, if the task has one here, and the file of held-out examples, if one was named."""
-    own = Path(case.task_name) if case.task_name.endswith(".jsonl") else None
-    return [path for path in (case.options.data or own, case.options.eval_data) if path is not None]
 
 
 def addresses(case: Case) -> Iterator[UserError]:

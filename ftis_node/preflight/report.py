@@ -9,7 +9,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
-from ftis_node.preflight.inputs import task_files
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.text import rounded
@@ -97,7 +96,7 @@ def _task(case: Case) -> dict[str, object]:
     if case.task is not None:
         about |= {"found": True, "rows": len(case.task.train), "held_out": len(case.task.held_out)}
         about["sha256"] = case.task.data
-        about["bytes"] = next((file.stat().st_size for file in task_files(case)), about["bytes"])
+        about["bytes"] = next((file.stat().st_size for file in case.source.files), about["bytes"])
     return about
 
 

@@ -10,6 +10,7 @@ import json
 from functools import cache
 from itertools import product
 
+from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task, place_of
 
 _OPERANDS = range(1, 10)
@@ -51,3 +52,16 @@ def arithmetic(operands: int = 3) -> Task:
         prompt_tokens=CAPS["arithmetic"][0],
         text=ARITHMETIC_TEXT,
     )
+
+
+class Arithmetic(Source):
+    """The built-in tasks."""
+
+    names = ("arithmetic", "arithmetic-4")
+
+    def _load(self) -> Task:
+        return arithmetic(4 if self.name == "arithmetic-4" else 3)
+
+    def foreseen(self) -> tuple[str | None, str | None]:
+        task = self._load()
+        return task.data, task.reward

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached, sha256_of
-from ftis_node.tasks.jsonl import plain_answer, read_rows, split
-from ftis_node.tasks.task import Example, Task
+from ftis_node.tasks.jsonl import Layout, plain_answer, read_rows, split
+from ftis_node.tasks.source import Source
+from ftis_node.tasks.task import Task
 
 _SOURCE = (
     "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
@@ -18,57 +19,6 @@ TRAIN = Remote(f"{_SOURCE}/train.jsonl", 4_166_206, "17f347dc51477c50d4efb83959d
 TEST = Remote(f"{_SOURCE}/test.jsonl", 749_738, "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14")
 
 
-def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
-    """The task from local files, from the cache, or from its source, pinned by commit and sha256.
-
-    The original training file is trained on whole, and the original test file is held out. Another file of the same
-    layout keeps a tenth of its own rows out of training, as `ftis_node.tasks.jsonl` does. Raises UsageError for files
-    that cannot be read and for a download that fails.
-    """
-    path = data if data is not None else cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
-    content, rows, _ = read_rows(path, gold_answer)
-    digest = hashlib.sha256(content).hexdigest()
-    if digest == TRAIN.sha256:
-        train, held_out = rows, read_rows(eval_data or _test_file(path), gold_answer)[1]
-    else:
-        train, held_out = split(path, rows)
-        if eval_data is not None:
-            held_out = read_rows(eval_data, gold_answer)[1]
-    return _task(train, held_out, digest)
-
-
-def to_be_downloaded(data: Path | None, eval_data: Path | None) -> tuple[Remote, ...]:
-    """The file that `load_gsm8k` would fetch."""
-    train = data if data is not None else cache_dir() / "gsm8k-train.jsonl"
-    whole = sha256_of(train) == TRAIN.sha256
-    missing = [TRAIN] if data is None and not whole else []
-    tested = [train.with_name(train.name.replace("train", "test")), cache_dir() / "gsm8k-test.jsonl"]
-    if eval_data is None and (whole or data is None) and not any(sha256_of(path) == TEST.sha256 for path in tested):
-        missing.append(TEST)
-    return tuple(missing)
-
-
-def check_gsm8k(data: Path | None, eval_data: Path | None) -> None:
-    """Raise UsageError where a file that was named cannot be read or used."""
-    for path in (data, eval_data):
-        if path is not None:
-            read_rows(path, gold_answer)
-
-
-def gsm8k_to_be_tested(data: Path | None = None) -> Task:
-    """The test questions alone, for evaluation: of `data`, from the cache, or from the source.
-
-    Raises UsageError for a file that cannot be read and for a download that fails.
-    """
-    path = data if data is not None else cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
-    content, rows, _ = read_rows(path, gold_answer)
-    return _task((), rows, hashlib.sha256(content).hexdigest())
-
-
-def _task(train: tuple[Example, ...], held_out: tuple[Example, ...], data: str) -> Task:
-    return Task.by_rule("gsm8k", train, held_out, data, "integer")
-
-
 def gold_answer(solution: Any) -> str | None:
     """The integer after the last `####` of a worked solution; None where there is none."""
     if not isinstance(solution, str) or "####" not in solution:
@@ -76,9 +26,59 @@ def gold_answer(solution: Any) -> str | None:
     return plain_answer(solution.rpartition("####")[2].strip())
 
 
+class Gsm8k(Source):
+    """The task from local files, from the cache, or from its source, pinned by commit and sha256.
+
+    The original training file is trained on whole, and the original test file is held out. Another file of the same
+    layout keeps a tenth of its own rows out of training, as `ftis_node.tasks.jsonl` does.
+    """
+
+    names = ("gsm8k",)
+    has_files = True
+
+    def _load(self) -> Task:
+        path = self.data if self.data is not None else cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
+        content, rows, _ = read_rows(path, _LAYOUT)
+        digest = hashlib.sha256(content).hexdigest()
+        train, held_out = (rows, ()) if digest == TRAIN.sha256 else split(path, rows)
+        if self.eval_data is not None or digest == TRAIN.sha256:
+            held_out = read_rows(self.eval_data or _test_file(path), _LAYOUT)[1]
+        return Task.by_rule(self.name, train, held_out, digest, "integer")
+
+    def _test(self) -> Task:
+        path = self.data if self.data is not None else cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
+        content, rows, _ = read_rows(path, _LAYOUT)
+        return Task.by_rule(self.name, (), rows, hashlib.sha256(content).hexdigest(), "integer")
+
+    def _check(self) -> Task | None:
+        if self.download() is None:
+            return self._load()
+        for path in self.files:
+            read_rows(path, _LAYOUT)
+        return None
+
+    def foreseen(self) -> tuple[str | None, str | None]:
+        return TRAIN.sha256 if self.data is None else sha256_of(self.data), "integer"
+
+    def download(self) -> tuple[int, str] | None:
+        train = self.data or cache_dir() / "gsm8k-train.jsonl"
+        whole = sha256_of(train) == TRAIN.sha256
+        missing = [TRAIN] if self.data is None and not whole else []
+        tested = [_beside(train), cache_dir() / "gsm8k-test.jsonl"]
+        wanted = self.eval_data is None and (whole or self.data is None)
+        if wanted and not any(sha256_of(path) == TEST.sha256 for path in tested):
+            missing.append(TEST)
+        return (sum(one.size for one in missing), missing[0].url) if missing else None
+
+
+def _beside(train: Path) -> Path:
+    return train.with_name(train.name.replace("train", "test"))
+
+
 def _test_file(train: Path) -> Path:
     """The original test file: beside the training file where it lies there, else from the cache or the source."""
-    beside = train.with_name(train.name.replace("train", "test"))
-    if sha256_of(beside) == TEST.sha256:
-        return beside
-    return cached(TEST, cache_dir() / "gsm8k-test.jsonl")
+    beside = _beside(train)
+    return beside if sha256_of(beside) == TEST.sha256 else cached(TEST, cache_dir() / "gsm8k-test.jsonl")
+
+
+_LAYOUT = Layout(gold_answer)

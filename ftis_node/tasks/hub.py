@@ -26,6 +26,7 @@ from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.judge import bare_environment
 from ftis_node.tasks.rewards import check_rule
+from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task
 from ftis_node.text import counted, rounded
 
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSplit:
     """Where the rows are. revision: of the dataset, 40 hex digits; None: the newest."""
 
     repo: str
@@ -62,7 +63,7 @@ class Source:
         return f"{HF}{self.repo}:{self.split}{pinned},{self.question},{self.answer}"
 
 
-def parse(name: str) -> Source:
+def parse(name: str) -> DatasetSplit:
     """Read a task's name. Raises UsageError."""
     found = _NAME.fullmatch(name)
     if found is None:
@@ -70,7 +71,7 @@ def parse(name: str) -> Source:
             f"{name!a} names no dataset of a hub.", "Write hf:ORG/NAME:SPLIT, such as hf:openai/gsm8k:main/train."
         )
     parts = found.groupdict()
-    return Source(
+    return DatasetSplit(
         parts["repo"],
         parts["split"] or "train",
         parts["revision"],
@@ -79,79 +80,84 @@ def parse(name: str) -> Source:
     )
 
 
-def covers(task: str, run_task: str) -> bool:
-    """Whether a run's task is the one that a person named, who may have left parts out."""
-    named, whole = _NAME.fullmatch(task), _NAME.fullmatch(run_task)
-    if named is None or whole is None:
-        return False
-    found = whole.groupdict()
-    return all(value in (None, found[part]) for part, value in named.groupdict().items())
-
-
-def with_columns(task: str | None, question: str | None, answer: str | None) -> str | None:
-    """A task's name with the columns that options name. Raises UsageError where it has none."""
-    if question is None and answer is None:
-        return task
-    if task is None or not task.startswith(HF):
-        raise UsageError("--question and --answer name columns of a dataset of a hub.", "Leave them out.")
-    source = parse(task)
-    return replace(source, question=question or source.question, answer=answer or source.answer).name
-
-
-def load_hub(name: str, reward: str = "integer", held_out_only: bool = False) -> Task:
+class HubDataset(Source):
     """The task of that name, from the cache or from the hub.
 
     Rows whose answer is none under the rule are left out, which is the same on every node.
-
-    Raises:
-        UsageError: there is no such dataset, split or column, it is too large, or too little of it can be used.
     """
-    check_rule(reward)
-    source = parse(name)
-    content = _kept(source)
-    if content is None:
+
+    does = "is downloaded from a hub of datasets"
+
+    @classmethod
+    def mine(cls, name: str) -> bool:
+        return name.startswith(HF)
+
+    @property
+    def rule(self) -> str:
+        """By which answers are judged."""
+        return self.reward or "integer"
+
+    def foreseen(self) -> tuple[str | None, str | None]:
+        return None, self.rule
+
+    def download(self) -> tuple[int, str] | None:
+        """See `Source.download`; one question to the hub."""
+        source = parse(self.name)
+        if _kept(source) is not None:
+            return None
         source, files = _files(source)
+        return None if _kept(source) is not None else (sum(files.values()), source.name)
+
+    def in_run(self, run_task: str | None) -> str:
+        """The run's name, if it is the task that a person named, who may have left parts out."""
+        named, whole = _NAME.fullmatch(self.name), _NAME.fullmatch(run_task or "")
+        if named is None or whole is None:
+            return self.name
+        found = whole.groupdict()
+        return whole[0] if all(value in (None, found[part]) for part, value in named.groupdict().items()) else self.name
+
+    def with_columns(self, question: str | None, answer: str | None) -> str:
+        source = parse(self.name)
+        return replace(source, question=question or source.question, answer=answer or source.answer).name
+
+    def _check(self) -> Task | None:
+        return self._load() if self.download() is None else None
+
+    def _load(self) -> Task:
+        check_rule(self.rule)
+        source = parse(self.name)
         content = _kept(source)
-    if content is None:
-        content = _download(source, files)
-    answer_of, wanted = GOLDS[reward]
-    rows, left_out = [], 0
-    for line in content.splitlines():
-        question, value = json.loads(line)
-        gold = answer_of(value)
-        gold = gold_answer(value) if gold is None and reward == "integer" else gold
-        rows += [Example(question, gold)] if gold is not None else []
-        left_out += gold is None
-    if left_out > len(rows):
-        raise UsageError(
-            f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not {wanted}.",
-            "Name another column with --answer, or another rule with --reward.",
-        )
-    if left_out:
-        logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
-    train, held_out = split(source.name, tuple(rows))
-    data = hashlib.sha256(content).hexdigest()
-    return Task.by_rule(source.name, () if held_out_only else train, held_out, data, reward)
+        if content is None:
+            source, files = _files(source)
+            content = _kept(source)
+        if content is None:
+            content = _download(source, files)
+        answer_of, wanted = GOLDS[self.rule]
+        rows, left_out = [], 0
+        for line in content.splitlines():
+            question, value = json.loads(line)
+            gold = answer_of(value)
+            gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
+            rows += [Example(question, gold)] if gold is not None else []
+            left_out += gold is None
+        if left_out > len(rows):
+            many = f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,}"
+            raise UsageError(
+                f"{many} have an answer that is not {wanted}.",
+                "Name another column with --answer, or another rule with --reward.",
+            )
+        if left_out:
+            logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
+        train, held_out = split(source.name, tuple(rows))
+        data = hashlib.sha256(content).hexdigest()
+        return Task.by_rule(source.name, train, held_out, data, self.rule)
 
 
-def to_be_had(name: str) -> tuple[int, str] | None:
-    """Bytes and name of what would be downloaded; None if the rows are here. One question to the hub.
-
-    Raises:
-        UsageError: as `load_hub`, as far as the hub's list of files shows it.
-    """
-    source = parse(name)
-    if _kept(source) is not None:
-        return None
-    source, files = _files(source)
-    return None if _kept(source) is not None else (sum(files.values()), source.name)
-
-
-def _rows_file(source: Source) -> Path:
+def _rows_file(source: DatasetSplit) -> Path:
     return cache_dir() / "hf" / f"{hashlib.sha256(source.name.encode()).hexdigest()[:32]}.jsonl"
 
 
-def _kept(source: Source) -> bytes | None:
+def _kept(source: DatasetSplit) -> bytes | None:
     """The rows in the cache, a JSON array [question, answer] a line; None if they are not there."""
     try:
         return _rows_file(source).read_bytes() if source.revision else None
@@ -159,7 +165,7 @@ def _kept(source: Source) -> bytes | None:
         return None
 
 
-def _files(source: Source) -> tuple[Source, dict[str, int]]:
+def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
     """The source with its revision, and its files with their sizes in bytes. Raises UsageError."""
     from huggingface_hub import HfApi, constants
 
@@ -197,7 +203,7 @@ def _split_of(file: str) -> str:
     return f"{folder}/{start}" if folder else start
 
 
-def _download(source: Source, files: dict[str, int]) -> bytes:
+def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
     """The rows of the files, which are kept. Raises UsageError."""
     from huggingface_hub import constants, hf_hub_download
 
@@ -224,7 +230,7 @@ def _download(source: Source, files: dict[str, int]) -> bytes:
     return content
 
 
-def _unpacked(paths: Sequence[str], source: Source) -> bytes:
+def _unpacked(paths: Sequence[str], source: DatasetSplit) -> bytes:
     """The JSON of [question, answer] of each row, a line each; a process with limits reads the files.
 
     Raises:
@@ -246,7 +252,7 @@ def _unpacked(paths: Sequence[str], source: Source) -> bytes:
     raise UsageError(f"{source.name} {what}.", fix)
 
 
-def _refused(source: Source, error: Exception) -> UsageError:
+def _refused(source: DatasetSplit, error: Exception) -> UsageError:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):

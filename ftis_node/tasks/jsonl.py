@@ -13,43 +13,24 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
+from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.mathematics import ANSWER_CHARACTERS
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
+from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import PLAIN, Example, Task, place_of
 from ftis_node.text import counted
 
 _HELD_OUT = 0.1
 _EXPRESSION_CHARACTERS = 1000
-_FIELDS = ("question", "prompt")
 _LINES_TOLD = 10
 _NEXT = ",\n"
-_CORRECT = "Correct or remove that line."
-
-
-def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer") -> Task:
-    """The task of a local file; raises UsageError with the number of a line that cannot be used.
-
-    A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
-    """
-    check_rule(reward)
-    answer_of, wanted = GOLDS[reward]
-    data, rows, field = read_rows(path, answer_of, wanted=wanted)
-    train, held_out = split(path, rows)
-    if eval_data is not None:
-        held_out, eval_field = read_rows(eval_data, answer_of, wanted=wanted)[1:]
-        if eval_field != field:
-            raise UsageError(
-                f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
-                "Use the same field in both files.",
-            )
-    template = None if field == "question" else PLAIN
-    return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), reward, template=template)
+CORRECT = "Correct or remove that line."
 
 
 def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
@@ -66,16 +47,38 @@ def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, .
     return train, tuple(row for row in rows if row.question in held)
 
 
-def read_rows(
-    path: Path,
-    answer_of: Callable[[Any], str | None],
-    *,
-    fields: tuple[str, ...] = _FIELDS,
-    wanted: str = "an integer of at most 40 characters",
-) -> tuple[bytes, tuple[Example, ...], str]:
-    """The file's bytes, its rows, and the name of their question field, one of `fields`.
+@dataclass(frozen=True)
+class Layout:
+    """The contents that a row must have: one of the fields with a question, and an answer that `answer_of` can read."""
 
-    `answer_of` makes a gold answer of a row's, and None of one that is not what was `wanted`.
+    answer_of: Callable[[Any], str | None]
+    wanted: str = "an integer of at most 40 characters"
+    fields: tuple[str, ...] = ("question", "prompt")
+
+    @property
+    def shape(self) -> str:
+        return f'{{"{self.fields[0]}": …, "answer": …}}'
+
+
+def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
+    """The number of each line that is not blank, and its value, or `Unusable`."""
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        row: object
+        try:
+            row = json.loads(line.decode())
+            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        except (ValueError, RecursionError):
+            row = Unusable("is not JSON in UTF-8", CORRECT)
+        yield number, row
+
+
+Rows = Callable[[bytes], Iterator[tuple[int, object]]]
+
+
+def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[bytes, tuple[Example, ...], str]:
+    """The file's bytes, its rows, and the name of their question field.
 
     Raises:
         UsageError: the file cannot be read or is empty, or lines cannot be used: ten are told, and how many more.
@@ -83,23 +86,20 @@ def read_rows(
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
-    layout = _Layout(answer_of, fields, wanted)
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a file of rows that exists.") from error
     rows: list[Example] = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, row in rows_in(data):
         try:
-            field, example = _row(line, layout, f"Line {number} of {path.name}")
+            field, example = _row(row, layout, f"Line {number} of {path.name}")
             used = used or field
             if field != used:
-                raise _Unusable(
+                raise Unusable(
                     f"has the field {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
                 )
             rows.append(example)
-        except _Unusable as error:
+        except Unusable as error:
             wrong.append((number, *error.args))
     if wrong:
         raise _refused(path, wrong)
@@ -108,7 +108,7 @@ def read_rows(
     return data, tuple(rows), used
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """A line: what is wrong with it, and what to do."""
 
 
@@ -178,35 +178,77 @@ GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
 """By the rule: what makes a gold answer of a row's (None: it is none), and what that may be."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The contents that a row must have: one of the fields with a question, and an answer that `answer_of` can read."""
-
-    answer_of: Callable[[Any], str | None]
-    fields: tuple[str, ...]
-    wanted: str
-
-    @property
-    def shape(self) -> str:
-        return f'{{"{self.fields[0]}": …, "answer": …}}'
-
-
-def _row(line: bytes, layout: _Layout, place: str) -> tuple[str, Example]:
-    """The question's field, and the row. Raises _Unusable."""
-    try:
-        row = json.loads(line.decode())
-        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise _Unusable("is not JSON in UTF-8", _CORRECT) from error
+def _row(row: object, layout: Layout, place: str) -> tuple[str, Example]:
+    """The question's field, and the row. Raises Unusable."""
+    if isinstance(row, Unusable):
+        raise row
     if not isinstance(row, dict):
-        raise _Unusable("is not a JSON object", f"Write {layout.shape}.")
+        raise Unusable("is not a JSON object", f"Write {layout.shape}.")
     field = next((name for name in layout.fields if isinstance(row.get(name), str) and row[name].strip()), None)
     if field is None:
         names = " or ".join(f"`{name}`" for name in layout.fields)
-        raise _Unusable(f"has no text in {names}", "Add the question to that line.")
+        raise Unusable(f"has no text in {names}", "Add the question to that line.")
     if "answer" not in row:
-        raise _Unusable("has no `answer`", f"Add the answer, {layout.wanted}, to that line.")
+        raise Unusable("has no `answer`", f"Add the answer, {layout.wanted}, to that line.")
     answer = layout.answer_of(row["answer"])
     if answer is None:
-        raise _Unusable(f"has an answer that is not {layout.wanted}", _CORRECT)
+        raise Unusable(f"has an answer that is not {layout.wanted}", CORRECT)
     return field, Example(row[field], answer, place)
+
+
+class JsonLines(Source):
+    """The task of a local file, which tells the number of a line that cannot be used.
+
+    A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
+    """
+
+    has_files = True
+    suffix: ClassVar[str] = ".jsonl"
+
+    @classmethod
+    def mine(cls, name: str) -> bool:
+        return name.endswith(cls.suffix)
+
+    def rows_in(self, data: bytes) -> Iterator[tuple[int, object]]:
+        """See `json_lines`."""
+        return json_lines(data)
+
+    @property
+    def file(self) -> Path:
+        return Path(self.name)
+
+    @property
+    def rule(self) -> str:
+        """By which answers are judged."""
+        return self.reward or "integer"
+
+    def foreseen(self) -> tuple[str | None, str | None]:
+        return sha256_of(self.data or self.file), self.rule
+
+    def refuse_stranger(self, *, ours: bool) -> None:
+        if not self.code and self.data is None and not ours:
+            raise UsageError(
+                f"The run's task is the file {self.name!a}, and which file is opened here is not a run's to say.",
+                "Get it from the others in the run, and name your copy with --data FILE.",
+            )
+
+    def _load(self) -> Task:
+        return self._of(self.data or self.file, self.eval_data)
+
+    def _test(self) -> Task:
+        return replace(self._of(self.file, self.data), train=())
+
+    def _of(self, path: Path, eval_data: Path | None) -> Task:
+        check_rule(self.rule)
+        layout = Layout(*GOLDS[self.rule])
+        data, rows, field = read_rows(path, layout, self.rows_in)
+        train, held_out = split(path, rows)
+        if eval_data is not None:
+            held_out, eval_field = read_rows(eval_data, layout, self.rows_in)[1:]
+            if eval_field != field:
+                raise UsageError(
+                    f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
+                    "Use the same field in both files.",
+                )
+        template = None if field == "question" else PLAIN
+        return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), self.rule, template=template)

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
+from ftis_node.errors import UsageError
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
-from ftis_node.tasks.jsonl import GOLDS, read_rows
+from ftis_node.tasks.jsonl import GOLDS, Layout, read_rows
+from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Task
 
 TEST = Remote(
@@ -24,13 +25,20 @@ PROMPT_TOKENS = 1024
 COMPLETION_TOKENS = 1024
 
 
-def load_math500(data: Path | None = None) -> Task:
-    """The task from a local file, from the cache, or from its source, pinned by revision and sha256.
+class Math500(Source):
+    """The task from a local file, from the cache, or from its source, pinned by revision and sha256."""
 
-    Raises UsageError for a file that cannot be read and for a download that fails.
-    """
-    path = data if data is not None else cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)
-    answer_of, wanted = GOLDS["math"]
-    content, rows, _ = read_rows(path, answer_of, fields=("problem",), wanted=wanted)
-    digest, caps = hashlib.sha256(content).hexdigest(), (PROMPT_TOKENS, COMPLETION_TOKENS)
-    return Task.by_rule("math500", (), rows, digest, "math", caps)
+    names = ("math500",)
+    has_files = True
+
+    def _load(self) -> Task:
+        raise UsageError(
+            "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
+            "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
+        )
+
+    def _test(self) -> Task:
+        path = self.data or cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)
+        content, rows, _ = read_rows(path, Layout(*GOLDS["math"], fields=("problem",)))
+        digest, caps = hashlib.sha256(content).hexdigest(), (PROMPT_TOKENS, COMPLETION_TOKENS)
+        return Task.by_rule(self.name, (), rows, digest, "math", caps)

@@ -23,11 +23,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ftis_node.config.run import CODE, LOADED
+from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError, did_you_mean
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
+from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
@@ -35,11 +36,6 @@ _NAME_CHARACTERS = 64  # of a task in a run
 _WRONG = Score(0.0, formatted=False, lenient=False)
 
 logger = logging.getLogger(__name__)
-
-
-def names_code(name: str) -> bool:
-    """Whether a task's name is that of a Python function."""
-    return ":" in name and not name.endswith(".jsonl") and name.partition(":")[0] not in LOADED
 
 
 def make_task(
@@ -94,40 +90,57 @@ def make_task(
     )
 
 
-def load_own(name: str, *, code: bool) -> Task:
+class PythonFunction(Source):
     """The task that the function of that name returns, called by this name in a run.
 
     Its data digest is of the rows it trains on. Where it has a scorer of its own, `reward` names that by the sha256 of
     the source files of the function and the scorer, so that nodes whose code differs notice.
-
-    Args:
-        code: the owner of this machine wrote the name; else nothing is imported.
-
-    Raises:
-        UsageError: it was not the owner, or the code cannot be used.
     """
-    if not code:
-        raise UsageError(
-            f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
-            "Get that code from someone you trust, and start with --task and that name.",
-        )
-    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
-        raise UsageError(
-            f"The task {name!a} cannot be a run's name of a Python function.",
-            f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
-        )
-    began = time.monotonic()
-    function, task = call(name)
-    seconds = time.monotonic() - began
-    if not task.train:
-        raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
-    data = _digest([[e.question, e.answer] for e in task.train])
-    if task.scorer is None:
-        check_rule(task.reward)
-        return replace(task, name=name, data=data)
-    reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
-    guarded = Guarded(name, task.scorer_seconds, START_SECONDS + 3 * seconds)
-    return replace(task, name=name, data=data, reward=reward, scorer=guarded)
+
+    @classmethod
+    def mine(cls, name: str) -> bool:
+        return ":" in name
+
+    def refuse_stranger(self, *, ours: bool) -> None:
+        if not self.code:
+            raise UsageError(
+                f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself.",
+                f"Get that code from someone you trust, read it, and start with --task {self.name}.",
+            )
+
+    def _check(self) -> Task | None:
+        if not self.code:
+            return self._load()
+        module_name = self.name.partition(":")[0]
+        top = module_name.partition(".")[0]
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+            raise _no_module(module_name)
+        return None
+
+    def _load(self) -> Task:
+        name = self.name
+        if not self.code:
+            raise UsageError(
+                f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
+                "Get that code from someone you trust, and start with --task and that name.",
+            )
+        if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
+            raise UsageError(
+                f"The task {name!a} cannot be a run's name of a Python function.",
+                f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
+            )
+        began = time.monotonic()
+        function, task = call(name)
+        seconds = time.monotonic() - began
+        if not task.train:
+            raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
+        data = _digest([[e.question, e.answer] for e in task.train])
+        if task.scorer is None:
+            check_rule(task.reward)
+            return replace(task, name=name, data=data)
+        reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
+        guarded = Guarded(name, task.scorer_seconds, START_SECONDS + 3 * seconds)
+        return replace(task, name=name, data=data, reward=reward, scorer=guarded)
 
 
 def call(name: str) -> tuple[Callable[[], Any], Task]:
@@ -222,14 +235,6 @@ def _sound(verdict: Any) -> Score:
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise ValueError(f"its reward is {reward}, not from 0 to 1")
     return Score(reward, bool(verdict.formatted), bool(verdict.lenient))
-
-
-def check_module(name: str) -> None:
-    """Raise UsageError where the module of the task is nowhere to be found. Nothing is imported."""
-    module_name = name.partition(":")[0]
-    top = module_name.partition(".")[0]
-    if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-        raise _no_module(module_name)
 
 
 def _no_module(name: str) -> UsageError:

@@ -43,7 +43,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
 from ftis_node.step_report import Generator, GpuFigures, StepReport
 from ftis_node.tasks import Example, Scorer, Task, load_evaluation, load_task, scoring
-from ftis_node.tasks.jsonl import load_jsonl
+from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.text import rounded
@@ -163,7 +163,7 @@ class Engine:
         if must_fit:
             refuse_unskilled(self.task)
         if own_data is not None:
-            self.own_task = load_jsonl(Path(own_data), None, own_reward)
+            self.own_task = JsonLines(own_data, reward=own_reward).load()
         asked, workload = settings, self._workload(settings, caps or {})
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)

@@ -38,6 +38,7 @@ from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
+from ftis_node.tasks import source_of
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 
 NO_GPU_IS_EXACT = (
@@ -186,7 +187,8 @@ class _Replay:
         relative = Path(start.directory) / start.settings.model
         if relative.is_dir():
             settings["model"] = str(relative)
-        data = start.data or (str(Path(start.directory) / start.task) if start.task.endswith(".jsonl") else None)
+        file = source_of(start.task).file
+        data = start.data or (str(Path(start.directory) / file) if file is not None else None)
         caps = self._run.caps
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
