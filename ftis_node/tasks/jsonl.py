@@ -61,7 +61,7 @@ class Layout:
 
 
 def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
-    """The number of each line that is not blank, and its value, or `Unusable`."""
+    """The number of each line that is not blank, and its value, or `UnusableLine`."""
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -70,7 +70,7 @@ def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
             row = json.loads(line.decode())
             json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError):
-            row = Unusable("is not JSON in UTF-8", CORRECT)
+            row = UnusableLine("is not JSON in UTF-8", CORRECT)
         yield number, row
 
 
@@ -95,11 +95,11 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
             field, example = _row(row, layout, f"Line {number} of {path.name}")
             used = used or field
             if field != used:
-                raise Unusable(
+                raise UnusableLine(
                     f"has the field {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
                 )
             rows.append(example)
-        except Unusable as error:
+        except UnusableLine as error:
             wrong.append((number, *error.args))
     if wrong:
         raise _refused(path, wrong)
@@ -108,7 +108,7 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
     return data, tuple(rows), used
 
 
-class Unusable(Exception):
+class UnusableLine(Exception):
     """A line: what is wrong with it, and what to do."""
 
 
@@ -179,20 +179,20 @@ GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
 
 
 def _row(row: object, layout: Layout, place: str) -> tuple[str, Example]:
-    """The question's field, and the row. Raises Unusable."""
-    if isinstance(row, Unusable):
+    """The question's field, and the row. Raises UnusableLine."""
+    if isinstance(row, UnusableLine):
         raise row
     if not isinstance(row, dict):
-        raise Unusable("is not a JSON object", f"Write {layout.shape}.")
+        raise UnusableLine("is not a JSON object", f"Write {layout.shape}.")
     field = next((name for name in layout.fields if isinstance(row.get(name), str) and row[name].strip()), None)
     if field is None:
         names = " or ".join(f"`{name}`" for name in layout.fields)
-        raise Unusable(f"has no text in {names}", "Add the question to that line.")
+        raise UnusableLine(f"has no text in {names}", "Add the question to that line.")
     if "answer" not in row:
-        raise Unusable("has no `answer`", f"Add the answer, {layout.wanted}, to that line.")
+        raise UnusableLine("has no `answer`", f"Add the answer, {layout.wanted}, to that line.")
     answer = layout.answer_of(row["answer"])
     if answer is None:
-        raise Unusable(f"has an answer that is not {layout.wanted}", CORRECT)
+        raise UnusableLine(f"has an answer that is not {layout.wanted}", CORRECT)
     return field, Example(row[field], answer, place)
 
 
