@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.observe import parts
+from ftis_node.observe import log_parts
 from ftis_node.observe.log_parts import end_of_parts, older_parts
 from ftis_node.observe.metrics import MetricsLog, read_events
 
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     with monkeypatch.context() as full:
-        full.setattr(parts.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
+        full.setattr(log_parts.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
         write_parts(path, range(10))
     assert steps(path) == list(range(10)) and "tried again" in caplog.text
     assert not list(tmp_path.glob("*.partial"))

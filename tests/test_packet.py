@@ -122,7 +122,7 @@ def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tok
 def columns(packet: Packet | TextPacket) -> dict[str, Any]:
     """What a test vector says of a packet beside its header."""
     if isinstance(packet, TextPacket):
-        return {"sizes": packet.pieces.tolist(), "text": packet.text_packet.hex()}
+        return {"sizes": packet.pieces.tolist(), "text": packet.text.hex()}
     given = packet.given
     turns = {} if given is None else {"turns": given.turns, "runs": given.runs, "given": given.ids}
     return {name: part.tolist() for name, part in {"token_ids": packet.token_ids, **turns}.items()}

@@ -194,7 +194,7 @@ def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
     reputation = Reputation(clock)
     reputation.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
     assert reputation.weight(ALICE) == 0.5 and reputation.report(ALICE).record == 0
-    assert "doubted" in reputation.report(ALICE).reputation
+    assert "doubted" in reputation.report(ALICE).standing
 
 
 def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
@@ -309,14 +309,14 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 
 def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     reputation = Reputation(clock)
-    assert reputation.report(ALICE).reputation == "newcomer"
+    assert reputation.report(ALICE).standing == "newcomer"
     reputation.admitted(ALICE, completions=4, tokens=40, size=400)
     reputation.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
     reputation.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
     told = reputation.report(ALICE)
     assert (told.mean_length, told.mean_reward, told.no_signal) == (10.0, 0.125, 1)
     established(reputation, ALICE)
-    assert reputation.report(ALICE).reputation == "established"
+    assert reputation.report(ALICE).standing == "established"
 
 
 def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock) -> None:
