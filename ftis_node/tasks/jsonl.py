@@ -86,7 +86,7 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a file of rows that exists.") from error
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
     rows: list[Example] = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []
