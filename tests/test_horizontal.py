@@ -206,7 +206,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
     assert [source.slots(1, now) for _ in range(7)] == [alone.take_parts(1, now, {}) for _ in range(7)]
     established(node.reputation, AUTHORS[0])
     for slot, author in enumerate(AUTHORS):
-        assert source.add(part(author, slot, now)) and source.add(part(author, slot + 1, now + 1, round=2))
+        assert source.add(part(author, slot, 0)) and source.add(part(author, slot + 1, 1, round=2))
     counts = source.parts.counts(source._newcomers())
     assert counts.total() == 2 + RUN.parts, "a group's worth of newcomers' parts, a quarter of a batch but no less"
 
