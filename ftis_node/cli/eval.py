@@ -6,7 +6,7 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -87,7 +87,7 @@ def evaluate(
         scorer = stack.enter_context(
             scoring(chosen.reward, chosen.scorer)
         )  # what is missing is told before a model is loaded
-        lines = stack.enter_context(_writing(out)) if out is not None else None
+        lines = stack.enter_context(_opened(out)) if out is not None else None
         from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
 
@@ -351,11 +351,8 @@ def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[IO[str]]:
+def _opened(path: Path) -> IO[str]:
     try:
-        file = path.open("w", encoding="utf-8", errors="backslashreplace")
+        return path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "Name another --out.") from None
-    with file:
-        yield file
