@@ -167,11 +167,8 @@ class Optimiser:
 
     def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies of what is not new already."""
-        live = {name: value for name, value in tensors.items() if not self._is_new(name)}
+        live = {name: one for name, one in tensors.items() if self._cut.isdisjoint((name, name.rpartition("/")[0]))}
         return tensors | copied(live)
-
-    def _is_new(self, name: str) -> bool:
-        return name in self._cut or name.rpartition("/")[0] in self._cut
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""

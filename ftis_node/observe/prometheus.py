@@ -7,7 +7,7 @@ Values that are not known yet are left out. Labels are words of this node's own 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -182,7 +182,7 @@ class _Scrape(Collector):
 def _of_swarm(swarm: Mapping[str, Any]) -> Iterator[Family]:
     present = [node for node in swarm["nodes"] if node["present"]]
     yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
-    yield from _by_peer("ftis_swarm_node_", SWARM_METRICS, present)
+    yield from _families("ftis_swarm_node_", SWARM_METRICS, {node["id"]: node for node in present}, "peer")
 
 
 def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Family]:
@@ -193,11 +193,7 @@ def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Fa
     yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
     reached = {"": at(status, "network.reachability")}
     yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
-    for metric in METRICS:
-        family = _family(metric.kind, metric.name, metric.help, [metric.label] if metric.label else [])
-        for labels, number in metric.values(status):
-            family.add_metric(labels, number)
-        yield from _if_known(family)
+    yield from _families("ftis_node_", METRICS, {"": status})
     if "step" in status:  # the swarm has begun
         yield from _of_peers(peers)
 
@@ -209,7 +205,7 @@ def _of_peers(peers: Mapping[str, Any]) -> Iterator[Family]:
     shown = peers["peers"][:PEERS_MAX]
     standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
     yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
-    yield from _by_peer("ftis_node_", PEER_METRICS, shown)
+    yield from _families("ftis_node_", PEER_METRICS, {peer["id"]: peer for peer in shown}, "peer")
 
 
 def _model(name: str) -> str:
@@ -227,12 +223,15 @@ def _family(
     return made(prefix + name, help, labels=labels)
 
 
-def _by_peer(prefix: str, metrics: Iterable[Metric], peers: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
+def _families(
+    prefix: str, metrics: Iterable[Metric], found: Mapping[str, Mapping[str, Any]], of: str = ""
+) -> Iterator[Family]:
+    """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
-        family = _family(metric.kind, metric.name, metric.help, ["peer"], prefix)
-        for peer in peers:
-            for _, number in metric.values(peer):
-                family.add_metric([peer["id"]], number)
+        family = _family(metric.kind, metric.name, metric.help, [name for name in (of, metric.label) if name], prefix)
+        for value, told in found.items():
+            for labels, number in metric.values(told):
+                family.add_metric([value, *labels] if of else labels, number)
         yield from _if_known(family)
 
 
