@@ -102,8 +102,9 @@ def test_a_model_that_never_writes_the_form_is_told_of_once(
     caplog: pytest.LogCaptureFixture, formatted: bool, code: bool, told: int
 ) -> None:
     evaluations = EvaluationSchedule(0.1)
-    wrong = Judged(Example("", ""), "", 10, finished=True, score=Score(0.0, formatted=formatted, lenient=True))
-    found = GreedyResult([wrong] * 64, seconds=50.0, batch=4).figures()
+    scores = [Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)]
+    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
+    found = GreedyResult(judged, seconds=50.0, batch=4).figures()
     for step in range(3):
         evaluations.taken(step, found, found.seconds, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
