@@ -21,9 +21,9 @@ def brief(error: BaseException, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, at most 200 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of what an error says, cut; its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 
 
 class FtisError(Exception):

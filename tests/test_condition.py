@@ -11,13 +11,14 @@ import pytest
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.evaluate.greedy import GreedyResult
+from ftis_node.evaluate.greedy import GreedyResult, Judged
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
+from ftis_node.tasks import Example, Score
 from tests.support.steps import taken_step
 
 
@@ -81,9 +82,7 @@ def test_every_trouble_says_what_to_do() -> None:
 def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
     evaluations = EvaluationSchedule(0.1, lambda: now)
-    found = GreedyResult(
-        prompts=4, correct=2, formatted=3, lenient=3, finished=4, tokens=40, seconds=50.0, batch=4
-    ).figures()
+    found = GreedyResult((), seconds=50.0, batch=4).figures()
     assert evaluations.due(), "the first is taken in any case"
     evaluations.taken(0, found, found.seconds)  # before any training, so not counted
     assert not evaluations.due()
@@ -98,14 +97,14 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     assert evaluations.due()
 
 
-@pytest.mark.parametrize(("formatted", "code", "told"), [(0, False, 1), (1, False, 0), (0, True, 0)])
+@pytest.mark.parametrize(("formatted", "code", "told"), [(False, False, 1), (True, False, 0), (False, True, 0)])
 def test_a_model_that_never_writes_the_form_is_told_of_once(
-    caplog: pytest.LogCaptureFixture, formatted: int, code: bool, told: int
+    caplog: pytest.LogCaptureFixture, formatted: bool, code: bool, told: int
 ) -> None:
     evaluations = EvaluationSchedule(0.1)
-    found = GreedyResult(
-        64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
-    ).figures()
+    scores = [Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)]
+    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
+    found = GreedyResult(judged, seconds=50.0, batch=4).figures()
     for step in range(3):
         evaluations.taken(step, found, found.seconds, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told

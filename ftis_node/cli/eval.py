@@ -6,14 +6,13 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec import Struct, to_builtins
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from ftis_node.cli.common import (
     AnswerOption,
@@ -88,7 +87,7 @@ def evaluate(
         scorer = stack.enter_context(
             scoring(chosen.reward, chosen.scorer)
         )  # what is missing is told before a model is loaded
-        lines = stack.enter_context(_writing(out)) if out is not None else None
+        lines = stack.enter_context(_opened(out)) if out is not None else None
         from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
 
@@ -105,9 +104,10 @@ def evaluate(
         ours = _measure(first, asked, _teller(advance, lines, of))
         theirs = _measure(second, asked, _teller(advance, lines, {"of": "base"})) if second is not None else None
     other = _compared(ours, second, theirs) if second is not None and theirs is not None else None
-    shown = _examples(ours, theirs, show if show is not None else _SHOWN if compare else 0)
+    shown = _shown(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
-        print_json(_figures(first, asked, ours, other) | ({"examples": to_builtins(shown)} if compare or show else {}))
+        listed = {"examples": [_example(*pair) for pair in shown]} if compare or show else {}
+        print_json(_figures(first, asked, ours, other) | listed)
     else:
         _print(first, asked, ours, other)
         _print_examples(shown)
@@ -165,38 +165,6 @@ class _Compared:
     paired: PairedFigures
 
 
-class _Answer(Struct, frozen=True):
-    """A question, what was answered, and the verdict: a line of `--out`."""
-
-    question: str
-    gold: str
-    completion: str
-    tokens: int
-    finished: bool
-    reward: float
-    formatted: bool
-    lenient: bool
-
-
-class _Verdict(Struct, frozen=True):
-    """An answer without its question."""
-
-    completion: str
-    finished: bool
-    reward: float
-    formatted: bool
-    lenient: bool
-
-
-class _Example(Struct, frozen=True, omit_defaults=True):
-    """A question with the answers of both models; `base` is missing where nothing is compared."""
-
-    question: str
-    gold: str
-    checkpoint: _Verdict
-    base: _Verdict | None = None
-
-
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
     from ftis_node.export.record import TrainingRecord, record_of
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
@@ -243,17 +211,11 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat)
     budget = memory_budget(chosen.settings, policy.device)
     batch = asked.batch or batch_that_fits(policy, max(map(len, ids)), asked.cap, budget)
-    judged: list[Judged] = []
-
-    def told(some: Sequence[Judged]) -> None:
-        judged.extend(some)
-        tell(some)
-
     sampling = Sampling(asked.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
-    outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=told)
+    outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
-    return _Result(outcome.figures(), judged, trained, str(policy.device), dtype)
+    return _Result(outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
 
 def _compared(ours: _Result, chosen: _Chosen, theirs: _Result) -> _Compared:
@@ -277,7 +239,7 @@ def _teller(
     def tell(judged: Sequence[Judged]) -> None:
         advance(len(judged))
         if lines is not None:
-            lines.writelines(json.dumps({**of, **asdict(_answer(one))}, ensure_ascii=False) + "\n" for one in judged)
+            lines.writelines(json.dumps({**of, **_answer(one)}, ensure_ascii=False) + "\n" for one in judged)
             lines.flush()
 
     return tell
@@ -287,7 +249,7 @@ def _figures(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compar
     """The object of `--json`."""
     compared = {}
     if other is not None:
-        compared = {"base": other.chosen.row() | asdict(other.figures), "paired": asdict(other.paired)}
+        compared = {"base": other.chosen.row() | to_builtins(other.figures), "paired": to_builtins(other.paired)}
     return {
         **chosen.row(),
         "trained": result.trained,
@@ -298,20 +260,17 @@ def _figures(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compar
         "reward": asked.task.reward,
         "completion_tokens": asked.cap,
         "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
-        **asdict(result.figures),
+        **to_builtins(result.figures),
         **compared,
     }
 
 
-def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[_Example]:
+def _shown(ours: _Result, theirs: _Result | None, count: int) -> list[tuple[Judged, Judged | None]]:
     """The first questions of which the verdicts differ, in the order of the questions, and then the first others."""
     others: Sequence[Judged | None] = theirs.judged if theirs is not None else [None] * len(ours.judged)
     pairs = list(zip(ours.judged, others, strict=True))
     pairs.sort(key=lambda pair: pair[1] is None or pair[0].score.reward == pair[1].score.reward)  # stable
-    return [
-        _Example(one.example.question, one.example.answer, _verdict(one), _verdict(other) if other else None)
-        for one, other in pairs[:count]
-    ]
+    return pairs[:count]
 
 
 def _print(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared | None) -> None:
@@ -345,12 +304,12 @@ def _print_comparison(other: _Compared) -> None:
     )
 
 
-def _print_examples(examples: Sequence[_Example]) -> None:
-    for example in examples:
-        say("", f"  question   {_short(example.question)}", f"  gold       {_short(example.gold)}")
-        for who, given in (("checkpoint", example.checkpoint), ("base", example.base)):
+def _print_examples(shown: Sequence[tuple[Judged, Judged | None]]) -> None:
+    for one, other in shown:
+        say("", f"  question   {_short(one.example.question)}", f"  gold       {_short(one.example.answer)}")
+        for who, given in (("checkpoint", one), ("base", other)):
             if given is not None:
-                say(f"  {who:10} {'right' if given.reward == 1.0 else 'wrong'}: {_short(given.completion)}")
+                say(f"  {who:10} {'right' if given.score.reward == 1.0 else 'wrong'}: {_short(given.text)}")
 
 
 def _short(text: str) -> str:
@@ -367,14 +326,20 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:5.1f} %"
 
 
-def _answer(one: Judged) -> _Answer:
-    score = one.score
-    verdict = (one.finished, score.reward, score.formatted, score.lenient)
-    return _Answer(one.example.question, one.example.answer, one.text, one.tokens, *verdict)
+def _answer(one: Judged) -> dict[str, Any]:
+    """A line of `--out`."""
+    asked = {"question": one.example.question, "gold": one.example.answer}
+    return {**asked, "completion": one.text, "tokens": one.tokens, "finished": one.finished, **to_builtins(one.score)}
 
 
-def _verdict(one: Judged) -> _Verdict:
-    return _Verdict(one.text, one.finished, one.score.reward, one.score.formatted, one.score.lenient)
+def _example(one: Judged, other: Judged | None) -> dict[str, Any]:
+    """A question with the answers of both models, in `--json`; `base` is missing where nothing is compared."""
+    asked = {"question": one.example.question, "gold": one.example.answer}
+    return {**asked, "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
+
+
+def _verdict(one: Judged) -> dict[str, Any]:
+    return {"completion": one.text, "finished": one.finished, **to_builtins(one.score)}
 
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
@@ -386,11 +351,8 @@ def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[IO[str]]:
+def _opened(path: Path) -> IO[str]:
     try:
-        file = path.open("w", encoding="utf-8", errors="backslashreplace")
+        return path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "Name another --out.") from None
-    with file:
-        yield file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -56,7 +55,6 @@ def watch(
     if not addresses and invited is None and not place.run_file.exists():
         raise UsageError("No swarm is named.", "Give an invitation, ftis:…, or --peers.")
     settings = given.with_values(listen=False).on(place)("arithmetic")[0]
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     place.open()
     if invited is not None:
         tell_invitation(invited)

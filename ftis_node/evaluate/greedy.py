@@ -40,31 +40,27 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class GreedyResult:
-    """Counts over all questions; `batch` is how many fitted into memory side by side."""
+    """What became of all questions; `batch` is how many fitted into memory side by side."""
 
-    prompts: int
-    correct: int
-    formatted: int
-    lenient: int
-    finished: int
-    tokens: int
+    judged: Sequence[Judged]
     seconds: float
     batch: int
 
     def figures(self) -> Evaluation:
         """Rates, the interval of pass@1, and the counts they come from."""
-        count = max(1, self.prompts)
-        low, high = wilson(self.correct, self.prompts)
+        prompts, correct = len(self.judged), sum(one.score.reward == 1.0 for one in self.judged)
+        count = max(1, prompts)
+        low, high = wilson(correct, prompts)
         return Evaluation(
-            pass_at_1=self.correct / count,
+            pass_at_1=correct / count,
             low=low,
             high=high,
-            formatted=self.formatted / count,
-            lenient=self.lenient / count,
-            finished=self.finished / count,
-            correct=self.correct,
-            prompts=self.prompts,
-            mean_tokens=self.tokens / count,
+            formatted=sum(one.score.formatted for one in self.judged) / count,
+            lenient=sum(one.score.lenient for one in self.judged) / count,
+            finished=sum(one.finished for one in self.judged) / count,
+            correct=correct,
+            prompts=prompts,
+            mean_tokens=sum(one.tokens for one in self.judged) / count,
             seconds=self.seconds,
             batch=self.batch,
         )
@@ -170,28 +166,22 @@ def evaluate(
     """
     began = time.perf_counter()
     room = room or Room(batch)
-    correct = formatted = lenient = finished = tokens = start = 0
-    while start < len(prompts):
+    judged: list[Judged] = []
+    while (start := len(judged)) < len(prompts):
         completions = _sample(policy, prompts[start:], sampling, room)
         if episodes is not None:
             first = [[completion] for completion in completions]
             some = slice(start, start + len(first))
             played = play(policy, episodes, prompts[some], first, examples[some], scorer, sampling, room=room)
             completions = [group[0] for group in played]
-        judged = [
+        done = [
             judge(policy.tokenizer, completion, example, scorer, episodes)
             for completion, example in zip(completions, examples[start:], strict=False)
         ]
-        start += len(judged)
-        correct += sum(one.score.reward == 1.0 for one in judged)
-        formatted += sum(one.score.formatted for one in judged)
-        lenient += sum(one.score.lenient for one in judged)
-        finished += sum(one.finished for one in judged)
-        tokens += sum(one.tokens for one in judged)
+        judged += done
         if tell is not None:
-            tell(judged)
-    seconds = time.perf_counter() - began
-    return GreedyResult(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
+            tell(done)
+    return GreedyResult(judged, time.perf_counter() - began, room.size)
 
 
 def play(

@@ -19,7 +19,7 @@ from ftis_node.host.quiet import without
 from ftis_node.learner.copies import copied
 from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
-from ftis_node.learner.team import Team
+from ftis_node.learner.team import Team, portions
 from ftis_node.policy.room import patiently
 
 # Devices on which AdamW is one kernel that allocates nothing: short of memory, it has changed nothing.
@@ -167,11 +167,8 @@ class Optimiser:
 
     def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies of what is not new already."""
-        live = {name: value for name, value in tensors.items() if not self._is_new(name)}
+        live = {name: one for name, one in tensors.items() if self._cut.isdisjoint((name, name.rpartition("/")[0]))}
         return tensors | copied(live)
-
-    def _is_new(self, name: str) -> bool:
-        return name in self._cut or name.rpartition("/")[0] in self._cut
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""
@@ -206,17 +203,8 @@ class Optimiser:
         yield from ([name] for name in new)
         if alike := [name for name in known if self._alike(name)]:
             yield alike
-        rest: list[str] = []
-        elements = 0
-        for name in (name for name in known if not self._alike(name)):
-            size = self._trainable[name].numel()
-            if rest and elements + size > UPDATE_ELEMENTS:
-                yield rest
-                rest, elements = [], 0
-            rest.append(name)
-            elements += size
-        if rest:
-            yield rest
+        rest = (name for name in known if not self._alike(name))
+        yield from portions(rest, lambda name: self._trainable[name].numel(), UPDATE_ELEMENTS)
 
 
 def _master(parameter: Parameter) -> Parameter:

@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch.nn import Parameter
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError, UserError, first_line
 from ftis_node.fit.memory import OptimiserName
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy.room import out_of_memory
@@ -39,7 +39,7 @@ def unsaveable(name: OptimiserName, device: torch.device) -> str | None:
     except Exception as error:  # of a library in whichever version, and of a driver
         if out_of_memory(error):
             raise
-        return (str(error) or type(error).__name__).splitlines()[0][:300]
+        return first_line(error, 300)
     return None
 
 

@@ -10,9 +10,10 @@ import datetime
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 import torch
@@ -26,6 +27,8 @@ from ftis_node.errors import NO_ROOM, FtisError
 from ftis_node.host.interruption import Interrupted, forget
 from ftis_node.learner.batch import Prompted
 from ftis_node.policy.room import out_of_memory
+
+T = TypeVar("T")
 
 # How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
 PATIENCE = datetime.timedelta(minutes=30)
@@ -126,19 +129,8 @@ class Team:
         """
         names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
-        pieces: list[Tensor] = []
-        for name, wanted in zip(names, there.tolist(), strict=True):
-            if not wanted:
-                continue
-            parameter = parameters[name]
-            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            parameter.grad = gradient.contiguous()
-            for piece in parameter.grad.view(-1).split(BUCKET):  # type: ignore[no-untyped-call]
-                if sum(map(len, pieces)) + len(piece) > BUCKET:
-                    _add_up(pieces)
-                    pieces = []
-                pieces.append(piece)
-        if pieces:
+        wanted = (parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one)
+        for pieces in portions(_pieces(wanted), len, BUCKET):
             _add_up(pieces)
 
     def first(self, *values: float) -> list[float]:
@@ -195,6 +187,28 @@ def _state(error: BaseException | None) -> int:
     if isinstance(error, Interrupted):
         return _INTERRUPTED
     return _SHORT if out_of_memory(error) else _FAILED
+
+
+def portions(things: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """These things in their order, as many at a time as are of size `most` together; a larger one comes alone."""
+    some: list[T] = []
+    left = most
+    for thing in things:
+        left -= size(thing)
+        if some and left < 0:
+            yield some
+            some, left = [], most - size(thing)
+        some.append(thing)
+    if some:
+        yield some
+
+
+def _pieces(parameters: Iterable[Parameter]) -> Iterator[Tensor]:
+    """Parts of the gradients; a parameter without any gets zeros."""
+    for parameter in parameters:
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        parameter.grad = gradient.contiguous()
+        yield from parameter.grad.view(-1).split(BUCKET)  # type: ignore[no-untyped-call]
 
 
 def _add_up(pieces: Sequence[Tensor]) -> None:

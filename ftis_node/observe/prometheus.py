@@ -7,7 +7,7 @@ Values that are not known yet are left out. Labels are words of this node's own 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -149,7 +149,7 @@ PEER_METRICS = (
 
 def exposition(status: Mapping[str, Any], peers: Mapping[str, Any]) -> bytes:
     """The text exposition, version 0.0.4, of what `Node.status` and `Node.peers` say; at most 64 peers are in it."""
-    return generate_latest(_Said(status, peers))
+    return generate_latest(_Scrape(_of_node(status, peers)))
 
 
 SWARM_METRICS = (
@@ -166,54 +166,46 @@ SWARM_METRICS = (
 
 def swarm_exposition(swarm: Mapping[str, Any]) -> bytes:
     """The text exposition of what `swarm.overview.SwarmFacts` says, of present nodes by peer id."""
-    return generate_latest(_Seen(swarm))
+    return generate_latest(_Scrape(_of_swarm(swarm)))
 
 
-class _Seen(Collector):
-    """The families of one scrape of an observer."""
-
-    def __init__(self, swarm: Mapping[str, Any]) -> None:
-        self._swarm = swarm
-
-    def collect(self) -> Iterator[Family]:
-        present = [node for node in self._swarm["nodes"] if node["present"]]
-        yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
-        yield from _by_peer("ftis_swarm_node_", SWARM_METRICS, present)
-
-
-class _Said(Collector):
+@dataclass(frozen=True)
+class _Scrape(Collector):
     """The families of one scrape."""
 
-    def __init__(self, status: Mapping[str, Any], peers: Mapping[str, Any]) -> None:
-        self._status = status
-        self._peers = peers
+    families: Iterator[Family]
 
     def collect(self) -> Iterator[Family]:
-        status = self._status
-        info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
-        known = (str(status.get(key) or "") for key in ("kind", "run"))
-        info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
-        yield info
-        yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
-        reached = {"": at(status, "network.reachability")}
-        yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
-        for metric in METRICS:
-            family = _family(metric.kind, metric.name, metric.help, [metric.label] if metric.label else [])
-            for labels, number in metric.values(status):
-                family.add_metric(labels, number)
-            yield from _if_known(family)
-        yield from self._of_peers()
+        return self.families
 
-    def _of_peers(self) -> Iterator[Family]:
-        if "step" not in self._status:
-            return  # the swarm has not begun
-        left_out = _family("gauge", "peers_left_out", "Peers that are left alone: banned, or of another run.", [])
-        left_out.add_metric([], len(self._peers["left_out"]))
-        yield left_out
-        shown = self._peers["peers"][:PEERS_MAX]
-        standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
-        yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
-        yield from _by_peer("ftis_node_", PEER_METRICS, shown)
+
+def _of_swarm(swarm: Mapping[str, Any]) -> Iterator[Family]:
+    present = [node for node in swarm["nodes"] if node["present"]]
+    yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
+    yield from _families("ftis_swarm_node_", SWARM_METRICS, {node["id"]: node for node in present}, "peer")
+
+
+def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Family]:
+    info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
+    known = (str(status.get(key) or "") for key in ("kind", "run"))
+    info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
+    yield info
+    yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
+    reached = {"": at(status, "network.reachability")}
+    yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
+    yield from _families("ftis_node_", METRICS, {"": status})
+    if "step" in status:  # the swarm has begun
+        yield from _of_peers(peers)
+
+
+def _of_peers(peers: Mapping[str, Any]) -> Iterator[Family]:
+    left_out = _family("gauge", "peers_left_out", "Peers that are left alone: banned, or of another run.", [])
+    left_out.add_metric([], len(peers["left_out"]))
+    yield left_out
+    shown = peers["peers"][:PEERS_MAX]
+    standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
+    yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
+    yield from _families("ftis_node_", PEER_METRICS, {peer["id"]: peer for peer in shown}, "peer")
 
 
 def _model(name: str) -> str:
@@ -231,12 +223,15 @@ def _family(
     return made(prefix + name, help, labels=labels)
 
 
-def _by_peer(prefix: str, metrics: Iterable[Metric], peers: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
+def _families(
+    prefix: str, metrics: Iterable[Metric], found: Mapping[str, Mapping[str, Any]], of: str = ""
+) -> Iterator[Family]:
+    """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
-        family = _family(metric.kind, metric.name, metric.help, ["peer"], prefix)
-        for peer in peers:
-            for _, number in metric.values(peer):
-                family.add_metric([peer["id"]], number)
+        family = _family(metric.kind, metric.name, metric.help, [name for name in (of, metric.label) if name], prefix)
+        for value, told in found.items():
+            for labels, number in metric.values(told):
+                family.add_metric([value, *labels] if of else labels, number)
         yield from _if_known(family)
 
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.host.quiet import QUIET
@@ -110,8 +110,8 @@ class Tracker:
                 env=environment | dict(QUIET),
                 start_new_session=True,
             )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
+        self._pipe = cast(IO[bytes], self._process.stdin)
+        os.set_blocking(self._pipe.fileno(), False)
 
     def take(self, event: str, facts: Mapping[str, Any]) -> None:
         """Pass the figures of an event on, or drop them if the child does not read."""
@@ -119,8 +119,7 @@ class Tracker:
             return
         line = json.dumps({"step": facts["step"], "figures": found}).encode() + b"\n"
         try:
-            assert self._process.stdin is not None
-            os.write(self._process.stdin.fileno(), line)  # shorter than a pipe's unit: whole or not at all
+            os.write(self._pipe.fileno(), line)  # shorter than a pipe's unit: whole or not at all
         except OSError as error:
             if not self._told:
                 logger.warning("%s takes no figures (%s); see output.log in its folder.", self._kind, error)
@@ -128,9 +127,8 @@ class Tracker:
 
     def close(self) -> None:
         """Let the child write what it has, and end it."""
-        assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.close()
+            self._pipe.close()
         try:
             self._process.wait(CLOSING_SECONDS)
         except subprocess.TimeoutExpired:

@@ -7,7 +7,6 @@ import hmac
 import ipaddress
 import json
 import logging
-import math
 import os
 import secrets
 from asyncio import Transport
@@ -98,8 +97,9 @@ def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]])
 
 
 def to_json(value: Any) -> bytes:
-    """JSON that a browser can read whatever is in `value`: no NaN, and no `<`, whatever reads it."""
-    return json.dumps(_finite(value)).replace("<", "\\u003c").encode()
+    """JSON that a browser can read whatever is in `value`: null for NaN and infinity, and no `<`, whatever reads it."""
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(finite).replace("<", "\\u003c").encode()
 
 
 def json_response(request: web.BaseRequest, body: bytes) -> web.Response:
@@ -334,13 +334,3 @@ def _unless_known(request: web.BaseRequest, body: bytes, kind: str) -> web.Respo
     if any(known.value == tag for known in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return value

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.memory import Dtype
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.decoder import understood
@@ -230,8 +230,7 @@ def _dtype(wanted: str | None) -> torch.dtype:
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:
     """The error for a person when a model, or a part of it, cannot be had."""
-    first_line = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return UserError(
-        f"The model {name!r} ({source}) cannot be loaded: {first_line}",
+        f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}",
         "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER.",
     )

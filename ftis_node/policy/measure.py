@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 from transformers.pytorch_utils import Conv1D
 
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.context import context_of
 from ftis_node.fit.geometry import Geometry, Linear
 from ftis_node.policy.generate.decoder import reach, understood
@@ -55,9 +55,8 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     except UserError:
         raise
     except Exception as error:  # as many kinds as there are architectures
-        line = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise UsageError(
-            f"{name} is no model that can be planned for: {line}",
+            f"{name} is no model that can be planned for: {first_line(error)}",
             "Use a decoder of a family such as Qwen2.5 or Llama.",
         ) from error
 

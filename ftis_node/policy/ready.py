@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, first_line
 from ftis_node.policy.adapters import BaseTunerLayer
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.native import decoder_logprobs
@@ -50,8 +50,7 @@ def ready(policy: Policy) -> Policy:
         policy.model.train()
         training = _logprobs(policy, probe)
     except Exception as error:  # as many kinds as there are architectures
-        line = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UsageError(f"{policy.name} cannot be scored: {line}", _OTHER_MODEL) from error
+        raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", _OTHER_MODEL) from error
     finally:
         policy.model.eval()
     tolerance = _tolerance(policy, probe, plain)
@@ -89,7 +88,7 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: fl
         apart = _apart(padded, _logprobs(packed, probe))
         why = _compared(apart, tolerance)
     except Exception as error:  # a model's code that takes no such arguments: then it is padded
-        apart, why = float("inf"), _in_short(error)
+        apart, why = float("inf"), first_line(error, 100)
     if apart <= tolerance:
         return packed, f"packed ({why})"
     model.set_attn_implementation("sdpa")
@@ -105,7 +104,7 @@ def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: floa
         apart = _apart(padded, decoder_logprobs(policy, probe))
     except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
-        return policy, f"{slow}, for the native decoder failed ({_in_short(error)})"
+        return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
     if apart <= tolerance:
         return replace(policy, lean=True), f"generates by the native decoder ({_compared(apart, tolerance)})"
     if policy.graphs:
@@ -116,10 +115,6 @@ def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: floa
 
 def _compared(apart: float, tolerance: float) -> str:
     return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
-
-
-def _in_short(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:100]
 
 
 def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:

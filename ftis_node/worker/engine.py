@@ -429,9 +429,9 @@ class Engine:
         """Whether the greedy answers to these rows of the training data are right."""
         examples = [self.task.train[row] for row in rows]
         prompts = [self.prompts[row] for row in rows]
-        sampling, judged = self._sampling(greedy=True, cap=self.run.completion_tokens), dict[int, bool]()
+        sampling = self._sampling(greedy=True, cap=self.run.completion_tokens)
         with self._phase("evaluate"):
-            greedy.evaluate(
+            outcome = greedy.evaluate(
                 self.policy,
                 prompts,
                 examples,
@@ -439,9 +439,8 @@ class Engine:
                 sampling,
                 episodes=self._episodes,
                 room=self._evaluating,
-                tell=lambda batch: judged.update({id(one.example): one.score.reward > 0 for one in batch}),
             )
-        return [judged[id(example)] for example in examples]
+        return [one.score.reward > 0 for one in outcome.judged]
 
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Load another task under `name` for evaluation only. Call it after `open`.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from ftis_node.errors import first_line
+
 logger = logging.getLogger(__name__)
 
 _failures: list[str] = []  # why a capture failed; there is no second one in this process
@@ -75,7 +77,7 @@ class Graphs:
                 self._outputs = self._function(*self._inputs)
         except Exception as error:  # as many kinds as there are drivers
             torch.cuda.set_stream(here)
-            _failures.append((str(error) or type(error).__name__).splitlines()[0][:200])
+            _failures.append(first_line(error))
             logger.warning("Generation goes on without CUDA graphs, for one could not be captured: %s", _failures[0])
             return False
         self._graph, self._captured = graph, self._shape

@@ -14,16 +14,16 @@ import http.client
 import ipaddress
 import json
 import logging
-import queue
 import shutil
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -349,22 +349,19 @@ class Server:
 
 def _meanwhile(work: Callable[[], T]) -> T:
     """The result of work in a thread of its own. Raises Interrupted as soon as that is asked for."""
-    done: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            future.set_result(work())
         except BaseException as error:
-            done.put((None, error))
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while True:
+    check()
+    while not wait([future], LOOK_SECONDS).done:
         check()
-        with contextlib.suppress(queue.Empty):
-            result, error = done.get(timeout=LOOK_SECONDS)
-            if error is not None:
-                raise error
-            return cast("T", result)
+    return future.result()
 
 
 @contextlib.contextmanager
