@@ -14,9 +14,9 @@ from huggingface_hub import constants
 
 from ftis_node.config.run import Hints, RunFile, dump_run_file
 from ftis_node.preflight.redaction import Redactor
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
@@ -38,12 +38,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     place.store.write_text("body-of-a-packet")
     hints = Hints(bootstraps=(PLACE,))
     place.run_file.write_text(dump_run_file(RunFile(run=RUN, hints=hints)))
-    checkpoints = Checkpoints(place.checkpoints)
-    directory = checkpoints.begin(3)
-    (directory / "trainable.safetensors").write_text("weights-of-the-model")
-    (directory / "optimiser.safetensors").write_text("state-of-the-optimiser")
-    facts = {"model": labelled("tiny-a", "full"), "optimiser": "adamw", "progress": {"step": 3}}
-    checkpoints.commit(directory, facts)
+    left = {"trainable": "weights-of-the-model", "optimiser": "state-of-the-optimiser"}
+    begun(place.path, 3, "tiny-a", "full", **left)
     place.log.write_text(
         f"Going on from step 3 in {place.path}\n"
         f"dialled {PLACE} and [2001:db8::77]:4001 and /dns4/node.somebody.example/tcp/1 and 198.51.100.9:80\n"
@@ -248,9 +244,7 @@ def test_a_hostile_log_is_cleaned_in_time_with_its_length() -> None:
 def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Cli, tmp_path: Path) -> None:
     """A damaged run file, checkpoints of a model that is gone, wrong flags and a wrong environment at once."""
     home.run_file.write_text("run =")
-    checkpoints = Checkpoints(home.checkpoints)
-    facts = {"model": labelled(str(tmp_path / "gone"), "full"), "optimiser": "adamw", "progress": {"step": 4}}
-    checkpoints.commit(checkpoints.begin(4), facts)
+    begun(home.path, 4, str(tmp_path / "gone"), "full")
     code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), "--set", "seed=x")
     assert code == 0, err
     findings = json.loads(contents(tmp_path / "r.tar.gz")["doctor.json"])

@@ -35,13 +35,13 @@ from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
 from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
 from tests.support.ports import taken_port
@@ -144,9 +144,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
-    checkpoints.commit(checkpoints.begin(7), facts)
+    begun(tmp_path, 7, "tiny-a", "lora")
     before = sorted(tmp_path.rglob("*"))
     report = report_of(join, "--home", str(tmp_path))
     assert (report["home"]["step"], report["model"]["kind"]) == (7, "lora")

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks import Example, gsm8k, load_task, make_task, score
 from ftis_node.tasks.download import Remote, cache_dir, cached
 from ftis_node.tasks.task import TextCaps
+from tests.support.served import Quiet, served
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(
@@ -226,7 +223,7 @@ CONTENT = b'{"question": "q", "answer": "#### 1"}\n' * 5000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Files(http.server.BaseHTTPRequestHandler):
+class Files(Quiet):
     def do_GET(self) -> None:
         if self.path == "/missing":
             self.send_error(404)
@@ -238,25 +235,10 @@ class Files(http.server.BaseHTTPRequestHandler):
         body = {"/good": CONTENT, "/wrong": CONTENT[::-1], "/long": CONTENT * 2}.get(self.path, CONTENT[:-100])
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
 
 def test_a_download_lands_in_one_piece_and_is_not_repeated(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "file"
-    with serving() as url:
+    with served(Files) as url:
         remote = Remote(f"{url}/good", len(CONTENT), DIGEST)
         assert cached(remote, target).read_bytes() == CONTENT
     assert cached(remote, target) == target  # the server is gone
@@ -266,7 +248,7 @@ def test_a_download_lands_in_one_piece_and_is_not_repeated(tmp_path: Path) -> No
 def test_a_damaged_cache_is_mended(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"half")
-    with serving() as url:
+    with served(Files) as url:
         assert cached(Remote(f"{url}/good", len(CONTENT), DIGEST), target).read_bytes() == CONTENT
 
 
@@ -281,14 +263,14 @@ def test_a_damaged_cache_is_mended(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str) -> None:
-    with serving() as url, pytest.raises(UsageError, match=reason) as caught:
+    with served(Files) as url, pytest.raises(UsageError, match=reason) as caught:
         cached(Remote(f"{url}/{path}", len(CONTENT), DIGEST), tmp_path / "file")
     assert "--data" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as url:
+    with served(Files) as url:
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gsm8k, "TRAIN", Remote(f"{url}/good", len(CONTENT), DIGEST))
