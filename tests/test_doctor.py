@@ -330,21 +330,16 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -
 
 
 def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
-    case = a_case(home)
+    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
+    case = a_case(tmp_path)
     assert case.task_name == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
 
 
 def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
     run_files.new(tmp_path / "run.toml")
-    home = tmp_path / "home"
-    home.mkdir()
-    (tmp_path / "run.toml").rename(home / "run.toml")
-    found = seen(models.tokenizer, a_case(home))
-    assert list(found) == ["ok"] and load_run_file(home / "run.toml").run.id.hex() in found["ok"].text
+    found = seen(models.tokenizer, a_case(tmp_path))
+    assert list(found) == ["ok"] and load_run_file(tmp_path / "run.toml").run.id.hex() in found["ok"].text
 
 
 def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Cli, tmp_path: Path) -> None:
