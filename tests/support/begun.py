@@ -6,6 +6,14 @@ from pathlib import Path
 
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
+from ftis_node.worker.restore import Checkpoint, find_checkpoint
+
+
+def checkpoint_of(home: Path) -> Checkpoint:
+    """The one that a home goes on from."""
+    found = find_checkpoint(str(home))
+    assert found is not None
+    return found
 
 
 def begun(home: Path, step: int, model: str, kind: str, **files: str) -> None:
