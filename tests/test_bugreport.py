@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,9 @@ from huggingface_hub import constants
 
 from ftis_node.config.run import Hints, RunFile, dump_run_file
 from ftis_node.preflight.redaction import Redactor
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
@@ -26,6 +26,7 @@ PLACE = f"/ip4/203.0.113.77/tcp/4001/p2p/{PEER}"
 LEFT = "hf_AbCdEfGhIjKlMnOpQrStUv pa55w0rd-in-a-url sesame-open-sesame page-token-0123456789 bearer-of-bad-news "
 LEFT += "weights-of-the-model state-of-the-optimiser body-of-a-packet not-ours-to-tell"
 SECRETS = {*LEFT.split(), KEY.hex()}
+Report = Callable[..., tuple[dict[str, str], str]]
 
 
 @pytest.fixture
@@ -38,12 +39,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     place.store.write_text("body-of-a-packet")
     hints = Hints(bootstraps=(PLACE,))
     place.run_file.write_text(dump_run_file(RunFile(run=RUN, hints=hints)))
-    checkpoints = Checkpoints(place.checkpoints)
-    directory = checkpoints.begin(3)
-    (directory / "trainable.safetensors").write_text("weights-of-the-model")
-    (directory / "optimiser.safetensors").write_text("state-of-the-optimiser")
-    facts = {"model": labelled("tiny-a", "full"), "optimiser": "adamw", "progress": {"step": 3}}
-    checkpoints.commit(directory, facts)
+    left = {"trainable": "weights-of-the-model", "optimiser": "state-of-the-optimiser"}
+    begun(place.path, 3, "tiny-a", "full", **left)
     place.log.write_text(
         f"Going on from step 3 in {place.path}\n"
         f"dialled {PLACE} and [2001:db8::77]:4001 and /dns4/node.somebody.example/tcp/1 and 198.51.100.9:80\n"
@@ -61,9 +58,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def report(cli: Cli) -> Cli:
-    """The command in this process: exit code, stdout and stderr."""
-    return partial(cli, "bugreport")
+def report(cli: Cli, home: Home, tmp_path: Path) -> Report:
+    """Reports on the home in this process: the files that were packed, and stdout."""
+
+    def make(*flags: str) -> tuple[dict[str, str], str]:
+        code, told, err = cli("bugreport", "--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), *flags)
+        assert code == 0, err
+        return contents(tmp_path / "r.tar.gz"), told
+
+    return make
 
 
 def contents(path: Path) -> dict[str, str]:
@@ -76,13 +79,10 @@ def contents(path: Path) -> dict[str, str]:
     return found
 
 
-def test_what_helps_is_there_and_no_secret_is(home: Home, report: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "report.tar.gz"
-    code, told, err = report("--home", str(home.path), "--out", str(out))
-    assert code == 0, err
+def test_what_helps_is_there_and_no_secret_is(report: Report, tmp_path: Path) -> None:
+    packed, told = report()
     assert "Look through it before you send it" in told and "node.log" in told
-    assert out.stat().st_mode & 0o777 == 0o600
-    packed = contents(out)
+    assert (tmp_path / "r.tar.gz").stat().st_mode & 0o777 == 0o600
     assert packed.keys() == {
         *("facts.json", "doctor.json", "settings.json", "environment.json", "run.toml", "node.log", "metrics.jsonl"),
         *("checkpoints.json", "home.txt"),
@@ -105,11 +105,10 @@ def test_what_helps_is_there_and_no_secret_is(home: Home, report: Cli, tmp_path:
     assert RUN.tokenizer in packed["run.toml"]
 
 
-def test_addresses_are_left_where_that_is_wanted(home: Home, report: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "report.tar.gz"
-    code, told, _ = report("--home", str(home.path), "--out", str(out), "--with-addresses", "--json")
-    assert code == 0 and json.loads(told)["packed"].keys() == contents(out).keys()
-    everything = "\n".join(contents(out).values())
+def test_addresses_are_left_where_that_is_wanted(report: Report) -> None:
+    packed, told = report("--with-addresses", "--json")
+    assert json.loads(told)["packed"].keys() == packed.keys()
+    everything = "\n".join(packed.values())
     assert PLACE in everything and not any(secret in everything for secret in SECRETS)
 
 
@@ -193,12 +192,10 @@ def test_row_65_secrets_of_common_forms_are_removed(secret: str) -> None:
         assert cleaned.startswith(dress.partition("{}")[0].replace("{{", "{")), "what is before it stays"
 
 
-def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home: Home, report: Cli, tmp_path: Path) -> None:
+def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home: Home, report: Report) -> None:
     packet = 2 * HEX[:32]
     home.log.write_text(f"run {RUN.id.hex()} packet {packet} key {HEX} by ann@example.org\n")
-    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "report.tar.gz"))
-    log = contents(tmp_path / "report.tar.gz")["node.log"]
-    assert code == 0 and log == f"run {RUN.id.hex()} packet {packet} key [removed] by [removed]\n", err
+    assert report()[0]["node.log"] == f"run {RUN.id.hex()} packet {packet} key [removed] by [removed]\n"
     clean = Redactor(b"a", public=f"hf:ann/sums@{HEX},question,answer code:{HEX[::-1]}").clean
     assert clean(f"hf:ann/sums@{HEX}, {HEX[::-1]}") == f"hf:ann/sums@{HEX}, {HEX[::-1]}"
 
@@ -245,35 +242,28 @@ def test_a_hostile_log_is_cleaned_in_time_with_its_length() -> None:
     subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=600)
 
 
-def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Cli, tmp_path: Path) -> None:
+def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report, tmp_path: Path) -> None:
     """A damaged run file, checkpoints of a model that is gone, wrong flags and a wrong environment at once."""
     home.run_file.write_text("run =")
-    checkpoints = Checkpoints(home.checkpoints)
-    facts = {"model": labelled(str(tmp_path / "gone"), "full"), "optimiser": "adamw", "progress": {"step": 4}}
-    checkpoints.commit(checkpoints.begin(4), facts)
-    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), "--set", "seed=x")
-    assert code == 0, err
-    findings = json.loads(contents(tmp_path / "r.tar.gz")["doctor.json"])
+    begun(home.path, 4, str(tmp_path / "gone"), "full")
+    findings = json.loads(report("--set", "seed=x")[0]["doctor.json"])
     told = " ".join(one["text"] for one in findings if one["verdict"] == "fail")
     assert "is not TOML" in told and "There is no model" in told
     assert "'seed' from flags is wrong" in told and "FTIS_HUB_PASSWORD is no setting" in told
 
 
-def test_a_long_log_is_cut_at_a_line(home: Home, report: Cli, tmp_path: Path) -> None:
+def test_a_long_log_is_cut_at_a_line(home: Home, report: Report) -> None:
     with home.log.open("w") as log:
         for number in range(30_000):
             log.write(f"line {number} {'x' * 40}\n")
-    code, _, _ = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"))
-    lines = contents(tmp_path / "r.tar.gz")["node.log"].splitlines()
-    assert code == 0 and lines[-1].startswith("line 29999") and lines[0].startswith("line ")
+    lines = report()[0]["node.log"].splitlines()
+    assert lines[-1].startswith("line 29999") and lines[0].startswith("line ")
     assert 900_000 < sum(len(line) + 1 for line in lines) <= 1 << 20
 
 
-def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Cli, tmp_path: Path) -> None:
+def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Report) -> None:
     (home.checkpoints / "step-00000003" / "checkpoint.json").write_text("{")
     home.metrics.unlink()
     home.metrics.mkdir()
-    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"))
-    packed = contents(tmp_path / "r.tar.gz")
-    assert code == 0, err
+    packed, _ = report()
     assert json.loads(packed["checkpoints.json"]) == {"step-00000003": "damaged"} and "metrics.jsonl" not in packed

@@ -14,8 +14,8 @@ from ftis_node.config import documentation
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import PROFILES, Settings, collect
 from ftis_node.node.checkpointing import LearnedSizes
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.planning import memory_budget, memory_limit
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
@@ -153,9 +153,7 @@ def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
 
 def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -> None:
     home, other = tmp_path / "home", tmp_path / "other.toml"
-    checkpoints = Checkpoints(home / "checkpoints")
-    facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
-    checkpoints.commit(checkpoints.begin(7), facts)
+    begun(home, 7, "tiny-b", "lora")
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "gsm8k"}))))
     flags = ("config", "show", "--json", "--origin", "--home", str(home), "--set", "device=cpu", "--set", "vram_gb=8")
     shown = json.loads(cli(*flags)[1])

@@ -33,7 +33,7 @@ from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home
 from ftis_node.text import GB
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
+from ftis_node.worker.engine import OPTIMISER, WEIGHTS
 from ftis_node.worker.messages import (
     OWN_DATA,
     AddEvaluation,
@@ -53,7 +53,7 @@ from ftis_node.worker.messages import (
 )
 from tests.support.cli import answer, refused
 from tests.support.daemons import Join
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, opened_engine
 
 Answer = TypeVar("Answer")
 KINDS: dict[str, dict[str, Any]] = {
@@ -216,9 +216,7 @@ def test_a_snapshot_is_of_its_moment_and_whole(
 def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
     rows = tmp_path / "mine.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
-    alone = Engine()
-    facts = alone.load(arithmetic_settings(generation_batch=32), "arithmetic", own_data=str(rows))
-    alone.open(arithmetic_run(facts, prompt_tokens=96))
+    alone = opened_engine(load={"own_data": str(rows)}, run={"prompt_tokens": 96}, generation_batch=32)
     report = alone.step(batch_of(ROWS, alone.generate(ROWS).groups, uneven=True), own_data=3)
     node = Node(tmp_path, 2, rows)
     made = node.ask(Generate(ROWS)).groups

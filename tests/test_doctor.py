@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +32,12 @@ from ftis_node.preflight.checks import listed
 from ftis_node.preflight.finding import Check, Finding, examine, failed
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.preflight.smoke import smoke
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.ports import taken_port
+from tests.support.served import Quiet, served
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, member
 
@@ -226,25 +226,16 @@ def test_a_device_that_fails_is_told_and_does_no_harm() -> None:
 def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, ahead: float = 0.0) -> Iterator[None]:
     """A hub on loopback, `ahead` seconds ahead of this machine, with a status code for each path."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_HEAD(self) -> None:
             self.send_response_only(answers(self.path))
             self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Handler) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        yield
 
 
 @pytest.mark.parametrize(("ahead", "verdict"), [(0.0, "ok"), (-900.0, "warn"), (4 * 3600.0, "fail")])
@@ -339,21 +330,16 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -
 
 
 def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
-    case = a_case(home)
+    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
+    case = a_case(tmp_path)
     assert case.task_name == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
 
 
 def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
     run_files.new(tmp_path / "run.toml")
-    home = tmp_path / "home"
-    home.mkdir()
-    (tmp_path / "run.toml").rename(home / "run.toml")
-    found = seen(models.tokenizer, a_case(home))
-    assert list(found) == ["ok"] and load_run_file(home / "run.toml").run.id.hex() in found["ok"].text
+    found = seen(models.tokenizer, a_case(tmp_path))
+    assert list(found) == ["ok"] and load_run_file(tmp_path / "run.toml").run.id.hex() in found["ok"].text
 
 
 def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Cli, tmp_path: Path) -> None:
@@ -378,9 +364,7 @@ async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path)
 
 
 def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
-    checkpoints.commit(checkpoints.begin(7), facts)
+    begun(tmp_path, 7, "tiny-b", "lora")
     assert a_case(tmp_path).settings.model == "tiny-b", "the home's, where none is named"
     assert "from step 7 of tiny-b (lora)" in seen(place.checkpoints, a_case(tmp_path))["ok"].text
     assert "another model" in seen(place.checkpoints, a_case(tmp_path, model="tiny-a"))["fail"].text

@@ -18,7 +18,6 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
-from ftis_node.cli import main
 from ftis_node.cli.common import parse_pairs
 from ftis_node.cli.join import NOTICE
 from ftis_node.cli.join import join as join_command
@@ -35,13 +34,13 @@ from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
 from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
 from tests.support.ports import taken_port
@@ -93,18 +92,13 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
     assert "self-report" in str(vars(option)["help"])
 
 
-def test_the_run_it_would_start_is_the_run_it_starts(
+def test_the_run_it_would_start_is_the_run_it_starts_and_one_that_fits_gives_no_problem(
     join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     new(tmp_path / "run.toml")
     capfd.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
     assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
-
-
-def test_a_run_that_fits_gives_no_problem(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    new(tmp_path / "run.toml")
-    capfd.readouterr()
     for flags in ((), ("--task", "arithmetic")):
         report = report_of(join, "--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), *flags)
         assert report["problems"] == [] and report["run"]["from"] == "file"
@@ -144,9 +138,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
-    checkpoints.commit(checkpoints.begin(7), facts)
+    begun(tmp_path, 7, "tiny-a", "lora")
     before = sorted(tmp_path.rglob("*"))
     report = report_of(join, "--home", str(tmp_path))
     assert (report["home"]["step"], report["model"]["kind"]) == (7, "lora")
@@ -191,13 +183,9 @@ def test_data_that_would_be_downloaded_are_not(join: Cli, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_for_the_dry_run_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["ftis-node", "join", "--json", "--home", str(tmp_path / "home")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and "status --json" in capfd.readouterr().err
+def test_json_is_for_the_dry_run_only(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("join", "--json", "--home", str(tmp_path / "home"))
+    assert code == 2 and "status --json" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,11 +224,8 @@ def _models(tmp: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:50_000])
     tensors = load_file(tmp / "gaps" / "model.safetensors")
     save_file(dict(list(tensors.items())[1:]), tmp / "gaps" / "model.safetensors", {"format": "pt"})
-    for name, changes in {
-        "capped": {"final_logit_softcapping": 30.0},
-        "short": {"max_position_embeddings": 20},
-    }.items():
-        _changed(tmp / name / "config.json", changes)
+    _changed(tmp / "capped" / "config.json", {"final_logit_softcapping": 30.0})
+    _changed(tmp / "short" / "config.json", {"max_position_embeddings": 20})
     Qwen2ForCausalLM(tiny_config(vocab_size=20)).save_pretrained(tmp / "small")
     _changed(tmp / "endless" / "tokenizer_config.json", {"eos_token": None})
 

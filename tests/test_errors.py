@@ -20,9 +20,9 @@ from huggingface_hub import constants
 
 from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
+from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.daemons import PATIENCE, Join, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
@@ -90,9 +90,7 @@ def _prepare(tmp: Path, row: Row, run_text: str) -> None:
             (tmp / "home" / "run.toml").write_text(run_text)
     if "{tmp}/begun" in row.line:
         Identity(b"\1" * 32).keep(tmp / "begun" / "identity.key")
-        checkpoints = Checkpoints(tmp / "begun" / "checkpoints")
-        facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
-        checkpoints.commit(checkpoints.begin(7), facts)
+        begun(tmp / "begun", 7, "tiny-a", "lora")
     if "other.key" in row.line:
         Identity(b"\2" * 32).keep(tmp / "other.key")
 

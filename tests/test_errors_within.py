@@ -94,10 +94,25 @@ async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> 
         await Libp2p.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
 
 
-def test_a_machine_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+ALONE = {
+    "a machine without ports": (lambda _: addresses.free_port("127.0.0.1"), UserError, "no free port"),
+    "8 bits without their library": (lambda _: eight_bit(), UsageError, "needs bitsandbytes"),
+    "packets that cannot be read": (lambda folder: StoredPackets(folder / "file"), UserError, "cannot be read"),
+    "a file that an experiment names is missing": (lambda _: sha256_of_named_file("none"), UsageError, "Cannot read"),
+    "a tool that is missing": (lambda _: run_tool("surely-not-there", "x"), UserError, "no surely-not-there here"),
+    "a tool that fails": (lambda _: run_tool("false"), UserError, "`false` failed"),
+    "a device that torch has and a node does not": (lambda _: choose_device("meta"), UsageError, "device 'meta'"),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_what_one_call_ends_with(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(addresses, "_PORT_TRIES", 0)
-    with pytest.raises(UserError, match="no free port"):
-        addresses.free_port("127.0.0.1")
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    (tmp_path / "file").write_text("no database at all, however long one reads in it" * 100)
+    call, kind, match = ALONE[case]
+    with pytest.raises(kind, match=match):
+        call(tmp_path)
 
 
 def test_errors_come_through_the_pipe_as_they_were() -> None:
@@ -124,12 +139,6 @@ def test_a_report_replaces_no_file(tmp_path: Path) -> None:
 
 
 # --- models and checkpoints -------------------------------------------------------------------------------------------
-
-
-def test_8_bits_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(UsageError, match="needs bitsandbytes"):
-        eight_bit()
 
 
 def test_a_model_without_checkpointing_and_one_that_is_random_in_training() -> None:
@@ -169,12 +178,6 @@ def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path: Path) -> None:
         load_trained(Settings(device="cpu", lora=False), found)
 
 
-def test_packets_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "store.sqlite").write_text("no database at all, however long one reads in it" * 100)
-    with pytest.raises(UserError, match="cannot be read"):
-        StoredPackets(tmp_path / "store.sqlite")
-
-
 # --- the lab ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +189,6 @@ def test_an_index_needs_a_page_with_a_place(tmp_path: Path) -> None:
         write_index(tmp_path)
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
     write_index(tmp_path)
-
-
-def test_a_file_that_an_experiment_names_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Cannot read"):
-        sha256_of_named_file(str(tmp_path / "none"))
 
 
 def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path: Path) -> None:
@@ -211,10 +209,6 @@ def test_network_namespaces_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match="need root"), namespaces(2, None):
         pass
-    with pytest.raises(UserError, match="no surely-not-there here"):
-        run_tool("surely-not-there", "x")
-    with pytest.raises(UserError, match="`false` failed"):
-        run_tool("false")
 
 
 # --- what came with the commands of an owner --------------------------------------------------------------------------
@@ -254,11 +248,6 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "iterdir", forbidden)
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         check_target(tmp_path, overwrite=False, source=tmp_path.parent / "elsewhere")
-
-
-def test_a_device_that_torch_has_and_a_node_does_not() -> None:
-    with pytest.raises(UsageError, match="cannot train on the device 'meta'"):
-        choose_device("meta")
 
 
 def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

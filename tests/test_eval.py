@@ -25,7 +25,8 @@ from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.restore import WEIGHTS, find_checkpoint, load_trained, settings_for
+from ftis_node.worker.restore import WEIGHTS, load_trained, settings_for
+from tests.support.begun import checkpoint_of
 from tests.support.cli import printed, refused
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command, until
 from tests.support.small_models import arithmetic_settings, change_weights, engine_in, tiny_policy
@@ -74,12 +75,11 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(home: tuple[Path, d
     untrained = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "200")
     assert untrained["pass_at_1"] != own["pass_at_1"]
     for name in (path / "checkpoints", path / "checkpoints" / "step-00000012"):
-        assert find_checkpoint(str(name)) == find_checkpoint(str(path))
+        assert checkpoint_of(name) == checkpoint_of(path)
 
 
 def test_the_weights_come_back_exactly(home: tuple[Path, dict[str, Any]]) -> None:
-    found = find_checkpoint(str(home[0]))
-    assert found is not None
+    found = checkpoint_of(home[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
     policy = load_trained(settings, found)
     saved = load_file(found.path / WEIGHTS)
@@ -93,8 +93,7 @@ def test_the_weights_come_back_exactly(home: tuple[Path, dict[str, Any]]) -> Non
 
 
 def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    found = find_checkpoint(str(home[0]))
-    assert found is not None
+    found = checkpoint_of(home[0])
     if not found.lora:
         assert settings_for(found, "tiny-a", {}, "")[1]["lora"] == "checkpoint"
         return
@@ -103,8 +102,8 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[s
     directory = checkpoints.begin(1)
     save_file(load_file(found.path / WEIGHTS), directory / WEIGHTS, metadata={"lora_alpha": "40"})
     checkpoints.commit(directory, {"model": "tiny-a (lora)"})
-    other = find_checkpoint(str(tmp_path))
-    assert other is not None and other.task == "" and other.step is None
+    other = checkpoint_of(tmp_path)
+    assert other.task == "" and other.step is None
     settings, origins = settings_for(other, "tiny-a", {}, "gsm8k")
     assert (settings.lora_alpha, origins["lora_alpha"], settings.lora_rank) == (40, "checkpoint", 16)
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
@@ -119,8 +118,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays_where_it_is(
         file.seek(-8, 2)
         file.write(b"\xff" * 8)
     before = sorted(path.rglob("*"))
-    found = find_checkpoint(str(path))
-    assert found is not None and (found.step, found.skipped) == (3, (newest,))
+    found = checkpoint_of(path)
+    assert (found.step, found.skipped) == (3, (newest,))
     error = refused("eval", "--checkpoint", str(newest), "--task", "arithmetic")
     assert "damaged" in error.what and "another checkpoint" in error.fix
     (older / "checkpoint.json").unlink()

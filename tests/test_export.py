@@ -36,7 +36,8 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.engine import ALPHA, WEIGHTS
-from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
+from ftis_node.worker.restore import hold, load_trained, settings_for
+from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
 from tests.support.hub import Hub, running
@@ -72,12 +73,6 @@ def make_home(path: Path, *, lora: bool) -> Path:
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
-
-
-def checkpoint_of(home: Path) -> Checkpoint:
-    found = find_checkpoint(str(home))
-    assert found is not None
-    return found
 
 
 def exported(home: Path, to: Path, *flags: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
 from tests.support.cli import Cli
 from tests.support.daemons import run_cli
-from tests.support.models import DATA
+from tests.support.models import DATA, real_data
 from tests.support.small_models import tiny_config
 
 KEYS = {
@@ -126,7 +126,7 @@ def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:
     assert answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")["budget_gb"] > 0.1
 
 
-@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not on this machine")
+@real_data
 def test_the_caps_are_the_tasks() -> None:
     tasks = {
         "arithmetic": load_task("arithmetic"),

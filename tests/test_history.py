@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,13 @@ def written(path: Path, steps: range) -> None:
     with path.open("a") as file:
         for number in steps:
             file.write(json.dumps({"time": 1e9 + number, "event": "step", **step(number)}) + "\n")
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a log has come to."""
+    history = History(path)
+    history.follow()
+    return history.facts()
 
 
 def test_a_step_becomes_a_point_of_every_curve(tmp_path: Path) -> None:
@@ -113,9 +121,7 @@ def test_a_long_log_in_parts_is_read_in_part(tmp_path: Path, monkeypatch: pytest
     for number in range(1, 2001):
         log.write("step", padding="x" * 500, **step(number))
     log.close()
-    history = History(tmp_path / "metrics.jsonl")
-    history.follow()
-    steps = history.facts()["steps"]["step"]
+    steps = facts_of(tmp_path / "metrics.jsonl")["steps"]["step"]
     assert steps[0] == 1 and steps[-1] == 2000 and 100 < len(steps) < 1000
     assert steps == sorted(set(steps)) and max(b - a for a, b in itertools.pairwise(steps)) < 250
 
@@ -136,9 +142,7 @@ def test_a_step_without_finite_numbers_leaves_a_gap_and_no_wreck(tmp_path: Path)
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write("step", **step(1, own_reward=math.nan, foreign_reward=None, diagnostics={}, skipped="no finite loss"))
     log.close()
-    history = History(tmp_path / "metrics.jsonl")
-    history.follow()
-    steps = history.facts()["steps"]
+    steps = facts_of(tmp_path / "metrics.jsonl")["steps"]
     assert (steps["own_reward"], steps["foreign_reward"], steps["importance"]) == ([None], [None], [None])
 
 
@@ -149,9 +153,7 @@ def test_a_restart_from_an_older_checkpoint_takes_back_what_became_void(tmp_path
     log.write("started", step=3)
     log.write("step", **step(4, own_reward=1.0, bytes_in=7))
     log.close()
-    history = History(tmp_path / "metrics.jsonl")
-    history.follow()
-    steps = history.facts()["steps"]
+    steps = facts_of(tmp_path / "metrics.jsonl")["steps"]
     assert steps["step"] == [1, 2, 3, 4] and steps["own_reward"][-1] == 1.0
     assert steps["in_rate"][-1] >= 0, "a new process counts bytes from nothing"
 

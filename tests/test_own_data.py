@@ -23,7 +23,7 @@ from ftis_node.policy.load import load_tokenizer
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
 from tests.support.daemons import Daemon, Join, run_cli
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.small_models import batch_of, opened_engine
 from tests.support.steppers import stepper
 
 SECRET = "7*8-9="
@@ -39,10 +39,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def opened(rows: Path | None, **changes: Any) -> Engine:
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(generation_batch=32), "arithmetic", own_data=str(rows) if rows else None)
-    engine.open(arithmetic_run(facts, **changes))
-    return engine
+    return opened_engine(load={"own_data": str(rows) if rows else None}, run=changes, generation_batch=32)
 
 
 # --- the compute process ----------------------------------------------------------------------------------------------

@@ -14,25 +14,23 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
-from ftis_node.config.run import CODE, check_fit, load_run_file, make_run
+from ftis_node.config.run import CODE, check_fit, load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
 from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_task, make_task, score, scoring
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
-from tests.support.small_models import arithmetic_run, arithmetic_settings, packed, tiny_tokenizer
+from tests.support.cli import answer, printed
+from tests.support.small_models import arithmetic_settings, opened_engine, packed, tiny_tokenizer
+from tests.support.swarm import make_run
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks.md"
 PLAIN = """
 from ftis_node.tasks import Score, make_task
 
 def judge(text, answer):
-    if "boom" in text:
-        raise RuntimeError("boom")
     return Score(0.5 if answer in text else 0.0, True, answer in text)
 
 def build():
@@ -123,8 +121,7 @@ def test_other_tasks_keep_their_rule() -> None:
 
 def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -> None:
     file, run = jsonl(tmp_path / "t.jsonl", "a", "b", "c"), tmp_path / "run.toml"
-    line = ["run", "new", "--task", str(file), "--model", "tiny-a", "--reward", "exact", "-o", str(run)]
-    assert CliRunner().invoke(app, line, catch_exceptions=False).exit_code == 0
+    printed("run", "new", "--task", file, "--model", "tiny-a", "--reward", "exact", "-o", run)
     assert load_run_file(run).run.reward == "exact"
 
 
@@ -132,10 +129,7 @@ def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -
 
 
 def engine_on(task: str, **load: Any) -> Engine:
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(eval_prompts=2), task, **load)
-    engine.open(arithmetic_run(facts, prompt_tokens=1000, group=2))
-    return engine
+    return opened_engine(task, load=load, run={"prompt_tokens": 1000, "group": 2}, eval_prompts=2)
 
 
 def group(engine: Engine, *texts: str) -> bytes:
@@ -345,8 +339,7 @@ def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
 
 
 def test_eval_takes_a_function(folder: Path) -> None:
-    line = ["eval", "--checkpoint", "tiny-a", "--task", "mine:build", "--device", "cpu", "--json"]
-    figures = json.loads(CliRunner().invoke(app, line, catch_exceptions=False).stdout)
+    figures = answer("eval", "--checkpoint", "tiny-a", "--task", "mine:build", "--device", "cpu")
     assert figures["task"] == "mine:build" and figures["reward"].startswith(CODE)
 
 
@@ -373,20 +366,13 @@ def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source
     assert found[0] != found[1]
 
 
-def run_of(**changes: Any) -> Any:
-    task = load_task("arithmetic")
-    fields = {"task": task.name, "data": task.data, "template": task.template, "reward": task.reward, "group": 4}
-    sizes = {"slots": 4, "prompt_tokens": 16, "completion_tokens": 16, "temperature": 1.0}
-    return make_run(**{**fields, **sizes, "eos": (1,), "tokenizer": "0" * 64, "vocabulary": 26, **changes})
-
-
 def facts_of(run: Any) -> dict[str, Any]:
     return {key: getattr(run, key) for key in ("task", "data", "reward", "turns", "tokenizer", "vocabulary")}
 
 
 def test_nodes_whose_code_differs_are_told(folder: Path) -> None:
     reward = load_task("mine:build", code=True).reward
-    run = run_of(task="mine:build", reward=reward)
+    run = make_run(task="mine:build", reward=reward)
     check_fit(run, facts_of(run), "tiny-a")
     del sys.modules["mine"]
     (folder / "mine.py").write_text(PLAIN.replace("0.5", "0.7"))
@@ -396,7 +382,7 @@ def test_nodes_whose_code_differs_are_told(folder: Path) -> None:
 
 
 def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name() -> None:
-    code, hard = run_of(task="mine:build", reward=f"{CODE}{'0' * 40}"), run_of(reward="math")
+    code, hard = make_run(task="mine:build", reward=f"{CODE}{'0' * 40}"), make_run(reward="math")
     for ours in (False, True):
         with pytest.raises(UsageError, match="only if you name it yourself") as caught:
             check_named(code, task=None, reward=None, ours=ours)
@@ -408,9 +394,9 @@ def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_na
     check_named(hard, task=None, reward="math", ours=False)
     check_named(hard, task=None, reward=None, ours=True)
     for rule in ("integer", "exact", "regex"):
-        check_named(run_of(reward=rule), task=None, reward=None, ours=False)
+        check_named(make_run(reward=rule), task=None, reward=None, ours=False)
     with pytest.raises(UsageError, match="rule is 'integer', not 'exact'"):
-        check_named(run_of(), task=None, reward="exact", ours=True)
+        check_named(make_run(reward="integer"), task=None, reward="exact", ours=True)
 
 
 # The documentation

@@ -19,10 +19,10 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.preflight import inputs
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
-from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
 from ftis_node.tasks import load_task, source_of
+from tests.support.begun import begun
 from tests.support.swarm import identity
 
 HEAVY = ("torch", "transformers", "hivemind")
@@ -124,9 +124,7 @@ def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("flags", [{"model": "tiny-a"}, {"model": "tiny-b", "lora": False}])
 def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, Any]) -> None:
-    checkpoints = Checkpoints(Home(tmp_path / "home").checkpoints)
-    facts = {"model": "tiny-b (lora)", "optimiser": "adamw", "settings": {}, "progress": {"step": 7}}
-    checkpoints.commit(checkpoints.begin(7), facts)
+    begun(tmp_path / "home", 7, "tiny-b", "lora")
     [problem] = checked(tmp_path, flags, task="arithmetic").problems
     assert "are of another model, or trained otherwise: tiny-b (lora)" in problem.what
     assert checked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()

@@ -23,27 +23,22 @@ from typer.testing import CliRunner, Result
 from ftis_node.cli import app
 from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.compute import InProcess
 from ftis_node.lab.replaying.lineage import lineage
 from ftis_node.lab.replaying.replay import replay
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.node.checkpointing import Saving
-from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.provenance import versions
 from ftis_node.store.checkpoints import Checkpoints, verify
 from ftis_node.store.home import Home
-from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.reputation import Reputation
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import Request
 from tests.support.daemons import Daemon, run_cli
 from tests.support.old_home import age
 from tests.support.small_models import arithmetic_run, arithmetic_settings
 from tests.support.step_logs import MACHINE, restored, resumed, started, took
-from tests.support.steppers import Hearsay
+from tests.support.steppers import stepper
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]
@@ -287,50 +282,30 @@ def test_ctrl_c_ends_it_with_130(homes: Homes, monkeypatch: pytest.MonkeyPatch) 
     assert ended.exit_code == 130 and not ended.stdout
 
 
-class InThisProcess:
-    """An engine that answers as a compute process does."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    async def call(self, request: Request[Any]) -> Any:
-        return getattr(self.engine, request.op)(**request.arguments())
-
-
 async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmetic") -> None:
     """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
-    worker = InThisProcess(Engine())
-    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), task, code=True)
+    engine = Engine()
+    loaded = engine.load(arithmetic_settings(batch_groups=4), task, code=True)
     run = arithmetic_run(loaded)
-    opened = worker.engine.open(run)
+    context = AdmissionContext(run=run, prompt_digests=engine.open(run).prompt_digests)
     home.run_file.write_text(dump_run_file(RunFile(run=run)))
-    log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
+    log = MetricsLog(home.metrics)
     settings = loaded.settings.model_dump(mode="json")
     told = {"run": run.id.hex(), "settings": settings, "versions": versions(), "task": task}
     log.write("started", step=0, fresh=True, **MACHINE | told)
-    stepper = Stepper(
-        context=AdmissionContext(run=run, prompt_digests=opened.prompt_digests),
-        reputation=Reputation(boot_seconds),
-        own_only=False,
-        identity=Identity.load_or_create(home.key),
-        store=store,
-        worker=worker,
-        settings=loaded.settings,
-        swarm=Hearsay(0),
-    )
+    worker = InProcess(engine)
+    node = stepper(home.path, 0, context=context, run=run, worker=worker, **settings)
     saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log, 0)
     for bad in bad_steps:
-        taken = await stepper.step(asyncio.Event())
+        taken = await node.step(asyncio.Event())
         assert taken is not None
         log.write("step", **taken.row())
-        await saving.after_step(
-            worker, stepper.progress, replace(taken.report, bad_steps=bad, diverged=bad == BAD_STEPS)
-        )
+        await saving.after_step(worker, node.progress, replace(taken.report, bad_steps=bad, diverged=bad == BAD_STEPS))
     await saving.flush()
-    worker.engine.close()
+    engine.close()
     log.close()
-    store.close()
+    node.store.close()
     home.close()
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,11 +12,8 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks import Example, gsm8k, load_task, make_task, score
 from ftis_node.tasks.download import Remote, cache_dir, cached
 from ftis_node.tasks.task import TextCaps
-
-REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
-real_data = pytest.mark.skipif(
-    not (REAL / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not on this machine"
-)
+from tests.support.models import DATA, real_data
+from tests.support.served import Quiet, served
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -69,8 +62,8 @@ def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path) -> None:
 
 @real_data
 def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k() -> None:
-    task = load_task("gsm8k", data=REAL / "gsm8k_train.jsonl")
-    solutions = [json.loads(line)["answer"] for line in (REAL / "gsm8k_train.jsonl").read_text().splitlines()]
+    task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")
+    solutions = [json.loads(line)["answer"] for line in (DATA / "gsm8k_train.jsonl").read_text().splitlines()]
     assert max(len(task.prompt(e).encode()) for e in (*task.train, *task.held_out)) <= task.text.prompt_bytes
     assert max(len(solution.encode()) for solution in solutions) < task.text.completion_bytes
 
@@ -85,28 +78,18 @@ def test_arithmetic_takes_no_files(tmp_path: Path) -> None:
 
 @real_data
 def test_gsm8k_holds_every_row_and_every_gold_is_an_integer() -> None:
-    task = load_task("gsm8k", data=REAL / "gsm8k_train.jsonl", eval_data=REAL / "gsm8k_test.jsonl")
+    task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")  # the test file is found beside it
     assert (len(task.train), len(task.held_out)) == (7473, 1319)
     assert task.data == gsm8k.TRAIN.sha256
     assert all(str(int(e.answer)) == e.answer for e in (*task.train, *task.held_out))
     assert sum(e.answer.startswith("-") for e in (*task.train, *task.held_out)) == 5
 
 
-@real_data
-def test_gsm8k_finds_the_original_test_file_beside_the_training_file() -> None:
-    assert len(load_task("gsm8k", data=REAL / "gsm8k_train.jsonl").held_out) == 1319
-
-
 def test_gsm8k_golds_follow_the_hashes(tmp_path: Path) -> None:
-    golds = ["12 is it\n#### 12", "#### 1,234", "one #### two\n#### -5", "####  7 "]
-    file = write(tmp_path / "g.jsonl", *({"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)))
+    golds = {"12 is it\n#### 12": "12", "#### 1,234": "1234", "one #### two\n#### -5": "-5", "####  7 ": "7"}
+    file = write(tmp_path / "g.jsonl", *({"question": f"q{text}?", "answer": text} for text in golds))
     task = load_task("gsm8k", data=file)
-    assert {e.question: e.answer for e in (*task.train, *task.held_out)} == {
-        "q0": "12",
-        "q1": "1234",
-        "q2": "-5",
-        "q3": "7",
-    }
+    assert {e.question[1:-1]: e.answer for e in (*task.train, *task.held_out)} == golds
 
 
 def test_gsm8k_without_a_gold_names_the_line(tmp_path: Path) -> None:
@@ -159,12 +142,6 @@ def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int
 def test_equal_questions_are_never_on_both_sides(tmp_path: Path) -> None:
     task = load_task(str(write(tmp_path / "twice.jsonl", *questions(20), *questions(20))))
     assert not {e.question for e in task.train} & {e.question for e in task.held_out}
-
-
-def test_a_prompt_is_given_to_the_model_as_it_is(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(5)]
-    task = load_task(str(write(tmp_path / "p.jsonl", *rows)))
-    assert task.prompt(task.train[0]) == task.train[0].question
 
 
 def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
@@ -226,7 +203,7 @@ CONTENT = b'{"question": "q", "answer": "#### 1"}\n' * 5000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Files(http.server.BaseHTTPRequestHandler):
+class Files(Quiet):
     def do_GET(self) -> None:
         if self.path == "/missing":
             self.send_error(404)
@@ -238,36 +215,16 @@ class Files(http.server.BaseHTTPRequestHandler):
         body = {"/good": CONTENT, "/wrong": CONTENT[::-1], "/long": CONTENT * 2}.get(self.path, CONTENT[:-100])
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
-
-@contextmanager
-def serving() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_download_lands_in_one_piece_and_is_not_repeated(tmp_path: Path) -> None:
+def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damaged(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "file"
-    with serving() as url:
+    with served(Files) as url:
         remote = Remote(f"{url}/good", len(CONTENT), DIGEST)
+        assert cached(remote, target).read_bytes() == CONTENT
+        target.write_bytes(b"half")
         assert cached(remote, target).read_bytes() == CONTENT
     assert cached(remote, target) == target  # the server is gone
     assert [f.name for f in target.parent.iterdir()] == ["file"]
-
-
-def test_a_damaged_cache_is_mended(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_bytes(b"half")
-    with serving() as url:
-        assert cached(Remote(f"{url}/good", len(CONTENT), DIGEST), target).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -281,14 +238,14 @@ def test_a_damaged_cache_is_mended(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str) -> None:
-    with serving() as url, pytest.raises(UsageError, match=reason) as caught:
+    with served(Files) as url, pytest.raises(UsageError, match=reason) as caught:
         cached(Remote(f"{url}/{path}", len(CONTENT), DIGEST), tmp_path / "file")
     assert "--data" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as url:
+    with served(Files) as url:
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gsm8k, "TRAIN", Remote(f"{url}/good", len(CONTENT), DIGEST))

@@ -319,19 +319,15 @@ def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind: str) -> None:
-    assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>"]) == ""
+    """A real one even where it composes accents."""
+    more = ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)] if kind in REAL else []
+    assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>", *more]) == ""
 
 
 @pytest.mark.parametrize("kind", ["26 words", "no decoder"])
 def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind: str) -> None:
     why = refusal(codec(kind), ["1+2-3=", "1 \U0001f600"])
     assert "cannot write '\U0001f600', which this task needs" in why and "choose a model" in why
-
-
-@needs_real
-@pytest.mark.parametrize("kind", ["qwen", "gpt2"])
-def test_real_tokenizers_can_take_part_even_with_accents_that_they_compose(kind: str) -> None:
-    assert refusal(codec(kind), ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)]) == ""
 
 
 def test_a_tokenizer_that_loses_spaces_is_refused() -> None:

@@ -71,31 +71,21 @@ class One(vf.Task[Data]):
         return 1.0
 """
 UNREWARDED = "class One(vf.Task[Data]):\n    pass\n"
-CONTAINED = """
+REWARDED = """
 class One(vf.Task[Data]):
-    NEEDS_CONTAINER = True
-
     @vf.reward
     def r(self) -> float:
         return 1.0
 """
-TOOLED = """
-class One(vf.Task[Data]):
-    @vf.reward
-    def r(self) -> float:
-        return 1.0
+CONTAINED = f"{REWARDED}    NEEDS_CONTAINER = True\n"
+TOOLED = f"""{REWARDED}
     @classmethod
     def toolsets(cls, config):
         return [object()]
 """
-PREPARED = """
-class One(vf.Task[Data]):
+PREPARED = f"""{REWARDED}
     async def setup(self, trace, runtime):
         await runtime.write("x", b"")
-
-    @vf.reward
-    def r(self) -> float:
-        return 1.0
 """
 # The example of docs/tasks.md, of two answers: a number, and another that may heed what is said to the first.
 GUESSES = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text().split("```python\n")[1].split("```")[0]

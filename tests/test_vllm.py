@@ -17,7 +17,7 @@ from ftis_node.host.interruption import Interrupted
 from ftis_node.policy.generate import vllm
 from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.worker.engine import Engine
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
+from tests.support.small_models import arithmetic_settings, batch_of, completions_of, opened_engine
 from tests.support.vllm_server import VllmServer
 
 ROWS = [0, 1, 2, 3]
@@ -37,11 +37,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(server: VllmServer, folder: Path, own_data: str | None = None, **settings: Any) -> Engine:
-    engine = Engine()
     given = {"engine": "vllm", "vllm_url": server.url, "vllm_folder": str(folder), "learning_rate": 1e-2, "lora": True}
-    facts = engine.load(arithmetic_settings(**given | {"warmup_steps": 0} | settings), "arithmetic", own_data=own_data)
-    engine.open(arithmetic_run(facts, temperature=0.9, prompt_tokens=96))
-    return engine
+    run = {"temperature": 0.9, "prompt_tokens": 96}
+    return opened_engine(load={"own_data": own_data}, run=run, **given | {"warmup_steps": 0} | settings)
 
 
 def step(engine: Engine) -> Any:

@@ -8,8 +8,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+
+from tests.support.served import Quiet, served
 
 REVISION = "5f" * 20
 
@@ -38,11 +38,8 @@ class Hub:
 
 @contextlib.contextmanager
 def running(hub: Hub) -> Iterator[Hub]:
-    class Answers(BaseHTTPRequestHandler):
+    class Answers(Quiet):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
 
         def do_HEAD(self) -> None:
             self._answer(body=False)
@@ -138,12 +135,5 @@ def running(hub: Hub) -> Iterator[Hub]:
                     hub.breaks = None
                     self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with served(Answers) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import GPT2Tokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -16,6 +17,7 @@ from ftis_node.tasks.task import REASONING
 from tests.support.tokenizers import CHATML, speaker
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason=f"the GSM8K files are not in {DATA}")
 QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokenizer"
 # The embedding of a real Qwen2.5 has more rows than its tokenizer has words.
 QWEN_ROWS = 151_936

@@ -7,12 +7,11 @@ import hashlib
 import json
 import re
 import textwrap
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+from tests.support.served import Quiet, served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -63,11 +62,8 @@ def hub_of(files: dict[str, bytes]) -> Iterator[Hub]:
     """A stand-in for the hub, whatever a model is called there."""
     hub = Hub(files)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
 
         def do_HEAD(self) -> None:
             self._answer(body=False)
@@ -105,13 +101,5 @@ def hub_of(files: dict[str, bytes]) -> Iterator[Hub]:
             if body:
                 self.wfile.write(content)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with served(Handler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

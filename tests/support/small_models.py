@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -144,11 +144,13 @@ def arithmetic_run(facts: ModelFacts, **changes: Any) -> Run:
     return run_for(facts.shared(), **{"group": 8} | changes)
 
 
-def opened_engine(**settings: Any) -> Engine:
-    """An engine with its model loaded and its run begun."""
+def opened_engine(
+    task: str = "arithmetic", *, load: Mapping[str, Any] = {}, run: Mapping[str, Any] = {}, **settings: Any
+) -> Engine:
+    """An engine with its model loaded and its run begun; load, run: what else it is to load, and changes of the run."""
     engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
-    engine.open(arithmetic_run(facts))
+    facts = engine.load(arithmetic_settings(**settings), task, **load)
+    engine.open(arithmetic_run(facts, **run))
     return engine
 
 

@@ -61,7 +61,7 @@ def stepper(
         own_only=own_only,
         identity=identity or Identity.load_or_create(path / "key"),
         settings=Settings.model_validate({"batch_groups": BATCH, **settings}),
-        store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
+        store=PacketStore(path / "store.sqlite", run.id, 1 << 20),
         worker=worker or Worker(),
         reputation=reputation or Reputation(boot_seconds),
         swarm=Hearsay(others),

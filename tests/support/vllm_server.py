@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy, load_tokenizer
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
+from tests.support.served import Quiet
 from tests.support.small_models import logprobs_of
 
 
@@ -58,7 +59,7 @@ class VllmServer:
     def start(self) -> VllmServer:
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def do_GET(self) -> None:
                 self._answer({})
 
@@ -80,9 +81,6 @@ class VllmServer:
                 self.send_header("Content-Length", str(len(data) + (9 if outer.cut else 0)))
                 self.end_headers()
                 self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.port = self._server.server_address[1]
