@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.run import Run, RunFile, load_run_file
@@ -88,8 +88,9 @@ class Case:
     def source(self) -> Source:
         """The task of that name, with what the owner or the run says of it."""
         said = {"data": self.options.data, "eval_data": self.options.eval_data}
-        reward, code = self.options.reward_of(self.run_file), self.options.task is not None
-        return source_of(self.task_name, **said, reward=reward, code=code)
+        named = self.options.task is not None
+        source = source_of(self.task_name, **said, reward=self.options.reward, code=named)
+        return replace(source, reward=self.options.reward_of(self.run_file)) if source.any_rule else source
 
     @property
     def task_known(self) -> bool:

@@ -86,6 +86,7 @@ class HubDataset(Source):
     Rows whose answer is none under the rule are left out, which is the same on every node.
     """
 
+    any_rule = True
     does = "is downloaded from a hub of datasets"
 
     @classmethod

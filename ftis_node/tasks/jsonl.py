@@ -202,7 +202,7 @@ class JsonLines(Source):
     A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
     """
 
-    has_files = True
+    has_files = any_rule = True
     suffix: ClassVar[str] = ".jsonl"
 
     @classmethod
