@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UserError
 from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
 from ftis_node.swarm.wire.service import FtisSwarm
 from tests.support.doors import node
-from tests.support.swarm import RUN, Answers, transport
+from tests.support.swarm import RUN, Answers, make_run, transport
 from tests.support.talkers import ALICE, BOB, CAROL
 
 
@@ -58,13 +58,15 @@ async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_p
     assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()
 
 
-async def test_a_home_whose_peers_all_speak_another_protocol_says_so_and_not_that_their_run_differs(
-    tmp_path: Path,
-) -> None:
+async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path: Path) -> None:
+    told = [(RUN, "it speaks protocol 1", "Upgrade"), (RUN, "all in another run", "Name a fresh --home")]
+    told += [(make_run(founder=CAROL.peer_id), "into the private run", "Ask a member")]
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, major=1) as (_, network):
         peers = [(await network.addresses())[0]]
         alice.addresses.hear(peers)
         assert not await alice.greet(BOB.author)
-        with pytest.raises(UsageError) as error:
-            check_peers(alice, peers, tmp_path, RUN)
-    assert "it speaks protocol 1" in error.value.what and error.value.fix.startswith("Upgrade ftis-node")
+        for run, what, fix in told:
+            with pytest.raises(UserError) as error:
+                check_peers(alice, peers, tmp_path, run)
+            assert what in error.value.what and error.value.fix.startswith(fix)
+            alice.majors.clear()
