@@ -332,7 +332,10 @@ def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, j
     c = join("c", "--model", "tiny-c", "--peers", a.address(), *flags)
     for daemon in (a, b, c):
         daemon.wait(lambda s: len(s.get("foreign_groups_used", {})) == 2, "it trained on both others' parts")
-    shared = lambda: [step for step in read_events(a.home.metrics, "step") if len(step["authors"]) == 2]  # noqa: E731
+
+    def shared() -> list[dict[str, Any]]:
+        return [step for step in read_events(a.home.metrics, "step") if len(step["authors"]) == 2]
+
     a.wait(lambda s: bool(shared()), "a step has parts of all three")
     assert all(step["own_groups"] for step in shared())
     b.kill()

@@ -13,6 +13,7 @@ equal rewards; with `sgt` a foreign group without a right sample.
 from __future__ import annotations
 
 from ftis_node.methods.choices import Parts
+from ftis_node.methods.policy_gradient import gspo
 
 
 def graft() -> Parts:
@@ -29,14 +30,7 @@ def hacpo() -> Parts:
 
     Of others: what is near enough. Source: 2603.02604.
     """
-    return {
-        "importance": "none",
-        "threshold": None,
-        "trust": "hacpo",
-        "ratio": "sequence",
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    }
+    return {**gspo(), "importance": "none", "trust": "hacpo"}
 
 
 def sgt() -> Parts:

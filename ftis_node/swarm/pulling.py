@@ -286,6 +286,7 @@ class Pulling:
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """A bit mask of the packets that a free holder has; 0 if the author is banned, no member any more, or has used
         its share of this step's pulls."""
+        if not (held := known.held_among(free)):
+            return 0
         author = known.announcement.author
-        may = self._reputation.may_be_pulled(author, most) and self._membership.welcomes(author)
-        return known.held_among(free) if may else 0
+        return held if self._reputation.may_be_pulled(author, most) and self._membership.welcomes(author) else 0

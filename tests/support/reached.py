@@ -16,7 +16,6 @@ from ftis_node import errors
 from tests.support.reaching import watch
 
 SOURCE = Path(ftis_node.__file__).parent
-ERRORS = ("UserError", "UsageError")
 FOLDER = pytest.StashKey[str]()
 MISSED = pytest.StashKey[list[str]]()
 
@@ -24,7 +23,7 @@ MISSED = pytest.StashKey[list[str]]()
 def sites(source: str, name: str) -> Iterator[tuple[str, range, str]]:
     """The places of a program's text that make a UserError: its name, lines and words."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "UsageError") and node.args:
             yield name, range(node.lineno, (node.end_lineno or node.lineno) + 1), ast.unparse(node.args[0])
 
 
