@@ -45,7 +45,7 @@ class RunDefaults(TypedDict):
 RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 
 TASKS = (
-    "arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, verifiers:NAME, or Python: "
+    "arithmetic, gsm8k, a .jsonl or .csv file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, verifiers:NAME, or Python: "
     "package.module:function"
 )
 """The tasks that a person can name, for help and errors."""

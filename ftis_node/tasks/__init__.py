@@ -9,6 +9,7 @@ from typing import Any
 from ftis_node.config.run import TASKS, Run
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import Arithmetic
+from ftis_node.tasks.csv_rows import CsvRows
 from ftis_node.tasks.gsm8k import Gsm8k
 from ftis_node.tasks.hub import HubDataset
 from ftis_node.tasks.jsonl import JsonLines
@@ -55,6 +56,7 @@ class _Unknown(Source):
 
 KINDS: tuple[type[Source], ...] = (
     JsonLines,
+    CsvRows,
     Arithmetic,
     Gsm8k,
     Math500,
