@@ -29,6 +29,7 @@ from ftis_node.cli import (
     logs,
     run,
     runs,
+    task,
     top,
     watch,
 )
@@ -83,6 +84,7 @@ app.command("members")(invitations.members)
 app.command("remove")(invitations.remove)
 app.command("runs")(runs.runs)
 app.add_typer(run.app, name="run")
+app.add_typer(task.app, name="task")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 app.add_typer(doctor.app, name="doctor")

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from ftis_node.tasks.jsonl import CORRECT, JsonLines, Unusable
+from ftis_node.tasks.jsonl import BLANK, CORRECT, JsonLines, Unusable
 
 FIELD_CHARACTERS = 1 << 17
 _FIRST = "Begin the file with a line such as question,answer."
@@ -40,8 +40,8 @@ class CsvRows(JsonLines):
             if row is None:
                 return
             if not any(field.strip() for field in row):
-                continue
-            if names is None:
+                yield number, BLANK
+            elif names is None:
                 names = [name.strip() for name in row]
                 if "answer" not in names or len(set(names)) < len(names):
                     yield number, Unusable("is no header with `answer`, and each column once", _FIRST)

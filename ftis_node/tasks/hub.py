@@ -142,9 +142,9 @@ class HubDataset(Source):
             rows += [Example(question, gold)] if gold is not None else []
             left_out += gold is None
         if left_out > len(rows):
-            many = f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,}"
             raise UsageError(
-                f"{many} have an answer that is not {wanted}.",
+                f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not "
+                f"{wanted}.",
                 "Name another column with --answer, or another rule with --reward.",
             )
         if left_out:

@@ -30,6 +30,7 @@ _HELD_OUT = 0.1
 _EXPRESSION_CHARACTERS = 1000
 _LINES_TOLD = 10
 _NEXT = ",\n"
+BLANK = object()
 CORRECT = "Correct or remove that line."
 
 
@@ -61,14 +62,13 @@ class Layout:
 
 
 def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
-    """The number of each line that is not blank, and its value, or `UnusableLine`."""
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        row: object
+    """The number of each line, and its value, `BLANK` or `UnusableLine`."""
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), start=1):
+        row: object = BLANK
         try:
-            row = json.loads(line.decode())
-            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            if line.strip():
+                row = json.loads(line.decode())
+                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError):
             row = UnusableLine("is not JSON in UTF-8", CORRECT)
         yield number, row
@@ -86,11 +86,11 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a CSV or JSONL file that exists.") from error
     rows: list[Example] = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []
-    for number, row in rows_in(data):
+    for number, row in ((number, row) for number, row in rows_in(data) if row is not BLANK):
         try:
             field, example = _row(row, layout, f"Line {number} of {path.name}")
             used = used or field
@@ -221,6 +221,9 @@ class JsonLines(Source):
     def rule(self) -> str:
         """By which answers are judged."""
         return self.reward or "integer"
+
+    def empty(self) -> int:
+        return sum(row is BLANK for _, row in self.rows_in((self.data or self.file).read_bytes()))
 
     def foreseen(self) -> tuple[str | None, str | None]:
         return sha256_of(self.data or self.file), self.rule

@@ -72,6 +72,7 @@ class Judge(Asked):
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
         self._kind = rule
+        self.takes_gold = rule not in ("tests", "verifiers")
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)
         starting = _STARTING.get(rule, START_SECONDS)
         super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, starting, memory)

@@ -67,9 +67,11 @@ class Scorer:
     """Gives verdicts on texts. One thread at a time may use it; as a context it ends the process that it may have.
 
     This one gives those of a function. tagged: an answer counts between its tags only.
+    takes_gold: the gold answer is itself an answer.
     """
 
     tagged = True
+    takes_gold = True
 
     def __init__(self, function: Callable[[str, str], Score]) -> None:
         self.function = function

@@ -74,6 +74,10 @@ class Source(ABC):
         """The training file, if there is one here, and the file of held-out questions, if one was named."""
         return [path for path in (self.data or self.file, self.eval_data) if path is not None]
 
+    def empty(self) -> int:
+        """Blank rows of the file; 0 where there is none."""
+        return 0
+
     def in_run(self, run_task: str | None) -> str:
         """The task's name as the run has it."""
         return self.name

@@ -1,0 +1,54 @@
+"""``ftis-node task``: a task's rows, before a run is made of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from msgspec import to_builtins
+
+from ftis_node.cli.common import KINDS, JsonOption, RewardOption, print_json
+from ftis_node.text import counted, say
+
+app = typer.Typer(no_args_is_help=True, help="A task's rows, before a run is made of them.")
+
+
+@app.callback()
+def task() -> None:
+    """A task's rows, before a run is made of them."""
+
+
+@app.command("check")
+def check(
+    task: Annotated[str, typer.Argument(help=KINDS)], reward: RewardOption = None, json: JsonOption = False
+) -> None:
+    """Try every row: whether the rule takes its gold answer for right, and its prompt fits; the exit code is 1 if not.
+
+    A dataset of a hub is downloaded, and a Python task is imported. Nothing is trained.
+    """
+    from rich.progress import TimeElapsedColumn
+
+    from ftis_node.observe.terminal import slow_bar
+    from ftis_node.preflight.task_rows import checked
+    from ftis_node.tasks import source_of
+
+    source = source_of(task, reward=reward, code=True)
+    loaded = source.load()
+    with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
+        found = checked(source, loaded, advance)
+    if json:
+        print_json(to_builtins(found))
+    else:
+        rows = f"{counted(found.rows, 'row')} to train on, {found.held_out} held out"
+        say(f"{found.task}: {rows}, judged by {found.reward}")
+        say(f"  gold answers  {found.accepted} right, {found.refused} wrong, {found.undecided} not checked")
+        say(f"  questions     {counted(found.duplicates, 'row')} asked before, {found.contradictions} with two answers")
+        say(f"  empty rows    {found.empty}")
+        fits = "not checked" if found.longest is None else f"{found.longest} tokens at most"
+        say(f"  prompts       {fits}, and {found.prompt_tokens} are allowed")
+        for what in found.unchecked:
+            say(f"not checked: {what}")
+        for one in found.troubles:
+            say(f"error: {one.what}", f"       {one.fix}")
+    if found.troubles:
+        raise typer.Exit(1)

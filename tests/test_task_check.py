@@ -1,0 +1,90 @@
+"""`task check` tries every row with the real rule, and says what a person should do before a run is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.tasks.jail import can_lock_in
+from tests.support.cli import Cli
+
+SUMS = [(f"What is {n} + 1?", str(n + 1)) for n in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that comes with the package, and writes every text."""
+    monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
+
+
+def file_of(folder: Path, *rows: tuple[str, str], name: str = "rows.jsonl", blank: str = "") -> str:
+    lines = (json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in rows)
+    (folder / name).write_text(blank.join(lines))
+    return str(folder / name)
+
+
+def found(cli: Cli, *line: str, code: int = 0) -> dict[str, Any]:
+    ended, out, _ = cli("task", "check", *line, "--json")
+    assert ended == code, out
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+@pytest.mark.parametrize("rule", ["integer", "exact", "math"])
+def test_every_gold_answer_is_put_to_the_rule(rule: str, cli: Cli, tmp_path: Path) -> None:
+    told = found(cli, file_of(tmp_path, *SUMS), "--reward", rule)
+    assert (told["accepted"], told["refused"], told["undecided"]) == (30, 0, 0) and told["reward"] == rule
+    assert told["rows"] + told["held_out"] == 30 and told["troubles"] == told["unchecked"] == []
+    assert 0 < told["longest"] <= told["prompt_tokens"]
+
+
+def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli, tmp_path: Path) -> None:
+    rows = [*SUMS, SUMS[0], (SUMS[1][0], "77"), ("x" * 5000, "1")]
+    file = file_of(tmp_path, *rows, blank="\n")
+    told = found(cli, file, code=1)
+    assert (told["duplicates"], told["contradictions"], told["empty"]) == (2, 1, 32)
+    words = [one["what"] for one in told["troubles"]]
+    assert any("1 question with different answers: Line 3 of rows.jsonl; Line 63" in one for one in words)
+    assert any("of more than 512 tokens: Line 65 of rows.jsonl" in one for one in words)
+    code, out, _ = cli("task", "check", file)
+    assert code == 1 and "error: 1 question with different answers" in out and "Keep one answer of each." in out
+
+
+def test_a_rule_that_refuses_gold_answers_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(tmp_path, *SUMS, ("Which is it?", r"12 \text{ or } \boxed{13} or"))
+    told = found(cli, file, "--reward", "math", code=1)
+    assert told["refused"] == 1 and "refuses the gold answer of 1 row: Line 31" in told["troubles"][0]["what"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "checked_task.py").write_text(
+        "from ftis_node.tasks import Score, make_task\n"
+        "def judge(text, gold): return Score(float(text == gold and gold != '3'), True, True)\n"
+        "def made(): return make_task([(f'q{n}', n) for n in range(30)], reward=judge)\n"
+    )
+    told = found(cli, "checked_task:made", code=1)
+    assert (told["accepted"], told["refused"]) == (29, 1) and "'q3'" in told["troubles"][0]["what"]
+
+
+@pytest.mark.skipif(not can_lock_in(), reason="nothing can lock code in here (landlock, seccomp, x86-64)")
+def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refused(cli: Cli, tmp_path: Path) -> None:
+    golds = [(f"Write f{n}.", f"assert f{n}(1) == {n}") for n in range(20)]
+    told = found(cli, file_of(tmp_path, *golds), "--reward", "tests")
+    assert told["undecided"] == 20 and "20 rows: the gold answer is no answer itself" in told["unchecked"][0]
+    told = found(cli, file_of(tmp_path, *((f"Say {n}.", f".*|{n}") for n in range(20))), "--reward", "regex", code=1)
+    assert ">nan</answer>' on 16 of 16 rows" in told["troubles"][0]["what"]
+
+
+def test_a_model_that_is_not_here_and_a_task_that_is_none_are_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTIS_MODEL", "tiny-a")
+    assert "tiny-a cannot write" in found(cli, file_of(tmp_path, *SUMS))["unchecked"][0]
+    monkeypatch.setenv("FTIS_MODEL", "somebody/nothing-of-that-name")
+    told = found(cli, "arithmetic")
+    assert told["longest"] is None and told["unchecked"] == ["prompts: somebody/nothing-of-that-name is not here"]
+    (tmp_path / "no.csv").write_text("text,gold\n1,2\n")
+    code, out, err = cli("task", "check", str(tmp_path / "no.csv"))
+    assert code == 2 and out == "" and "line 1, is no header with `answer`" in err
