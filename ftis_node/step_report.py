@@ -74,6 +74,7 @@ class StepReport(msgspec.Struct, frozen=True):
     micro_batch_tokens  the budget that was used in the end
     memory_retries      how often memory was short, so that the gradient was begun anew
     generator           with engine=vllm what the server did
+    columns             of extra columns of verdicts since the last step the mean, or the commonest text
     own_data_groups     groups on rows of the owner's own; own_data_reward: their mean reward
     """
 
@@ -88,6 +89,7 @@ class StepReport(msgspec.Struct, frozen=True):
     micro_batch_tokens: int = 0
     memory_retries: int = 0
     generator: Generator | None = None
+    columns: dict[str, str | float] = {}
     own_data_groups: int = 0
     own_data_reward: float | None = None
     diagnostics: StepFigures = StepFigures()

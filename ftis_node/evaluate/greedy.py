@@ -245,7 +245,7 @@ def judge(
 def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Score:
     """The score of a completion's text; an unfinished one earns nothing."""
     score = scorer(text, example.answer)
-    return score if finished else Score(reward=0.0, formatted=False, lenient=score.lenient)
+    return score if finished else replace(score, reward=0.0, formatted=False)
 
 
 def tokenised(

@@ -138,12 +138,13 @@ class _Curves:
 
 
 class ShownCompletion(msgspec.Struct, frozen=True):
-    """A completion as readable text with its reward and length in tokens."""
+    """A completion as readable text with its reward, length in tokens, and extra columns."""
 
     text: str
     reward: float
     tokens: int
     finished: bool
+    columns: dict[str, str | float] = {}
 
 
 class ShownGroup(msgspec.Struct, frozen=True):
@@ -186,6 +187,7 @@ class _Texts:
 
 
 def _group(group: Shown, texts: GroupText) -> ShownGroup:
-    samples = zip(texts.completions, group.rewards, group.lengths, group.finished, strict=True)
+    columns = texts.columns or [{}] * len(texts.completions)
+    samples = zip(texts.completions, group.rewards, group.lengths, group.finished, columns, strict=True)
     completions = [ShownCompletion(*sample) for sample in samples]
     return ShownGroup(group.step, group.author, texts.question, texts.answer, completions)

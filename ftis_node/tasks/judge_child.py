@@ -122,7 +122,7 @@ def _locked() -> Any:
     return jail
 
 
-def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:
+def _own(name: str) -> Callable[[str, str], list[object] | str]:
     """Imports a person's task; answers the function that gives its verdict on a text and a gold answer."""
     sys.path.insert(0, os.getcwd())  # as `python -m` has it, which the compute process is run by
     from ftis_node.tasks.own import call, judged

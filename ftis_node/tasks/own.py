@@ -28,6 +28,7 @@ from ftis_node.errors import UsageError, UserError, did_you_mean
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
+from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
 
@@ -198,7 +199,8 @@ class Guarded(Asked):
         if isinstance(verdict, str):
             self._tell("failed", f"failed ({verdict})")
             return _WRONG
-        return Score(*verdict)
+        reward, formatted, lenient, columns = verdict
+        return Score(reward, formatted, lenient, bounded(columns))
 
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
@@ -219,13 +221,13 @@ class Guarded(Asked):
         )
 
 
-def judged(function: Scorer, text: str, answer: str) -> list[float | bool] | str:
+def judged(function: Scorer, text: str, answer: str) -> list[object] | str:
     """Return the function's verdict, or why it gave none; it runs in its own process."""
     try:
         verdict = _sound(function(text, answer))
     except (Exception, SystemExit) as error:
         return _told(error)
-    return [verdict.reward, verdict.formatted, verdict.lenient]
+    return [verdict.reward, verdict.formatted, verdict.lenient, verdict.columns]
 
 
 def _sound(verdict: Any) -> Score:
@@ -234,7 +236,7 @@ def _sound(verdict: Any) -> Score:
     reward = float(verdict.reward)
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise ValueError(f"its reward is {reward}, not from 0 to 1")
-    return Score(reward, bool(verdict.formatted), bool(verdict.lenient))
+    return Score(reward, bool(verdict.formatted), bool(verdict.lenient), bounded(verdict.columns))
 
 
 def _no_module(name: str) -> UsageError:

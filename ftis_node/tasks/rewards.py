@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from ftis_node.errors import UsageError
@@ -46,11 +46,13 @@ class Score:
 
     `reward` is 1.0 only for the strict format with the right answer, else 0.0. `formatted` says that the format was
     right, whatever the answer; `lenient` that the last answer anywhere in the text was right, whatever the format.
+    `columns` are shown beside it, see `score_columns`.
     """
 
     reward: float
     formatted: bool
     lenient: bool
+    columns: Mapping[str, str | float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from ftis_node.step_report import Generator, GpuFigures, StepReport
 from ftis_node.tasks import Example, Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.rewards import TAGS
+from ftis_node.tasks.score_columns import ScoreColumns
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.text import rounded
 from ftis_node.tokenizer.chat import end_ids
@@ -126,6 +127,7 @@ class Engine:
         self._scorer: Scorer
         self._side_scorer: Scorer
         self._scorers = ExitStack()
+        self._columns = ScoreColumns()
         # by the name from `add_evaluation`; None: the run's own task
         self._evaluation_sets: dict[str | None, _EvaluationSet] = {}
 
@@ -346,7 +348,8 @@ class Engine:
         for written in self.packets.texts(group.packet, TEXT_TOKENS)[: group.completions]:
             cut = written.cut or len(written.text) > TEXT_LETTERS
             texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
-        return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts)
+        columns = self._columns.of(group.packet)[: group.completions]
+        return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts, columns)
 
     def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None, own_data: int = 0) -> StepReport:
         """Take one optimiser step.
@@ -362,6 +365,7 @@ class Engine:
         rewards = [reward for group in own for part in group.parts for reward in part.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         told = {
+            "columns": self._columns.taken(),
             "own_data_groups": len(own),
             "own_data_reward": mean,
             "generator": self._generator(report),
@@ -613,7 +617,9 @@ class Engine:
     def _worth(self, packet: bytes, example: Example, scorer: Scorer) -> list[float]:
         texts = self.packets.texts(packet)
         scorer.begin()
-        return [greedy.verdict(written.text, written.finished, example, scorer).reward for written in texts]
+        scores = [greedy.verdict(written.text, written.finished, example, scorer) for written in texts]
+        self._columns.add(packet, [dict(score.columns) for score in scores])
+        return [score.reward for score in scores]
 
     def _completions(self, part: GroupPart) -> Sequence[Completion | None]:
         return self.packets.completions(part.packet, own=part.source == OWN)

@@ -120,11 +120,12 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class GroupText(msgspec.Struct, frozen=True):
-    """A group as readable text; very long texts are cut."""
+    """A group as readable text; very long texts are cut. columns: of each completion's verdict, if it had any."""
 
     question: str
     answer: str
     completions: list[str]
+    columns: list[dict[str, str | float]] = []
 
 
 # --- requests -------------------------------------------------------------------------------------------------------

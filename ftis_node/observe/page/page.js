@@ -250,11 +250,12 @@ function together(completions) {
 function groupCard(group) {
   const by = group.author === null ? "this node" : el("code", { title: group.author }, short(group.author));
   const right = group.completions.filter(({ reward }) => reward >= 1).length;
-  const sample = ({ text, reward, tokens, finished, times }) =>
+  const sample = ({ text, reward, tokens, finished, columns, times }) =>
     el("li", { class: reward >= 1 ? "right" : "wrong" },
       el("span", { class: "reward" }, `${reward >= 1 ? "✓" : reward > 0 ? "~" : "✗"} ${number(reward, Number.isInteger(reward) ? 0 : 2)}`),
       el("span", { class: "text", dir: "auto" }, text || "(nothing)"),
-      el("small", null, `${times > 1 ? `${times} alike, ` : ""}${number(tokens)}\u202ftokens${finished ? "" : ", not finished"}`));
+      el("small", null, `${times > 1 ? `${times} alike, ` : ""}${number(tokens)}\u202ftokens${finished ? "" : ", not finished"}`),
+      Object.entries(columns ?? {}).map(([name, value]) => el("small", { dir: "auto" }, `${name}: ${value}`)));
   return el("article", { class: "card group" },
     el("header", null,
       el("p", { class: "question", dir: "auto" }, group.question),
