@@ -86,7 +86,8 @@ async def all_peers() -> dict[str, Any]:
 
 
 async def completions() -> dict[str, Any]:
-    texts = [{"text": text, "reward": 1.0, "tokens": 9, "finished": True} for text in (EVIL, LONG, "\u202eabc", "")]
+    one = {"reward": 1.0, "tokens": 9, "finished": True, "columns": {EVIL: EVIL, "__proto__": LONG[:256], "n": 0.5}}
+    texts = [one | {"text": text} for text in (EVIL, LONG, "\u202eabc", "")]
     group = {"step": 3, "author": None, "question": EVIL, "answer": EVIL, "completions": texts}
     return {"step": 3, "groups": [group, group | {"author": EVIL}]}
 
@@ -144,6 +145,7 @@ async def test_text_of_strangers_is_shown_and_never_run(page: Web) -> None:
     def look(browser: Browser) -> None:
         for place in ("#name", "#reason", "#peers", "#texts-own", "#texts-foreign", "#network"):
             assert EVIL in browser.run("return document.querySelector(arguments[0]).textContent", place), place
+        assert f"{EVIL}: {EVIL}" in browser.run("return document.querySelector('#texts-foreign').textContent")
         assert browser.run("return document.querySelectorAll('img, script').length") == 2, "the page's own"
         assert browser.run("return window.hacked") is None
         assert EVIL in browser.run("return document.title")
