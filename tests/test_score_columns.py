@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.tasks import Score, load_task, scoring
-from ftis_node.tasks.score_columns import COLUMNS, ScoreColumns, bounded
+from ftis_node.tasks.score_columns import CHARACTERS, COLUMNS, ScoreColumns, bounded
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import GroupText, ReadableGroup
 from tests.support.small_models import arithmetic_run, arithmetic_settings
@@ -46,9 +46,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def small(columns: dict[str, Any]) -> bool:
     texts = [value for value in columns.values() if isinstance(value, str)]
-    return (
-        len(columns) <= COLUMNS and all(len(name) <= 64 for name in columns) and all(len(one) <= 256 for one in texts)
-    )
+    return len(columns) <= COLUMNS and all(len(one) <= CHARACTERS for one in (*columns, *texts))
 
 
 def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named: str) -> None:

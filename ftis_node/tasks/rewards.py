@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from ftis_node.errors import UsageError
+from ftis_node.tasks.score_columns import Columns
 
 PURE_RULES = ("integer", "exact")
 """The names that `score` knows: rules whose verdict is the same on every node."""
@@ -52,7 +53,7 @@ class Score:
     reward: float
     formatted: bool
     lenient: bool
-    columns: Mapping[str, str | float] = field(default_factory=dict, hash=False)
+    columns: Columns = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

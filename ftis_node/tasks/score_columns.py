@@ -6,75 +6,61 @@ A reward function makes them, mostly of what strangers wrote. They are bounded w
 from __future__ import annotations
 
 import math
-import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
-COLUMNS, NAME_CHARACTERS, VALUE_CHARACTERS = 8, 64, 256
+COLUMNS, CHARACTERS = 8, 256
 _GROUPS = 256  # whose columns are kept to be shown
-_TEXTS = 64  # different texts of a column that are counted in a step
+_VALUES = 4096  # the latest of a column that a step's figure is made of
+
+Columns = dict[str, str | float]
 
 
-def bounded(columns: object) -> dict[str, str | float]:
+def bounded(columns: object) -> Columns:
     """The first `COLUMNS` columns, cut: names and texts that UTF-8 can write, finite numbers; nothing else."""
-    if not isinstance(columns, Mapping):
-        return {}
-    kept: dict[str, str | float] = {}
-    for name, value in islice(columns.items(), COLUMNS):
-        made = _text(value, VALUE_CHARACTERS) if isinstance(value, str) else _number(value)
-        if isinstance(name, str) and made is not None:
-            kept[_text(name, NAME_CHARACTERS)] = made
-    return kept
+    items = islice(columns.items(), COLUMNS) if isinstance(columns, Mapping) else ()
+    kept = ((_cut(name), _cut(value)) for name, value in items)
+    return {name: value for name, value in kept if isinstance(name, str) and value is not None}
 
 
-def _text(text: str, most: int) -> str:
-    return text[:most].encode(errors="replace").decode()
-
-
-def _number(value: object) -> float | None:
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+def _cut(value: object) -> str | float | None:
+    if isinstance(value, str):
+        return value[:CHARACTERS].encode(errors="replace").decode()
+    with suppress(OverflowError):
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return None
 
 
 class ScoreColumns:
-    """The columns of the latest groups, and of all verdicts since the last step. Any thread may use it."""
+    """The columns of the latest groups, and of all verdicts since the last step. Any thread may add."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._groups: dict[bytes, list[dict[str, str | float]]] = {}
-        self._numbers: dict[str, list[float]] = {}
-        self._texts: dict[str, Counter[str]] = {}
+        self._groups: deque[tuple[bytes, list[Columns]]] = deque(maxlen=_GROUPS)
+        self._values: deque[Columns] = deque(maxlen=_VALUES)
 
-    def add(self, packet: bytes, columns: Sequence[dict[str, str | float]]) -> None:
+    def add(self, packet: bytes, columns: Sequence[Columns]) -> None:
         """Keep the columns of a group's completions, in their order, if there are any."""
-        if not any(columns):
-            return
-        with self._lock:
-            self._groups[packet] = list(columns)
-            if len(self._groups) > _GROUPS:
-                del self._groups[next(iter(self._groups))]
-            for name, value in (item for one in columns for item in one.items()):
-                if name not in self._numbers | self._texts and len(self._numbers | self._texts) >= COLUMNS:
-                    continue
-                if isinstance(value, str):
-                    texts = self._texts.setdefault(name, Counter())
-                    texts.update([value] if value in texts or len(texts) < _TEXTS else ())
-                else:
-                    self._numbers.setdefault(name, []).append(value)
+        if any(columns):
+            self._groups.append((packet, list(columns)))
+            self._values.extend(columns)
 
-    def of(self, packet: bytes) -> list[dict[str, str | float]]:
+    def of(self, packet: bytes) -> list[Columns]:
         """The columns of a group's completions; none if they are no longer known."""
-        with self._lock:
-            return self._groups.get(packet, [])
+        return next((columns for known, columns in list(self._groups) if known == packet), [])
 
-    def taken(self) -> dict[str, str | float]:
-        """Of each column the mean of its numbers, or its commonest text, since the last call."""
-        with self._lock:
-            numbers, texts = self._numbers, self._texts
-            self._numbers, self._texts = {}, {}
-        told: dict[str, str | float] = {name: found.most_common(1)[0][0] for name, found in texts.items()}
-        return told | {name: sum(one / len(found) for one in found) for name, found in numbers.items()}
+    def taken(self) -> Columns:
+        """Of each of the first `COLUMNS` columns the mean, or the commonest text, since the last call."""
+        values = list(self._values)
+        self._values.clear()
+        names = islice(dict.fromkeys(name for one in values for name in one), COLUMNS)
+        return {name: _typical([one[name] for one in values if name in one]) for name in names}
+
+
+def _typical(values: Sequence[str | float]) -> str | float:
+    numbers = [value for value in values if not isinstance(value, str)]
+    if len(numbers) == len(values):
+        return sum(number / len(numbers) for number in numbers)
+    return Counter(map(str, values)).most_common(1)[0][0]

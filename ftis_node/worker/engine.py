@@ -618,7 +618,7 @@ class Engine:
         texts = self.packets.texts(packet)
         scorer.begin()
         scores = [greedy.verdict(written.text, written.finished, example, scorer) for written in texts]
-        self._columns.add(packet, [dict(score.columns) for score in scores])
+        self._columns.add(packet, [score.columns for score in scores])
         return [score.reward for score in scores]
 
     def _completions(self, part: GroupPart) -> Sequence[Completion | None]:
