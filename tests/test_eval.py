@@ -166,7 +166,8 @@ def test_every_completion_is_written_down(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["question"] for row in rows] == [example.question for example in TASK.held_out[:30]]
     assert sum(row["reward"] for row in rows) == figures["correct"]
-    assert rows[0].keys() == {"question", "gold", "completion", "tokens", "finished", "reward", "formatted", "lenient"}
+    told = {"question", "gold", "completion", "tokens", "finished", "reward", "formatted", "lenient", "columns"}
+    assert rows[0].keys() == told
 
 
 def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:

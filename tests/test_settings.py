@@ -10,8 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from ftis_node.config.settings import LIVE, LIVE_CONSTANTS, OBJECTIVE_PARTS, PROFILES, TASKS, Settings, changed, collect
+from ftis_node.config.settings import (
+    LIVE,
+    LIVE_CONSTANTS,
+    OBJECTIVE_PARTS,
+    PROFILES,
+    RETIRED,
+    TASKS,
+    Settings,
+    changed,
+    collect,
+    recorded,
+)
 from ftis_node.errors import Several, UsageError
 
 DEFAULT = Settings()
@@ -79,8 +91,8 @@ def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -
     plain, _ = settled(task="arithmetic")
     assert plain.objective_parts("arithmetic", filters=True) == {"divergence": "k1", "reduction": "sum", "threshold": 1}
     assert plain.objective_parts("arithmetic", filters=False) == plain.objective_parts("gsm8k", filters=True) == {}
-    own, _ = settled(task="arithmetic", flags={"threshold": "3", "epsilon": "0.1", "count_end": "false"})
-    assert own.objective_parts("arithmetic", filters=False) == {"threshold": 3, "epsilon": 0.1, "count_end": False}
+    own, _ = settled(task="arithmetic", flags={"threshold": "3", "epsilon": "0.1", "mask": "token"})
+    assert own.objective_parts("arithmetic", filters=False) == {"threshold": 3, "epsilon": 0.1, "mask": "token"}
     assert own.objective_parts("arithmetic", filters=True)["threshold"] == 3
 
 
@@ -259,3 +271,23 @@ def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
 
 def test_all_live_settings_are_settings() -> None:
     assert set(LIVE) <= Settings.model_fields.keys() and set(LIVE_CONSTANTS) <= set(OBJECTIVE_PARTS)
+
+
+def test_a_setting_of_an_earlier_version_is_told_and_does_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('exchange_peers = 9\ntrust = "graft"\nwait = 3.0\n')
+    settings, _ = settled(file=file, environment={"FTIS_STALL_SECONDS": "9"})
+    assert settings == Settings(wait=3.0)
+    assert {name for name in RETIRED if f"{name} (" in caplog.text} == {"exchange_peers", "trust", "stall_seconds"}
+    with pytest.raises(UsageError, match="Unknown setting 'exchange_peers'"):
+        changed(settings, {"exchange_peers": "9"})
+
+
+def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds() -> None:
+    earlier = Settings(wait=3.0).model_dump() | dict.fromkeys(RETIRED) | {"author_weight": "equal", "eval_share": 0.3}
+    assert recorded(earlier) == Settings(wait=3.0)
+    for change in ({"author_weight": "gain"}, {"trust": "graft"}, {"nothing": 1}):
+        with pytest.raises(ValidationError):
+            recorded(earlier | change)

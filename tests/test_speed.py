@@ -113,12 +113,11 @@ def test_scores_are_summed_in_fp32_also_where_torch_cannot_give_them_so(
     assert (first.dtype, options) == ((torch.bfloat16, {"out_dtype": torch.float32}) if widens else (torch.float32, {}))
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_cudnns_attention_is_taken_only_where_it_is_asked_for(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnns_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     monkeypatch.setattr("ftis_node.policy.load.choose_device", lambda _: SimpleNamespace(type="cuda"))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
     monkeypatch.setattr("ftis_node.policy.load.ready", lambda policy: policy)
-    load_policy(arithmetic_settings(cudnn_attention=wanted))
-    assert told == [wanted]
+    load_policy(arithmetic_settings())
+    assert told == [False]

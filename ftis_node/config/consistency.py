@@ -45,21 +45,15 @@ def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
 
 def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
     for key, known in NAMES.items():
-        if values[key] is not None and values[key] not in known:
+        if values.get(key) is not None and values[key] not in known:
             yield UsageError(
                 f"There is no {key} {values[key]!r} ({origins[key]}).",
                 f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.",
             )
     for key, (limits, holds) in PART_LIMITS.items():
-        value = values[key]
+        value = values.get(key)
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
-    if None not in (low := values["mask_low"], high := values["mask_high"]) and low >= high:
-        yield UsageError(
-            f"mask_low = {low} ({origins['mask_low']}) is not below mask_high = {high} ({origins['mask_high']}): no "
-            "ratio would count.",
-            "Lower mask_low, or raise mask_high.",
-        )
     parts = METHODS[values["objective"]]() if values["objective"] in METHODS else {}
     if "own_only" in parts and values["own_share"] == 0:
         yield UsageError(

@@ -62,10 +62,8 @@ PROFILES: Mapping[str, MachineProfile] = {
         {
             "vram_share": (0.75, "the screen and what is open on it need the rest"),
             "wait": (30.0, "samples of others cost less battery than one's own; generating them is still the limit"),
-            "eval_share": (0.05, "evaluation warms the machine and teaches nobody"),
             "quic": (False, "every node listens on TCP too, and guest networks often block UDP"),
             "upload_mbit": (5.0, "a home's uplink may have 10 Mbit/s, of which a call needs some"),
-            "exchange_peers": (3, "fewer calls a minute over a radio; news still arrives, a little later"),
             "packet_quota_mb": (256, "a replay from the first step is rarely wanted here; its disk is small"),
             "nice": (10, "whoever sits before it comes first"),
             "disk_gb": (50.0, "its disk is for other things"),
@@ -85,7 +83,6 @@ PROFILES: Mapping[str, MachineProfile] = {
         {
             "wait": (5.0, "an idle GPU costs more than samples of one's own"),
             "upload_mbit": (200.0, "what others cannot upload somebody has to pass on"),
-            "exchange_peers": (12, "news reaches more nodes at once, and the line can carry it"),
             "patience": (120.0, "it starts unattended, perhaps before the peers that it is to ask"),
             "packet_quota_mb": (16384, "a whole training can be replayed"),
             "log_format": ("json", "a collector reads its logs"),

@@ -6,6 +6,7 @@ shared with peers; what they must agree on is the run (`config.run`). `docs/sett
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.methods import answers_only
 
 __all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "FTIS_"
 # Which machine profile; every layer but the lowest two may name it. It is no setting itself: it only chooses settings.
@@ -112,13 +115,8 @@ class Settings(BaseModel):
     """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
     vllm_folder: str | None = None
     """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
-    vllm_folder_there: str | None = None
-    """The same folder as the server sees it, where its path is another."""
     cuda_graphs: bool = True
     """Record the kernels of a token once and replay them (native engine, on a GPU). Off: if the driver fails at it."""
-    cudnn_attention: bool = False
-    """Whether PyTorch may take cuDNN's attention on a GPU. On Hopper it may prepare anew for each new shape, and every
-    micro-batch has one; not measured."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 
@@ -141,30 +139,14 @@ class Settings(BaseModel):
     """Where truncated importance ratios end."""
     epsilon: float | Literal["none"] | None = None
     """ε of the clip; none: no clip."""
-    epsilon_high: float | Literal["none"] | None = None
-    """ε of the clip above 1; none: the same as epsilon."""
     ratio: str | None = None
     """The ratio of policies: a token's, the sample's geometric mean (sequence), or a weight beside log π (detached)."""
     mask: str | None = None
     """What of too far samples is left out: tokens or whole samples whose ratio is beyond mask_low and mask_high."""
-    mask_low: float | None = None
-    """Least ratio that counts under mask."""
-    mask_high: float | None = None
-    """Largest ratio that counts under mask; of binary_tv, the largest difference of probabilities."""
-    trust: str | None = None
-    """Weight of foreign samples by their likelihood here and there, as GRAFT or HACPO have it."""
-    floor: float | None = None
-    """δ of graft: foreign samples at most so likely here, beside their author, count nothing."""
-    imitation: float | Literal["none"] | None = None
-    """Weight of one right sample of each foreign group, the others counting nothing; none: all by advantage."""
     aggregation: str | None = None
     """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
     divisor: float | None = None
     """[tokens] That number. Default: the run's cap."""
-    count_dropped: bool | None = None
-    """Whether dropped samples stay in the denominator."""
-    count_end: bool | None = None
-    """Whether a sampled end counts like any other token."""
     inner_steps: int | None = None
     """[steps] Optimiser steps on each batch."""
 
@@ -201,8 +183,6 @@ class Settings(BaseModel):
     """[steps] Between two evaluations."""
     eval_prompts: int = Field(256, ge=1)
     """[prompts] Held-out prompts of an evaluation, at most."""
-    eval_share: float = Field(0.1, gt=0, le=1)
-    """Part of the node's time that evaluation may take, at most."""
 
     host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
     """The IP address to listen on for peers; 0.0.0.0: on all, of IPv6 too."""
@@ -229,14 +209,10 @@ class Settings(BaseModel):
         float, Flag("Mbit/s that peers may take from this node; 0: no limit. Default: 20.", "--upload")
     ] = Field(20.0, ge=0, allow_inf_nan=False)
     """[Mbit/s] Of payload that this node sends to peers; 0: no limit."""
-    exchange_peers: int = Field(6, ge=1, le=32)
-    """[peers] Asked for news at a time."""
     min_peers: int = Field(0, ge=0, le=64)
     """[peers] To wait for before the first step; a node's view has 64 at most."""
     patience: float = Field(20.0, ge=0)
     """[s] For which peers are asked for the run at the first start."""
-    stall_seconds: float = Field(7200.0, gt=0)
-    """[s] For which the compute process may owe an answer; then it is stalled, and watchdogs act."""
     max_age: float = Field(600.0, gt=0)
     """[s] After which a foreign group is too old to train on."""
     by_need: bool = True
@@ -353,21 +329,26 @@ FLAGS: Mapping[str, Flag] = {
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
-    *("epsilon_high", "ratio", "mask", "mask_low", "mask_high", "trust", "floor", "imitation"),
-    *("aggregation", "divisor", "count_dropped", "count_end", "inner_steps"),
+    *("ratio", "mask", "aggregation", "divisor", "inner_steps"),
 )
 
-LIVE_CONSTANTS = (
-    *("threshold", "gate", "truncation", "epsilon", "epsilon_high", "mask_low", "mask_high", "floor", "imitation"),
-)
+LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
 LIVE = (
-    *("own_share", "own_data_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers"),
-    *("stall_seconds", "checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only"),
+    *("own_share", "own_data_share", "wait", "steps", "eval_every", "upload_mbit", "checkpoint_minutes"),
+    *("self_report", "page", "log_level", "hours", "idle_only"),
     *LIVE_CONSTANTS,
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""
 
-_NONE_MEANS_OFF = ("threshold", "gate", "epsilon", "epsilon_high", "imitation")  # `none` is an importance like others
+_NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance like others
+
+RETIRED: Mapping[str, object] = {
+    **dict.fromkeys(("cudnn_attention", "eval_share", "exchange_peers", "stall_seconds", "vllm_folder_there"), ...),
+    **dict.fromkeys(("count_dropped", "count_end", "epsilon_high", "floor", "imitation", "trust")),
+    **dict.fromkeys(("mask_high", "mask_low")),
+    "author_weight": "equal",
+}
+"""Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 
 # Two ways to say one thing. A profile's gives way to a person's; two of persons are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
@@ -454,8 +435,19 @@ def collect(
     if profile is not None:
         layers.add(f"profile {profile}", PROFILES[profile].settings)
     for origin, values in given:
-        layers.add(origin, values)
+        for name in values.keys() & RETIRED.keys():
+            logger.warning("%s (%s) is no setting any more and does nothing: leave it out.", name, origin)
+        layers.add(origin, {name: value for name, value in values.items() if name not in RETIRED})
     return layers.settle(), layers.origins
+
+
+def recorded(values: Mapping[str, Any]) -> Settings:
+    """The settings that this version or an earlier one has recorded.
+
+    Raises:
+        ValidationError: one is unknown, or is none any more and had a value that holds no more.
+    """
+    return Settings(**{name: v for name, v in values.items() if name not in RETIRED or RETIRED[name] not in (..., v)})
 
 
 def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
@@ -507,7 +499,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        if key in Settings.model_fields or key == PROFILE:
+        if key in Settings.model_fields or key in RETIRED or key == PROFILE:
             layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
         elif name not in OTHER_VARIABLES:
             known = [*OTHER_VARIABLES, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]

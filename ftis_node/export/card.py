@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, recorded
 from ftis_node.export.record import TrainingRecord
 from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
@@ -142,7 +142,7 @@ def _rate(evaluation: Mapping[str, Any]) -> str:
 
 def _settings(record: TrainingRecord, task: str, *, lora: bool) -> Iterator[tuple[str, str]]:
     try:
-        settings = Settings(**record.settings) if record.settings else None
+        settings = recorded(record.settings) if record.settings else None
     except ValidationError:  # of another version
         settings = None
     if settings is None:

@@ -142,7 +142,6 @@ def build_components(
         identity=identity,
         run_file=run_file,
         reputation=reputation,
-        exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
         trade=Trade(
             context,

@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 # Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
+STALL_SECONDS = 7200.0  # that the compute process may owe an answer; then watchdogs act
 
 
 class Node:
@@ -88,7 +89,7 @@ class Node:
         self._p2pd: int | None = None  # its process id
         self._page = Dashboard(self.home, self.row, self.peers, lambda: self._components, lambda: self._overview)
         self._sought = 0
-        self._evaluations = EvaluationSchedule(self.settings.eval_share)
+        self._evaluations = EvaluationSchedule()
         self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
         self._started = boot_seconds()
         self._steps = StepLog()
@@ -144,9 +145,8 @@ class Node:
         settings = changed(self.settings, values)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
         self.settings = components.stepper.settings = settings
-        components.swarm.change(settings.exchange_peers, settings.upload_mbit * 1e6 / 8)
+        components.swarm.change(settings.upload_mbit * 1e6 / 8)
         components.swarm.reports.telling = settings.tells_of_itself(private=bool(components.run_file.run.founder))
-        self._evaluations.share = settings.eval_share
         components.saving.minutes = settings.checkpoint_minutes
         set_level(settings.log_level)
         await self._page.show(settings)
@@ -269,7 +269,7 @@ class Node:
         self._stack.callback(watching.cancel)
 
     def _stalled(self) -> float:
-        return self._compute.owing(self.settings.stall_seconds)
+        return self._compute.owing(STALL_SECONDS)
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid

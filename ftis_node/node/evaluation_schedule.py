@@ -18,6 +18,7 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.worker.messages import OWN_DATA, Evaluate
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
+SHARE = 0.1  # of all time, for evaluations
 FORMLESS = (
     "None of %d answers had the rewarded form, <think>…</think> <answer>…</answer>. Until some do, "
     "the model learns nothing from its own samples, only from those of other nodes."
@@ -29,12 +30,11 @@ logger = logging.getLogger(__name__)
 class EvaluationSchedule:
     """Measures the time of evaluations and delays expensive ones. curve: step and pass@1 of the latest."""
 
-    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            share: largest share of all time for evaluations, 0 to 1. clock: seconds.
+            clock: seconds.
         """
-        self.share = share
         self._clock = clock
         self._began: float | None = None
         self._spent = self._latest = 0.0
@@ -91,4 +91,4 @@ class EvaluationSchedule:
         """Whether another evaluation as long as the latest fits into the share."""
         if self._began is None:
             return True
-        return self._spent + self._latest <= self.share * (self._clock() - self._began)
+        return self._spent + self._latest <= SHARE * (self._clock() - self._began)

@@ -113,7 +113,6 @@ class Observer:
             identity=identity,
             run_file=run_file,
             reputation=Reputation(boot_seconds, settings.defences),
-            exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
             peer_cache=home.peers,
             roster=roster,

@@ -105,7 +105,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     device = choose_device(settings.devices[0])
     torch.manual_seed(settings.seed)
     if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(settings.cudnn_attention)  # of the whole process
+        torch.backends.cuda.enable_cudnn_sdp(False)  # of the whole process
     if settings.lora:
         model = _with_lora(model, settings)
     if settings.quantisation == "nf4":

@@ -211,7 +211,7 @@ def weights(case: Case) -> None:
     if settings is None or case.plan is None or not case.plan.fits or case.plan.sharded:
         return
     if settings.engine == "vllm":
-        Server.of(settings.vllm_url, str(case.home.vllm), settings.vllm_folder_there, os.environ.get(KEY))
+        Server.of(settings.vllm_url, str(case.home.vllm), None, os.environ.get(KEY))
     if Path(source).is_dir() or cached(source) is not None:
         disable_progress_bar()
         load_policy(settings)

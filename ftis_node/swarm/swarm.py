@@ -33,7 +33,7 @@ from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
 
-EXCHANGE_SECONDS = 5.0
+EXCHANGE_SECONDS, EXCHANGE_PEERS = 5.0, 6  # of a call; whom a node asks for news at a time
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
@@ -57,7 +57,6 @@ class Swarm:
         identity: Identity,
         run_file: RunFile,
         reputation: Reputation,
-        exchange_peers: int,
         max_age: float,
         trade: Trade | None = None,
         peer_cache: Path | None = None,
@@ -68,6 +67,7 @@ class Swarm:
         roster: Roster | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
         chronicle: Chronicle | None = None,
+        exchange_peers: int = EXCHANGE_PEERS,
     ) -> None:
         """
         Args:
@@ -190,9 +190,8 @@ class Swarm:
         self.gossip.announce(announcement)
         self._to_exchange.set()
 
-    def change(self, exchange_peers: int, upload_bytes: float) -> None:
-        """Change the number of peers in an exchange, and the payload that the node sends per second; 0: no limit."""
-        self._exchange_peers = exchange_peers
+    def change(self, upload_bytes: float) -> None:
+        """Change the payload that the node sends per second; 0: no limit."""
         self.traffic.limit(upload_bytes)
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:

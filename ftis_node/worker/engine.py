@@ -637,7 +637,7 @@ def _server(settings: Settings) -> Server | None:
     if settings.engine != "vllm":
         return None
     folder = settings.vllm_folder or tempfile.mkdtemp(prefix="ftis-vllm-")
-    return Server.of(settings.vllm_url, folder, settings.vllm_folder_there, os.environ.get(KEY))
+    return Server.of(settings.vllm_url, folder, None, os.environ.get(KEY))
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:

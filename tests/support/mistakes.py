@@ -54,9 +54,6 @@ ROWS = {
     ),
     "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
-    "a mask that nothing passes": Row(
-        f"{JOIN} --set mask=token --set mask_low=5 --set mask_high=1", "not below", "Lower"
-    ),
     "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite", files=FILE),
     "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
     "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),

@@ -58,7 +58,6 @@ class WatchedSimulation(Simulation):
             identity=identity,
             run_file=RUN_FILE,
             reputation=Reputation(boot_seconds),
-            exchange_peers=self.scenario.settings.exchange_peers,
             max_age=self.scenario.settings.max_age,
             decode=self._reader,
             rng=rng,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import Settings, recorded
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.checkpoints import labelled
 
@@ -44,9 +44,7 @@ class Start(_Line):
     @field_validator("settings", mode="before")
     @classmethod
     def _known(cls, settings: Any) -> Any:
-        """Version 0.1.0 could also weigh authors by what their groups brought; that is not replayed."""
-        equal = isinstance(settings, dict) and settings.get("author_weight") == "equal"
-        return {name: value for name, value in settings.items() if name != "author_weight"} if equal else settings
+        return recorded(settings) if isinstance(settings, dict) else settings
 
     @property
     def label(self) -> str:

@@ -63,7 +63,6 @@ class SimulatedNode:
             identity=identity,
             run_file=RUN_FILE,
             reputation=reputation,
-            exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
             trade=Trade(
                 context,
