@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import Interrupted
 from ftis_node.policy.generate import vllm
+from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.planning import settle
 from tests.support.small_models import arithmetic_settings, batch_of, completions_of, opened_engine
 from tests.support.vllm_server import VllmServer
 
@@ -50,9 +53,8 @@ def step(engine: Engine) -> Any:
 # --- a server that is there -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path, lora: bool) -> None:
-    engine = opened(server, tmp_path, lora=lora)
+def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
     seen = []
     for _ in range(4):
         told = step(engine)
@@ -61,7 +63,7 @@ def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path:
     assert len(set(map(tuple, seen))) == 4, "the weights did change"
     assert len(set(server.loaded)) == len(server.loaded) == 5, "each under a name of its own"
     assert [path.name for path in tmp_path.iterdir()] == server.loaded[-1:], "older ones are gone"
-    assert list(server.adapters) == (server.loaded[-1:] if lora else [])
+    assert list(server.adapters) == server.loaded[-1:]
 
 
 def test_what_it_samples_is_as_asked(server: VllmServer, tmp_path: Path) -> None:
@@ -105,11 +107,12 @@ def test_a_checkpoint_that_comes_back_is_given_to_it(server: VllmServer, tmp_pat
     assert told.away is None and told.mismatch < 1e-3
 
 
-def test_rows_of_padding_are_forbidden(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
-    padded = engine.policy.causal_lm.get_input_embeddings().num_embeddings > engine.policy.vocabulary
-    allowed = server.asked[-1].get("allowed_token_ids")
-    assert allowed == (list(range(engine.policy.vocabulary)) if padded else None)
+def test_ids_without_a_token_are_ruled_out_in_few_bytes() -> None:
+    """Qwen2.5's tokenizer has 151,665 ids, its embedding 151,936 rows."""
+    body = vllm.body_of("m", [[1, 2]], 8, Sampling(64, 1.0, (1,)), range(151_665, 151_936))
+    assert body["logit_bias"] == {str(token): -100.0 for token in range(151_665, 151_936)}
+    assert len(json.dumps(body)) < 6_000
+    assert "logit_bias" not in vllm.body_of("m", [[1, 2]], 8, Sampling(64, 1.0, (1,)), range(26, 26))
 
 
 # --- a server that was started wrongly --------------------------------------------------------------------------------
@@ -196,6 +199,25 @@ def test_on_this_machine_it_needs_none(host: str) -> None:
 def test_it_goes_with_one_device() -> None:
     with pytest.raises(FtisError, match="one device"):
         arithmetic_settings(engine="vllm", device="cpu,cpu")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "home", "words"),
+    [
+        *(({"lora": False}, {}, "all weights"), ({}, {"lora": False}, "all weights")),
+        *(({"quantisation": "nf4"}, {}, "four bits"), ({}, {"lora": True, "quantisation": "nf4"}, "four bits")),
+    ],
+)
+def test_what_a_server_cannot_sample_from_is_refused(chosen: dict[str, Any], home: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refusal:
+        settle(arithmetic_settings(engine="vllm", **chosen), Workload(16, 16, 4, 4), home)
+    assert "--lora and quantisation=none" in refusal.value.fix
+
+
+def test_where_nobody_chose_it_has_layers_to_sample_from() -> None:
+    _, plan = settle(arithmetic_settings(engine="vllm"), Workload(16, 16, 4, 4), {})
+    assert plan.lora and plan.quantisation == "none"
+    assert not settle(arithmetic_settings(), Workload(16, 16, 4, 4), {})[1].lora
 
 
 # --- a server that is away --------------------------------------------------------------------------------------------

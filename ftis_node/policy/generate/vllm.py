@@ -1,8 +1,7 @@
-"""The engine `vllm`: a server that the owner runs samples with this node's weights; only HTTP goes between.
+"""The engine `vllm`: a server that the owner runs samples with this node's LoRA layers; only HTTP goes between.
 
-LoRA layers travel as files in a folder that both can read, under a new name for each step: a server that loads a name
-again answers from the prefixes that it read with the old weights. Full weights are read anew by a call that vLLM has
-for its developers, and samples are compared each time. If the server does not answer, the caller generates by itself.
+They travel as files in a folder that both can read, under a new name for each step: a server that loads a name again
+answers from the prefixes that it read with the old weights. If it does not answer, the caller generates by itself.
 
 The API: vLLM's `entrypoints/openai/completion/protocol.py` and `entrypoints/serve/lora`, of version 0.32.
 """
@@ -45,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 FLAGS = "--logprobs-mode processed_logprobs --generation-config vllm"
 LORA_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank}"
-FULL_FLAGS = "VLLM_SERVER_DEV_MODE=1 vllm serve …"
 KEY = "VLLM_API_KEY"
 ANSWER_SECONDS, SAMPLE_SECONDS, LOOK_SECONDS = 10.0, 1800.0, 0.2
 # Seconds in which a server that did not answer is left alone; doubled each time up to the last.
@@ -134,8 +132,6 @@ class Server:
                 self.connect(policy, *self._known, step)
             elif self._step != step:
                 self._publish(policy, step)
-                if policy.kind == "full":  # vLLM 0.32 for CPUs keeps an old copy of a head that is the embedding, too
-                    self._same_distribution(policy, self._known[0])
         except AwayError as error:
             self._gone(str(error))
         except UsageError as error:  # it may pass the next comparison by luck
@@ -223,32 +219,21 @@ class Server:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _publish(self, policy: Policy, step: int) -> None:
-        """Give it the policy's weights."""
+        """Give it the policy's layers."""
         old, name = self._name, f"ftis-{step}-{uuid.uuid4().hex[:8]}"
         self._clean()
         try:
-            if policy.kind == "lora":
-                policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
-            else:
-                policy.causal_lm.save_pretrained(self.folder / name)
+            policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
         except (OSError, SafetensorError) as error:
             raise AwayError(f"the weights for it cannot be written: {error}") from None
-        (self._adapter if policy.kind == "lora" else self._weights)(policy, name)
+        rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
+        told = {"lora_name": name, "lora_path": f"{self.there}/{name}"}
+        self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
         self._name, self._step = name, step
-        if old and policy.kind == "lora":
+        if old:
             with contextlib.suppress(RefusedError):  # a server that was started anew does not know it
                 self._ask("/v1/unload_lora_adapter", {"lora_name": old})
         self._clean(name)
-
-    def _adapter(self, policy: Policy, name: str) -> None:
-        told = {"lora_name": name, "lora_path": f"{self.there}/{name}"}
-        rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
-        self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
-
-    def _weights(self, policy: Policy, name: str) -> None:
-        told = {"method": "reload_weights", "kwargs": {"weights_path": f"{self.there}/{name}"}}
-        self._must("/collective_rpc", told, FULL_FLAGS)
-        self._must("/reset_prefix_cache", {}, FULL_FLAGS)
 
     def _clean(self, kept: str = "") -> None:
         """Remove older weights from the folder."""
@@ -261,29 +246,9 @@ class Server:
     def _sampled(
         self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
     ) -> list[list[Completion]]:
-        padded = policy.causal_lm.get_input_embeddings().num_embeddings > policy.vocabulary
-        told = self._ask(
-            "/v1/completions",
-            {
-                "model": self._name if policy.kind == "lora" else self._model,
-                "prompt": [list(prompt) for prompt in prompts],
-                "n": group,
-                "max_tokens": sampling.max_new_tokens,
-                "temperature": sampling.temperature,
-                "stop_token_ids": list(sampling.eos),
-                "ignore_eos": True,  # only the run's end ids end a completion
-                "logprobs": 0,
-                "return_token_ids": True,
-                "top_p": 1.0,
-                "top_k": 0,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                **({"allowed_token_ids": list(range(policy.vocabulary))} if padded else {}),
-            },
-            SAMPLE_SECONDS,
-        )
+        rows = policy.causal_lm.get_input_embeddings().num_embeddings
+        body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
+        told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
         with _sense():
             choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
             made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
@@ -345,6 +310,32 @@ class Server:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
         self._in_vain += 1
         self.away, self._step, self._until = why, None, time.monotonic() + backoff(self._in_vain, *RESTS)
+
+
+def body_of(
+    model: str, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, padding: Sequence[int]
+) -> dict[str, Any]:
+    """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
+    return {
+        "model": model,
+        "prompt": [list(prompt) for prompt in prompts],
+        "n": group,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.eos),
+        "ignore_eos": True,  # only the run's end ids end a completion
+        "logprobs": 0,
+        "return_token_ids": True,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        # Not `allowed_token_ids`: vLLM keeps all of them for each sequence, and its newer runner takes 1,024 at most.
+        # -100 is the least that it takes, before the temperature; what is sampled all the same is refused.
+        **({"logit_bias": {str(token): -100.0 for token in padding}} if padding else {}),
+    }
 
 
 def _meanwhile(work: Callable[[], T]) -> T:
