@@ -70,12 +70,12 @@ def clock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
+    from ftis_node.learner.choice import choose_objective
     from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.engine import choose_objective
     from ftis_node.worker.planning import refuse_unsaveable, settle
     from ftis_node.worker.shortage import refuse_shortage
 

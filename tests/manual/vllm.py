@@ -151,6 +151,7 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
     begun = ("--run", str(run))
     first = Daemon(place / "first", "--model", str(small), *begun, *TASK, *_at(servers[0])).start()
     running.append(first)
+    first.wait(lambda s: s.get("step", 0) > 0, "it takes a step", PATIENCE)
     peers = ("--peers", first.address())
     second = Daemon(place / "second", "--model", str(large), *peers, *TASK, *_at(servers[1])).start()
     running.append(second)

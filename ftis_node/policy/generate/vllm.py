@@ -13,8 +13,11 @@ import http.client
 import ipaddress
 import json
 import logging
+import math
+import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -29,6 +32,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.host.clocks import backoff
 from ftis_node.host.interruption import check
@@ -37,6 +41,7 @@ from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
+from ftis_node.step_report import Generator
 
 T = TypeVar("T")
 
@@ -158,6 +163,10 @@ class Server:
             self._gone(str(error))
             return None
 
+    def told(self, own: Mapping[str, float]) -> Generator:
+        """What a report says of it; own: a step's figures of this node's own samples."""
+        return Generator(self.away, math.sqrt(2 * max(0.0, own["k2"])) if "k2" in own else None)
+
     # --- what is compared at the start ----------------------------------------------------------------------------
 
     def _same_model(self, policy: Policy, text: str, tokens: int) -> None:
@@ -269,11 +278,10 @@ class Server:
             ) from None
 
     def _healthy(self) -> bool:
-        try:
+        with contextlib.suppress(AwayError, RefusedError):
             self._ask("/health")
-        except (AwayError, RefusedError):
-            return False
-        return True
+            return True
+        return False
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
         """What it answers. Raises AwayError, RefusedError; Interrupted, if that is asked for while it is waited for."""
@@ -310,6 +318,14 @@ class Server:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
         self._in_vain += 1
         self.away, self._step, self._until = why, None, time.monotonic() + backoff(self._in_vain, *RESTS)
+
+
+def server_of(settings: Settings) -> Server | None:
+    """The server of the settings, not asked yet, if they name one. Raises UsageError as `Server.of`."""
+    if settings.engine != "vllm":
+        return None
+    folder = settings.vllm_folder or tempfile.mkdtemp(prefix="ftis-vllm-")
+    return Server.of(settings.vllm_url, folder, settings.vllm_folder_there, os.environ.get(KEY))
 
 
 def body_of(
@@ -377,9 +393,6 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) 
 
 
 def _here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
