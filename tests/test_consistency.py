@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
+from ftis_node.learner.choice import choose_objective
 from ftis_node.methods import NAMES
 from ftis_node.methods.choices import PART_LIMITS
-from ftis_node.worker.engine import choose_objective
 
 
 def settled(**flags: Any) -> Settings:

@@ -32,8 +32,8 @@ from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home
 from ftis_node.text import GB
+from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.engine import OPTIMISER, WEIGHTS
 from ftis_node.worker.messages import (
     OWN_DATA,
     AddEvaluation,

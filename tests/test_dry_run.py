@@ -208,6 +208,7 @@ MISTAKES = {
     "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
     "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
     "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),
+    "a server for all weights": ("--full --set engine=vllm", "gets LoRA layers .* trains all weights"),
     "a server at no address": ("--set engine=vllm --set vllm_url=ftp://x", "no address of a server"),
     "no room for a completion": ("--model {tmp}/short", "room for 20"),
 }

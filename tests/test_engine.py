@@ -15,12 +15,14 @@ import torch
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.learner.choice import choose_objective
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.policy import room
 from ftis_node.tasks import load_task
 from ftis_node.tokenizer.chat import prompt_ids
-from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.formats import TEXT_LETTERS
 from ftis_node.worker.messages import (
     REQUESTS,
     Evaluate,

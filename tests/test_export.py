@@ -35,7 +35,7 @@ from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
-from ftis_node.worker.engine import ALPHA, WEIGHTS
+from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
 from ftis_node.worker.restore import hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused

@@ -64,7 +64,7 @@ def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str
     engine.save(str(tmp_path))
     other = opened(DEVICE, **KINDS[kind])
     other.restore(str(tmp_path), 1)
-    assert alike(engine._state(live=True), other._state(live=True)) == []
+    assert alike(engine.checkpointer.state(live=True), other.checkpointer.state(live=True)) == []
     assert len(other.generate(ROWS).groups) == len(ROWS)
 
 
@@ -72,8 +72,8 @@ def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str
 def test_a_snapshot_is_the_state_bit_for_bit(kind: str) -> None:
     engine = opened(DEVICE, **KINDS[kind])
     engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True))
-    copies = engine._state()
-    assert copies["trainable.safetensors"] and alike(engine._state(live=True), copies) == []
+    copies = engine.checkpointer.state()
+    assert copies["trainable.safetensors"] and alike(engine.checkpointer.state(live=True), copies) == []
     assert all(tensor.device.type == "cpu" for tensors in copies.values() for tensor in tensors.values())
 
 

@@ -22,6 +22,7 @@ from ftis_node.packet import decode
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
+from ftis_node.worker.own_data import rows_of_step
 from tests.support.daemons import Daemon, Join, run_cli
 from tests.support.small_models import batch_of, opened_engine
 from tests.support.steppers import stepper
@@ -73,13 +74,10 @@ def test_what_it_tells_of_them_is_numbers(rows: Path) -> None:
     assert SECRET not in told and report.own_data_groups == 3
 
 
-def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn(rows: Path) -> None:
-    data = opened(rows, prompt_tokens=32)._own_data
-    assert data is not None
-    first, again, other = data.rows(10, 4, 1), data.rows(10, 4, 1), data.rows(10, 5, 1)
+def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn() -> None:
+    first, again, other = rows_of_step(12, 10, 4, 1), rows_of_step(12, 10, 4, 1), rows_of_step(12, 10, 5, 1)
     assert first == again != other and len(set(first)) == 10
-    many = data.rows(3 * len(data.examples), 1, 1)
-    assert sorted(many) == sorted([*range(len(data.examples))] * 3)
+    assert sorted(rows_of_step(12, 36, 1, 1)) == sorted([*range(12)] * 3)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     engine = opened_engine(generation_batch=64, eval_prompts=40)
     failing(engine, 3)
     engine.evaluate()
-    assert engine._evaluating.size < 64 and engine._generating.size == 64
+    assert engine.evaluations.room.size < 64 and engine._generating.size == 64
     tokens = engine.learner.micro_batch_tokens
     failing(engine, 3)
     answer = engine.generate(list(range(8)))

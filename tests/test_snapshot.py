@@ -20,7 +20,8 @@ from torch import Tensor
 from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
-from ftis_node.worker.engine import SPARE, Engine
+from ftis_node.worker.checkpoint import SPARE
+from ftis_node.worker.engine import Engine
 from tests.support.small_models import batch_of, opened_engine
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
@@ -134,7 +135,7 @@ def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(
         raise error
 
     engine = opened_engine()
-    monkeypatch.setattr("ftis_node.worker.engine.write_tensors", fail)
+    monkeypatch.setattr("ftis_node.worker.checkpoint.write_tensors", fail)
     with pytest.raises(told, match=r"No space|quota|too large"):
         engine.save(str(tmp_path))
 

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import Interrupted
 from ftis_node.policy.generate import vllm
+from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.planning import settle
 from tests.support.small_models import arithmetic_settings, batch_of, completions_of, opened_engine
 from tests.support.vllm_server import VllmServer
 
@@ -50,9 +53,8 @@ def step(engine: Engine) -> Any:
 # --- a server that is there -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path, lora: bool) -> None:
-    engine = opened(server, tmp_path, lora=lora)
+def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
     seen = []
     for _ in range(4):
         told = step(engine)
@@ -61,7 +63,7 @@ def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path:
     assert len(set(map(tuple, seen))) == 4, "the weights did change"
     assert len(set(server.loaded)) == len(server.loaded) == 5, "each under a name of its own"
     assert [path.name for path in tmp_path.iterdir()] == server.loaded[-1:], "older ones are gone"
-    assert list(server.adapters) == (server.loaded[-1:] if lora else [])
+    assert list(server.adapters) == server.loaded[-1:]
 
 
 def test_what_it_samples_is_as_asked(server: VllmServer, tmp_path: Path) -> None:
@@ -105,11 +107,12 @@ def test_a_checkpoint_that_comes_back_is_given_to_it(server: VllmServer, tmp_pat
     assert told.away is None and told.mismatch < 1e-3
 
 
-def test_rows_of_padding_are_forbidden(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
-    padded = engine.policy.causal_lm.get_input_embeddings().num_embeddings > engine.policy.vocabulary
-    allowed = server.asked[-1].get("allowed_token_ids")
-    assert allowed == (list(range(engine.policy.vocabulary)) if padded else None)
+def test_ids_without_a_token_are_ruled_out_in_few_bytes() -> None:
+    """Qwen2.5's tokenizer has 151,665 ids, its embedding 151,936 rows."""
+    body = vllm.body_of("m", [[1, 2]], 8, Sampling(64, 1.0, (1,)), range(151_665, 151_936))
+    assert body["logit_bias"] == {str(token): -100.0 for token in range(151_665, 151_936)}
+    assert len(json.dumps(body)) < 6_000
+    assert "logit_bias" not in vllm.body_of("m", [[1, 2]], 8, Sampling(64, 1.0, (1,)), range(26, 26))
 
 
 # --- a server that was started wrongly --------------------------------------------------------------------------------
@@ -178,24 +181,43 @@ def test_a_key_goes_with_every_question(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://127.0.0.1", "http://"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="no address"):
-        Server.of(url, "folder", None, None)
+        Server.of(url, "folder", None)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "gpu.example", "[2001:db8::1]", "0.0.0.0"])
 def test_off_this_machine_it_needs_a_key(host: str) -> None:
     with pytest.raises(UsageError, match="not on this machine"):
-        Server.of(f"http://{host}:8000", "folder", None, None)
-    assert Server.of(f"http://{host}:8000", "folder", "/there", "key").there == "/there"
+        Server.of(f"http://{host}:8000", "folder", None)
+    assert Server.of(f"http://{host}:8000", "folder", "key").key == "key"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
 def test_on_this_machine_it_needs_none(host: str) -> None:
-    assert Server.of(f"http://{host}:8000/", "folder", None, None).url == f"http://{host}:8000"
+    assert Server.of(f"http://{host}:8000/", "folder", None).url == f"http://{host}:8000"
 
 
 def test_it_goes_with_one_device() -> None:
     with pytest.raises(FtisError, match="one device"):
         arithmetic_settings(engine="vllm", device="cpu,cpu")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "home", "words"),
+    [
+        *(({"lora": False}, {}, "all weights"), ({}, {"lora": False}, "all weights")),
+        *(({"quantisation": "nf4"}, {}, "four bits"), ({}, {"lora": True, "quantisation": "nf4"}, "four bits")),
+    ],
+)
+def test_what_a_server_cannot_sample_from_is_refused(chosen: dict[str, Any], home: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refusal:
+        settle(arithmetic_settings(engine="vllm", **chosen), Workload(16, 16, 4, 4), home)
+    assert "--lora and quantisation=none" in refusal.value.fix
+
+
+def test_where_nobody_chose_it_has_layers_to_sample_from() -> None:
+    _, plan = settle(arithmetic_settings(engine="vllm"), Workload(16, 16, 4, 4), {})
+    assert plan.lora and plan.quantisation == "none"
+    assert not settle(arithmetic_settings(), Workload(16, 16, 4, 4), {})[1].lora
 
 
 # --- a server that is away --------------------------------------------------------------------------------------------
@@ -278,7 +300,7 @@ def test_weights_that_cannot_be_written_are_no_end(server: VllmServer, tmp_path:
 
 def test_a_folder_is_told_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    made = Server.of("http://localhost:1", "weights", None, None)
+    made = Server.of("http://localhost:1", "weights", None)
     assert made.folder == tmp_path / "weights" and made.there == str(tmp_path / "weights")
 
 

@@ -71,7 +71,7 @@ class Learner:
         self.temperature = temperature
         self.own = own
         self._team = team
-        self._shards = any(map(sharded, policy.model.parameters()))
+        self.in_shards = any(map(sharded, policy.model.parameters()))
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
@@ -192,7 +192,7 @@ class Learner:
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         if self._team is None:
             return self._computed(batch.prompted, batch, start)
-        if self._shards:
+        if self.in_shards:
             mine = self._in_step(self._team, batch.prompted, batch, start)
         else:
             with self._team.agreeing():
@@ -356,7 +356,8 @@ class Learner:
         Args:
             live: no copies, but what the next step will change, wherever it is.
         """
-        weights, state = self.optimiser.state(live=live)
+        with self._team.bound() if self._team is not None and self.in_shards else contextlib.nullcontext():
+            weights, state = self.optimiser.state(live=live)
         levels = {_GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
         return weights, {**state, **levels, **self.loss_scale.state()}
 

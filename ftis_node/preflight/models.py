@@ -70,12 +70,12 @@ def clock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
+    from ftis_node.learner.choice import choose_objective
     from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.engine import choose_objective
     from ftis_node.worker.planning import refuse_unsaveable, settle
     from ftis_node.worker.shortage import refuse_shortage
 
@@ -211,7 +211,7 @@ def weights(case: Case) -> None:
     if settings is None or case.plan is None or not case.plan.fits or case.plan.sharded:
         return
     if settings.engine == "vllm":
-        Server.of(settings.vllm_url, str(case.home.vllm), None, os.environ.get(KEY))
+        Server.of(settings.vllm_url, str(case.home.vllm), os.environ.get(KEY))
     if Path(source).is_dir() or cached(source) is not None:
         disable_progress_bar()
         load_policy(settings)

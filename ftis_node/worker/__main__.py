@@ -19,7 +19,7 @@ with loading():
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
-    from ftis_node.worker.parallel import ParallelEngine
+    from ftis_node.worker.parallel import Ranks
 
 # These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
 # must not wait for a checkpoint of gigabytes.
@@ -31,7 +31,7 @@ class _Dispatcher:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._engine = ParallelEngine()
+        self._ranks = Ranks()
         self._write_lock = threading.Lock()
         self._main: queue.Queue[Call] = queue.Queue()
         self._aside: list[queue.Queue[Call]] = [queue.Queue() for _ in _ASIDE]
@@ -62,8 +62,7 @@ class _Dispatcher:
 
     def _answer(self, call: Call) -> bytes:
         try:
-            request = decoded(call.args, REQUESTS[call.op])
-            result = getattr(self._engine, call.op)(**request.arguments())
+            result = self._ranks.answer(decoded(call.args, REQUESTS[call.op]))
             return pack(Reply(call.id, encoded(result)))  # within the try: a result that cannot be sent is a fault too
         except UserError as error:
             fault = Fault(type(error).__name__, error.what, error.fix)

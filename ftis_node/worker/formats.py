@@ -24,8 +24,12 @@ from ftis_node.packet import (
     prompt_digest,
 )
 from ftis_node.tasks import Example, Task
+from ftis_node.tasks.score_columns import Columns
 from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with, message_of, prompt_ids
 from ftis_node.tokenizer.codec import Codec, Unreadable
+from ftis_node.worker.messages import GroupText, ReadableGroup
+
+TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # longest text of one completion to show
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,15 @@ class Prompts:
             return cls(*rows, [], [])
         owned = checked(own.train, "one's own data", own.template)
         return cls(*rows, owned, checked(own.held_out[:most], "one's own held-out data", own.template))
+
+
+def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:
+    """The first of a group's completions as people read them, with their columns; a very long one is cut."""
+    texts = []
+    for written in packets.texts(group.packet, TEXT_TOKENS)[: group.completions]:
+        cut = written.cut or len(written.text) > TEXT_LETTERS
+        texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
+    return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts, columns[: group.completions])
 
 
 def _text_completions(data: bytes) -> list[TextCompletion]:

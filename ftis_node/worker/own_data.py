@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from ftis_node.tasks import Example, Scorer
+from ftis_node.worker.messages import OWN, GroupPart, ScoredPacket, StepGroup
 
 
-@dataclass(frozen=True, eq=False)
-class OwnData:
-    """The rows to train on, their template, their prompts as token ids, and the scorer by their rule."""
+def rows_of_step(there: int, count: int, step: int, seed: int) -> list[int]:
+    """So many of `there` rows, none twice while there are others."""
+    order = list(range(there))
+    random.Random(f"{seed}/{step}").shuffle(order)
+    return [order[place % there] for place in range(count)]
 
-    template: str
-    examples: Sequence[Example]
-    prompts: Sequence[Sequence[int]]
-    scorer: Scorer
 
-    def rows(self, count: int, step: int, seed: int) -> list[int]:
-        """The rows of a step: as many as are asked for, none twice while there are others."""
-        order = list(range(len(self.examples)))
-        random.Random(f"{seed}/{step}").shuffle(order)
-        return [order[place % len(order)] for place in range(count)]
+def groups_of(rows: Sequence[int], made: Sequence[ScoredPacket]) -> list[StepGroup]:
+    """What was sampled on them, for a step."""
+    return [
+        StepGroup(row, [GroupPart(OWN, one.packet, one.rewards)], own=True) for row, one in zip(rows, made, strict=True)
+    ]
+
+
+def figures(groups: Sequence[StepGroup]) -> dict[str, Any]:
+    """What a report says of those among a step's groups: how many, and their mean reward."""
+    own = [group for group in groups if group.own]
+    rewards = [reward for group in own for part in group.parts for reward in part.rewards]
+    return {"own_data_groups": len(own), "own_data_reward": sum(rewards) / len(rewards) if rewards else None}

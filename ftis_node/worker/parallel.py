@@ -1,7 +1,7 @@
-"""An engine on several devices: rows are split for generation and evaluation, a batch for its gradient.
+"""Several devices: which request is answered here, which by all of them, and which by each for its part of the rows.
 
-This process is rank 0 and holds the node's socket. Each further device has a compute process, which does what this one
-tells it; within a step the ranks talk to one another (`learner.team`). The node and its peers see one engine.
+This process is rank 0 and holds the node's socket. Each further device has a compute process, which gets requests as
+this one does; within a step the ranks talk to one another (`learner.team`). The node and its peers see one engine.
 """
 
 from __future__ import annotations
@@ -11,176 +11,123 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
-from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import NO_ROOM
-from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.evaluate.greedy import merged
 from ftis_node.host.interruption import forget
 from ftis_node.step_report import StepReport
 from ftis_node.text import say
+from ftis_node.worker import messages as m
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import (
-    AddEvaluation,
-    Change,
-    Evaluate,
-    Forget,
-    Gather,
-    Generate,
-    Generated,
-    InitProcessGroup,
-    Interrupt,
-    Load,
-    ModelFacts,
-    OpenedRun,
-    Request,
-    Restore,
-    Step,
-    StepGroup,
-    TryRows,
-)
-from ftis_node.worker.messages import Open as OpenRun
 
 Answer = TypeVar("Answer")
 
 
-class ParallelEngine(Engine):
-    """An engine on all devices of its settings, which may be one."""
+class Ranks:
+    """An engine on each device of its settings, which may be one."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._ranks: list[Worker] = []
-        self._load: dict[str, Any] = {}
-        self._loading: list[Future[ModelFacts]] = []
+        self.engine = Engine(self._load_others)
+        self._others: list[Worker] = []
+        self._load: m.Load
+        self._loading: list[Future[m.ModelFacts]] = []
         self._interrupts: list[Future[None]] = []
 
     @property
-    def ranks(self) -> int:
+    def size(self) -> int:
         """How many processes there are, with this one."""
-        return 1 + len(self._ranks)
+        return 1 + len(self._others)
 
-    def load(self, settings: Settings, task: str, *given: Any, **more: Any) -> ModelFacts:
-        """Load the task and the model here and in every rank."""
-        devices = settings.devices
-        if len(devices) > 1:
-            threads = None
-            if devices[0] == "cpu":
-                threads = max(1, torch.get_num_threads() // len(devices))
-                torch.set_num_threads(threads)
-            self._ranks = [Worker(_leave) for _ in devices[1:]]
-            for rank in self._ranks:
-                rank.start(threads=threads)
-        self._load = {"task": task, **dict(zip(Load.__struct_fields__[2:], given, strict=False)), **more}
-        facts = super().load(settings, task, *given, **more)
-        for loading in self._loading:
-            loading.result()
-        if self._ranks:
-            folder = Path(tempfile.mkdtemp(prefix="ftis-ranks-"))
-            given = (self.ranks, str(folder / "ranks"), bool(facts.settings.sharded))
-            self._all(lambda rank: InitProcessGroup(rank, *given), lambda: self.init_process_group(0, *given))
-            if self.policy.device.type == "cpu":  # nccl may look for the others there again
-                shutil.rmtree(folder)
-        return facts
-
-    def _planned(self) -> None:
-        """The ranks load with what was settled here: a plan of their own might be another."""
-        for rank, device in zip(self._ranks, self._settings.devices[1:], strict=True):
-            settings = self._settings.model_copy(update={"device": device})
-            told = {**self._load, "remembered": None, "must_fit": False, "sizes": self._sizes}
-            self._loading.append(rank.ask(Load(settings=settings, **told)))
-
-    def open(self, run: Run) -> OpenedRun:
-        """Open a run in every rank."""
-        return self._all(lambda _: OpenRun(run), lambda: super(ParallelEngine, self).open(run))[0]
-
-    def change(self, settings: Settings) -> None:
-        """Take over the constants of the objective in every rank."""
-        self._all(lambda _: Change(settings), lambda: super(ParallelEngine, self).change(settings))
-
-    def restore(self, directory: str, steps: int) -> None:
-        """Restore a checkpoint in every rank."""
-        self._all(lambda _: Restore(directory, steps), lambda: super(ParallelEngine, self).restore(directory, steps))
-
-    def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
-        """Load another task for evaluation in every rank."""
-        given = (name, task, data, prompts)
-        return self._all(lambda _: AddEvaluation(*given), lambda: super(ParallelEngine, self).add_evaluation(*given))[0]
-
-    def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
-        """Each rank samples for its part of the rows."""
-        asked = Generate(rows, *given, **more)
-        slots, seeds = asked.slots or range(len(rows)), asked.seeds or self.seeds(len(rows))
-
-        def part(rank: int) -> Generate:
-            mine = slice(rank, None, self.ranks)
-            return msgspec.structs.replace(asked, rows=rows[mine], slots=list(slots[mine]), seeds=seeds[mine])
-
-        answers = self._all(part, lambda: super(ParallelEngine, self).generate(**part(0).arguments()))
-        groups = _in_turn([answer.groups for answer in answers])
-        seconds = max(answer.seconds for answer in answers)
-        return Generated(groups, seconds, min(answer.generation_batch for answer in answers))
-
-    def try_rows(self, rows: Sequence[int]) -> list[bool]:
-        """Each rank answers its part of the rows."""
-        parts = [list(rows[rank :: self.ranks]) for rank in range(self.ranks)]
-        mine = super().try_rows
-        answers: list[list[bool]] = self._all(lambda rank: TryRows(parts[rank]), lambda: mine(parts[0]))
-        return _in_turn(answers)
-
-    def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
-        """Each rank answers its part of the questions."""
-        if not self._ranks:
-            return super().evaluate(also, part, parts)
-        mine = super().evaluate
-        return merged(self._all(lambda rank: Evaluate(also, rank, self.ranks), lambda: mine(also, 0, self.ranks)))
-
-    def _step(self, groups: Sequence[StepGroup]) -> StepReport:
-        """Every rank takes the same step."""
-        mine = super()._step
-        return self._all(lambda _: Step(groups, self.learner.micro_batch_tokens), lambda: mine(groups))[0]
-
-    def save(self, directory: str) -> None:
-        """Write a checkpoint here, of all ranks' shards if there are any."""
-        self._gathering(lambda: super(ParallelEngine, self).save(directory))
-
-    def snapshot(self, directory: str) -> None:
-        """Copy a checkpoint into main memory, likewise."""
-        self._gathering(lambda: super(ParallelEngine, self).snapshot(directory))
-
-    def _gathering(self, mine: Callable[[], None]) -> None:
-        if self._shards is None:
-            mine()
-        else:
-            self._all(lambda _: Gather(), mine)
-
-    def interrupt(self) -> None:
-        """Interrupt what all ranks do."""
-        self._interrupts += [rank.ask(Interrupt()) for rank in self._ranks]
-        super().interrupt()
-
-    def end(self) -> None:
-        """End the other ranks."""
-        for rank in self._ranks:
-            rank.end()
-        self._ranks = []
-
-    def _all(self, request: Callable[[int], Request[Answer]], mine: Callable[[], Answer]) -> list[Answer]:
-        """Ask every other rank, by its number, and do this one's part; the answers in the order of the ranks.
+    def answer(self, request: m.Request[Any]) -> Any:
+        """The answer of all devices.
 
         Raises:
             FtisError: a rank failed; all have ended what they did.
         """
-        asked = [rank.ask(request(number)) for number, rank in enumerate(self._ranks, 1)]
-        answers: list[Answer] = []
-        errors: list[Exception] = []
-        for wait in (mine, *(one.result for one in asked)):
+        match request:
+            case m.Load():
+                return self._start(request)
+            case _ if not self._others:
+                return self._here(request)
+            case m.Open() | m.Change() | m.Restore() | m.AddEvaluation():
+                return self._all([request] * self.size)[0]
+            case m.Step():
+                return self._step(request)
+            case m.Generate():
+                return self._generate(request)
+            case m.TryRows(rows):
+                return _in_turn(self._all([m.TryRows(rows[rank :: self.size]) for rank in range(self.size)]))
+            case m.Evaluate(also):
+                return merged(self._all([m.Evaluate(also, rank, self.size) for rank in range(self.size)]))
+            case m.Save() | m.Snapshot() if self.engine.learner.in_shards:
+                return self._all([request, *[m.Gather()] * len(self._others)])[0]
+            case m.Interrupt():
+                self._interrupts += [rank.ask(request) for rank in self._others]
+        return self._here(request)
+
+    def _start(self, asked: m.Load) -> m.ModelFacts:
+        """Load here and in every rank; from then on they have the same weights."""
+        devices, threads = asked.settings.devices, None
+        if len(devices) > 1 and devices[0] == "cpu":
+            threads = max(1, torch.get_num_threads() // len(devices))
+            torch.set_num_threads(threads)
+        self._load, self._others = asked, [Worker(_leave) for _ in devices[1:]]
+        for rank in self._others:
+            rank.start(threads=threads)
+        facts: m.ModelFacts = self._here(asked)
+        for loading in self._loading:
+            loading.result()
+        if self._others:
+            folder = Path(tempfile.mkdtemp(prefix="ftis-ranks-"))
+            given = (self.size, str(folder / "ranks"), bool(facts.settings.sharded))
+            self._all([m.InitProcessGroup(rank, *given) for rank in range(self.size)])
+            if self.engine.policy.device.type == "cpu":  # nccl may look for the others there again
+                shutil.rmtree(folder)
+        return facts
+
+    def _load_others(self, settings: Settings, sizes: m.Sizes) -> None:
+        """The ranks load with what was settled here: a plan of their own might be another."""
+        told = replace(self._load, remembered=None, must_fit=False, sizes=sizes)
+        for rank, device in zip(self._others, settings.devices[1:], strict=True):
+            mine = settings.model_copy(update={"device": device})
+            self._loading.append(rank.ask(replace(told, settings=mine)))
+
+    def _generate(self, asked: m.Generate) -> m.Generated:
+        slots = asked.slots or range(len(asked.rows))
+        seeds = asked.seeds or self.engine.seeds(len(asked.rows))
+        some = [slice(rank, None, self.size) for rank in range(self.size)]
+        answers = self._all(
+            [replace(asked, rows=asked.rows[mine], slots=list(slots[mine]), seeds=seeds[mine]) for mine in some]
+        )
+        groups = _in_turn([answer.groups for answer in answers])
+        seconds = max(answer.seconds for answer in answers)
+        return m.Generated(groups, seconds, min(answer.generation_batch for answer in answers))
+
+    def _step(self, asked: m.Step) -> StepReport:
+        """The same step in all, each on the size of micro-batches that this one has."""
+        own = self.engine.own_groups(asked.own_data, lambda rows: self._generate(m.Generate(rows, own=True)))
+        mine = m.Step([*asked.groups, *own], asked.micro_batch_tokens)
+        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.micro_batch_tokens)
+        report: StepReport = self._all([mine, *[theirs] * len(self._others)])[0]
+        return report
+
+    def _here(self, request: m.Request[Any]) -> Any:
+        return getattr(self.engine, request.op)(**request.arguments())
+
+    def _all(self, requests: Sequence[m.Request[Any]]) -> list[Any]:
+        """Each rank's answer to its own of the requests."""
+        asked = [rank.ask(request) for rank, request in zip(self._others, requests[1:], strict=True)]
+        waits: list[Callable[[], Any]] = [partial(self._here, requests[0]), *(one.result for one in asked)]
+        answers, errors = [], []
+        for wait in waits:
             try:
                 answers.append(wait())
             except Exception as error:
@@ -194,10 +141,9 @@ class ParallelEngine(Engine):
         """Let no rank take an interrupt of what has ended for one of what comes next."""
         while self._interrupts:
             self._interrupts.pop().result()
-        for asked in [rank.ask(Forget()) for rank in self._ranks]:
+        for asked in [rank.ask(m.Forget()) for rank in self._others]:
             asked.result()
-        if self._ranks:
-            forget()
+        forget()
 
 
 def _leave(code: int | None) -> None:

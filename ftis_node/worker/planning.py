@@ -30,6 +30,7 @@ CPU_SHARE = 0.8
 _TRAINED = ("lora", "optimiser", "quantisation")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
+_FOR_A_SERVER = {"lora": True, "quantisation": "none"}  # with engine=vllm, where nobody chose
 _PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing", "sharded")
 
 
@@ -44,13 +45,20 @@ def settle(
         shape: of the model, where it is known already.
 
     Raises:
-        UsageError: a setting cannot be had on this machine, or no checkpoint can hold the optimiser's state.
+        UsageError: a setting cannot be had on this machine, no checkpoint can hold the optimiser's state, or a vLLM
+            server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
     asked = question(settings, workload, _sensible(remembered, workload), shape)
     if asked.wishes.optimiser == "adamw8bit":  # by itself the plan chooses it only where it can be saved
         refuse_unsaveable("adamw8bit", asked.device)
     chosen = asked.answer()
+    if settings.engine == "vllm" and (not chosen.lora or chosen.quantisation == "nf4"):
+        trains = "LoRA layers on weights of four bits" if chosen.lora else "all weights"
+        raise UsageError(
+            f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}.",
+            "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise).",
+        )
     if chosen.quantisation == "nf4":
         kernels()  # raises before anything is loaded
     settled = {name: getattr(chosen, name) for name in _PLANNED}
@@ -118,6 +126,8 @@ def question(
 def wishes(settings: Settings) -> Wishes:
     """What the settings leave to the plan, and what they do not."""
     chosen = {name: getattr(settings, name) for name in (*_PLANNED, "lora_rank", "lora_targets")}
+    if settings.engine == "vllm":
+        chosen |= {name: value for name, value in _FOR_A_SERVER.items() if chosen[name] is None}
     return Wishes(**chosen, engine=settings.engine_here, devices=len(settings.devices))
 
 

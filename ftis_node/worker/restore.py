@@ -21,7 +21,7 @@ from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.store.checkpoints import CheckpointError, complete, parse_label, verify
-from ftis_node.worker.engine import ALPHA, WEIGHTS
+from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
 
 _STEP = re.compile(r"step-(\d{8,})")
 _ADAPTER = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_A\.default\.weight")

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.policy.generate.stream import Sampling, generate
@@ -45,7 +43,6 @@ class VllmServer:
         self.slow = threading.Event()  # completions wait while it is set
         self.longest = 192
         self.tokenizer = load_tokenizer(model)
-        self.base = load_policy(Settings(model=model, device="cpu", lora=False))
         self.adapters: dict[str, Policy] = {}
         self.loaded: list[str] = []
         self.asked: list[dict[str, Any]] = []
@@ -112,12 +109,7 @@ class VllmServer:
                 if body["lora_name"] not in self.adapters:
                     raise Refused(404, "no such adapter")
                 del self.adapters[body["lora_name"]]
-            case "/collective_rpc":
-                assert body["method"] == "reload_weights"
-                place = body["kwargs"]["weights_path"]
-                self.base.causal_lm.load_state_dict(AutoModelForCausalLM.from_pretrained(place).state_dict())
-                self.loaded.append(Path(place).name)
-            case "/reset_prefix_cache" | "/health":
+            case "/health":
                 pass
             case _:
                 raise Refused(404, path)
@@ -127,7 +119,7 @@ class VllmServer:
         self.asked.append(body)
         while self.slow.is_set():
             time.sleep(0.02)
-        policy = self.base if body["model"] == self.model else self.adapters[body["model"]]
+        policy = self.adapters[body["model"]]
         sampling = Sampling(body["max_tokens"], body["temperature"], tuple(body["stop_token_ids"]))
         random = torch.Generator().manual_seed(len(self.asked))
         groups = generate(policy, body["prompt"], group=body["n"], sampling=sampling, generator=random)

@@ -39,7 +39,8 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
 from ftis_node.tasks import source_of
-from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
+from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
+from ftis_node.worker.engine import Engine
 
 NO_GPU_IS_EXACT = (
     "A GPU adds up in another order each time: expect losses and norms to agree to three or four digits in fp32 and "

@@ -1,8 +1,7 @@
-"""The engine `vllm`: a server that the owner runs samples with this node's weights; only HTTP goes between.
+"""The engine `vllm`: a server that the owner runs samples with this node's LoRA layers; only HTTP goes between.
 
-LoRA layers travel as files in a folder that both can read, under a new name for each step: a server that loads a name
-again answers from the prefixes that it read with the old weights. Full weights are read anew by a call that vLLM has
-for its developers, and samples are compared each time. If the server does not answer, the caller generates by itself.
+They travel as files in a folder that both can read, under a new name for each step: a server that loads a name again
+answers from the prefixes that it read with the old weights. If it does not answer, the caller generates by itself.
 
 The API: vLLM's `entrypoints/openai/completion/protocol.py` and `entrypoints/serve/lora`, of version 0.32.
 """
@@ -14,8 +13,11 @@ import http.client
 import ipaddress
 import json
 import logging
+import math
+import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -30,6 +32,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.host.clocks import backoff
 from ftis_node.host.interruption import check
@@ -38,6 +41,7 @@ from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
+from ftis_node.step_report import Generator
 
 T = TypeVar("T")
 
@@ -45,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 FLAGS = "--logprobs-mode processed_logprobs --generation-config vllm"
 LORA_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank}"
-FULL_FLAGS = "VLLM_SERVER_DEV_MODE=1 vllm serve …"
 KEY = "VLLM_API_KEY"
 ANSWER_SECONDS, SAMPLE_SECONDS, LOOK_SECONDS = 10.0, 1800.0, 0.2
 # Seconds in which a server that did not answer is left alone; doubled each time up to the last.
@@ -71,13 +74,12 @@ class RefusedError(Exception):
 class Server:
     """A vLLM server, and which of this node's weights it has.
 
-    folder  where weights are put for it; there: the same folder as the server sees it
+    folder  where weights are put for it; the server has it under the same path
     away    why this node generates by itself now; None: the server does
     """
 
     url: str
     folder: Path
-    there: str
     key: str | None = None
     away: str | None = "it was not asked yet"
     _model: str = field(default="", init=False)
@@ -88,7 +90,7 @@ class Server:
     _until: float = field(default=0.0, init=False)
 
     @classmethod
-    def of(cls, url: str, folder: str, there: str | None, key: str | None) -> Server:
+    def of(cls, url: str, folder: str, key: str | None) -> Server:
         """
         Raises:
             UsageError: the address is none, or leads off this machine without a key.
@@ -102,7 +104,7 @@ class Server:
                 f"Start it with --api-key, and give the same key to this node in the environment as {KEY}.",
             )
         place = Path(folder).expanduser().absolute()
-        return cls(url.rstrip("/"), place, there or str(place), key)
+        return cls(url.rstrip("/"), place, key)
 
     def connect(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
@@ -134,8 +136,6 @@ class Server:
                 self.connect(policy, *self._known, step)
             elif self._step != step:
                 self._publish(policy, step)
-                if policy.kind == "full":  # vLLM 0.32 for CPUs keeps an old copy of a head that is the embedding, too
-                    self._same_distribution(policy, self._known[0])
         except AwayError as error:
             self._gone(str(error))
         except UsageError as error:  # it may pass the next comparison by luck
@@ -161,6 +161,10 @@ class Server:
         except (AwayError, RefusedError) as error:
             self._gone(str(error))
             return None
+
+    def told(self, own: Mapping[str, float]) -> Generator:
+        """What a report says of it; own: a step's figures of this node's own samples."""
+        return Generator(self.away, math.sqrt(2 * max(0.0, own["k2"])) if "k2" in own else None)
 
     # --- what is compared at the start ----------------------------------------------------------------------------
 
@@ -223,32 +227,21 @@ class Server:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _publish(self, policy: Policy, step: int) -> None:
-        """Give it the policy's weights."""
+        """Give it the policy's layers."""
         old, name = self._name, f"ftis-{step}-{uuid.uuid4().hex[:8]}"
         self._clean()
         try:
-            if policy.kind == "lora":
-                policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
-            else:
-                policy.causal_lm.save_pretrained(self.folder / name)
+            policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
         except (OSError, SafetensorError) as error:
             raise AwayError(f"the weights for it cannot be written: {error}") from None
-        (self._adapter if policy.kind == "lora" else self._weights)(policy, name)
+        rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
+        told = {"lora_name": name, "lora_path": str(self.folder / name)}
+        self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
         self._name, self._step = name, step
-        if old and policy.kind == "lora":
+        if old:
             with contextlib.suppress(RefusedError):  # a server that was started anew does not know it
                 self._ask("/v1/unload_lora_adapter", {"lora_name": old})
         self._clean(name)
-
-    def _adapter(self, policy: Policy, name: str) -> None:
-        told = {"lora_name": name, "lora_path": f"{self.there}/{name}"}
-        rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
-        self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
-
-    def _weights(self, policy: Policy, name: str) -> None:
-        told = {"method": "reload_weights", "kwargs": {"weights_path": f"{self.there}/{name}"}}
-        self._must("/collective_rpc", told, FULL_FLAGS)
-        self._must("/reset_prefix_cache", {}, FULL_FLAGS)
 
     def _clean(self, kept: str = "") -> None:
         """Remove older weights from the folder."""
@@ -261,29 +254,9 @@ class Server:
     def _sampled(
         self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
     ) -> list[list[Completion]]:
-        padded = policy.causal_lm.get_input_embeddings().num_embeddings > policy.vocabulary
-        told = self._ask(
-            "/v1/completions",
-            {
-                "model": self._name if policy.kind == "lora" else self._model,
-                "prompt": [list(prompt) for prompt in prompts],
-                "n": group,
-                "max_tokens": sampling.max_new_tokens,
-                "temperature": sampling.temperature,
-                "stop_token_ids": list(sampling.eos),
-                "ignore_eos": True,  # only the run's end ids end a completion
-                "logprobs": 0,
-                "return_token_ids": True,
-                "top_p": 1.0,
-                "top_k": 0,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                **({"allowed_token_ids": list(range(policy.vocabulary))} if padded else {}),
-            },
-            SAMPLE_SECONDS,
-        )
+        rows = policy.causal_lm.get_input_embeddings().num_embeddings
+        body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
+        told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
         with _sense():
             choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
             made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
@@ -304,11 +277,10 @@ class Server:
             ) from None
 
     def _healthy(self) -> bool:
-        try:
+        with contextlib.suppress(AwayError, RefusedError):
             self._ask("/health")
-        except (AwayError, RefusedError):
-            return False
-        return True
+            return True
+        return False
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
         """What it answers. Raises AwayError, RefusedError; Interrupted, if that is asked for while it is waited for."""
@@ -345,6 +317,40 @@ class Server:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
         self._in_vain += 1
         self.away, self._step, self._until = why, None, time.monotonic() + backoff(self._in_vain, *RESTS)
+
+
+def server_of(settings: Settings) -> Server | None:
+    """The server of the settings, not asked yet, if they name one. Raises UsageError as `Server.of`."""
+    if settings.engine != "vllm":
+        return None
+    folder = settings.vllm_folder or tempfile.mkdtemp(prefix="ftis-vllm-")
+    return Server.of(settings.vllm_url, folder, os.environ.get(KEY))
+
+
+def body_of(
+    model: str, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, padding: Sequence[int]
+) -> dict[str, Any]:
+    """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
+    return {
+        "model": model,
+        "prompt": [list(prompt) for prompt in prompts],
+        "n": group,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.eos),
+        "ignore_eos": True,  # only the run's end ids end a completion
+        "logprobs": 0,
+        "return_token_ids": True,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        # Not `allowed_token_ids`: vLLM keeps all of them for each sequence, and its newer runner takes 1,024 at most.
+        # -100 is the least that it takes, before the temperature; what is sampled all the same is refused.
+        **({"logit_bias": {str(token): -100.0 for token in padding}} if padding else {}),
+    }
 
 
 def _meanwhile(work: Callable[[], T]) -> T:
@@ -386,9 +392,6 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) 
 
 
 def _here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"

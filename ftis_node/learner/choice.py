@@ -1,0 +1,31 @@
+"""The objective that settings and task name."""
+
+from __future__ import annotations
+
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.objective import PRESETS, Objective
+
+
+def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:
+    """The named preset with the parts that the settings or the task replace.
+
+    Args:
+        completion_tokens: the run's cap; the default divisor of the loss under `fixed`.
+
+    Raises:
+        UsageError: there is no such preset or part.
+    """
+    if settings.objective not in PRESETS:
+        hint = did_you_mean(settings.objective, PRESETS)
+        raise UsageError(f"There is no objective {settings.objective!r}.", f"{hint}Use one of: {', '.join(PRESETS)}.")
+    preset = PRESETS[settings.objective]
+    standard = PRESETS["ftis"]
+    alike = all(getattr(preset, part) == getattr(standard, part) for part in ("divergence", "reduction", "threshold"))
+    parts = settings.objective_parts(task, filters=alike)
+    if parts.get("aggregation", preset.aggregation) == "fixed":
+        parts.setdefault("divisor", float(completion_tokens))
+    try:
+        return preset.replace(**parts)
+    except ValueError as error:
+        raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error

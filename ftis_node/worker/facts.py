@@ -1,0 +1,47 @@
+"""What the node is told of a model and a task that were loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ftis_node.config.settings import Settings
+from ftis_node.fit.plan import Plan
+from ftis_node.policy.policy import Policy
+from ftis_node.tasks import Task
+from ftis_node.tasks.rewards import TAGS
+from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.codec import text_refusal
+from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
+from ftis_node.worker.formats import chat_in
+from ftis_node.worker.messages import ModelFacts, Sizes
+
+_OF_A_TASK = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
+
+
+def facts_of(policy: Policy, task: Task, settings: Settings, plan: Plan, sizes: Sizes, own_rows: int) -> ModelFacts:
+    """The facts of a policy and a task. Raises UsageError as `chat_in`."""
+    tokenizer, tags = policy.tokenizer, "".join(TAGS)
+    chat = chat_in(None, tokenizer, task.template, settings)
+    return ModelFacts(
+        **{name: getattr(task, name) for name in _OF_A_TASK},
+        task=task.name,
+        tokenizer=fingerprint(tokenizer),
+        vocabulary=policy.vocabulary,
+        eos=list(end_ids(tokenizer, chat)),
+        chat=chat.digest(task.turns) if chat is not None else "",
+        unwritable=unwritable(tokenizer, task.template.replace("{question}", "") + tags),
+        text_refusal=text_refusal(tokenizer, [task.prompt(row) for row in task.train], tags),
+        parameters=policy.parameters(),
+        checkpoint_bytes=4 * policy.trainable() + plan.memory.optimiser,
+        kind=policy.kind,
+        device=str(policy.device),
+        threads=torch.get_num_threads(),
+        settings=settings,
+        rows=len(task.train),
+        held_out=len(task.held_out),
+        own_rows=own_rows,
+        plan=replace(plan, reasons=(*plan.reasons, policy.way)),
+        sizes=sizes,
+    )

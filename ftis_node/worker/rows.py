@@ -1,0 +1,125 @@
+"""Rows of data in a run: those that are sampled and trained on, and those of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftis_node.config.run import Run
+from ftis_node.evaluate import greedy
+from ftis_node.evaluate.episodes import Episodes
+from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.fit.context import Context, refuse_prompts
+from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room
+from ftis_node.tasks import Example, Scorer, Task, scoring
+from ftis_node.worker.formats import Packets, Prompts
+from ftis_node.worker.messages import OWN_DATA
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The run's rows, or the owner's own: template, examples and their prompts as token ids; how many completions a
+    group has; the scorer by their rule; and how their episodes go on."""
+
+    template: str
+    examples: Sequence[Example]
+    prompts: list[list[int]]
+    completions: int
+    scorer: Scorer
+    episodes: Episodes | None = None
+
+    def text(self, row: int) -> str:
+        """The prompt as text."""
+        return self.template.replace("{question}", self.examples[row].question)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """An evaluation's prompts and their examples, the reward rule and the task's own scorer (see `tasks.scoring`), the
+    cap in tokens, and how its episodes go on."""
+
+    prompts: list[list[int]]
+    examples: Sequence[Example]
+    reward: str
+    completion_tokens: int
+    episodes: Episodes | None = None
+    scorer: Scorer | None = None
+
+
+class Evaluations:
+    """Greedy answers of a run's policy, and the sets of questions by name; None: the run's own.
+
+    room: sequences side by side. It is not that of generation, which a shortage here must not shrink.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        packets: Packets,
+        prompts: Prompts,
+        task: Task,
+        own: Task | None,
+        episodes: Episodes | None,
+        room: Room,
+    ) -> None:
+        self.room = room
+        self._run, self._packets = run, packets
+        asked, cap = prompts.held_out, run.completion_tokens
+        questions = EvaluationSet(asked, task.held_out[: len(asked)], run.reward, cap, episodes, task.scorer)
+        self._sets: dict[str | None, EvaluationSet] = {None: questions}
+        if own is not None:
+            asked = prompts.own_held_out
+            self._sets[OWN_DATA] = EvaluationSet(asked, own.held_out[: len(asked)], own.reward, cap)
+
+    def add(self, name: str, task: Task, count: int | None, policy: Policy, context: Context) -> int:
+        """Add so many of a task's held-out questions, or all, and return how many there are.
+
+        Raises:
+            UsageError: the model has no room for one.
+        """
+        examples = _spread(task.held_out, count)
+        cap = max(task.completion_tokens, self._run.completion_tokens)
+        ids = [self._packets.prompt(task.template, example.question) for example in examples]
+        refuse_prompts(policy.name, context, ids, examples, name, completion_tokens=cap)
+        episodes = Episodes.of(policy.tokenizer, task.template, self._packets.chat, task.turns)
+        self._sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
+        return len(examples)
+
+    def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
+        """Answer every `parts`-th question of a set, from `part` on."""
+        chosen, some = self._sets[name], slice(part, None, parts)
+        with scoring(chosen.reward, chosen.scorer) as scorer:
+            return greedy.evaluate(
+                policy,
+                chosen.prompts[some],
+                chosen.examples[some],
+                scorer,
+                self._sampling(chosen.completion_tokens),
+                episodes=chosen.episodes,
+                room=self.room,
+            ).figures()
+
+    def right(self, policy: Policy, trained: TrainingRows, rows: Sequence[int]) -> list[bool]:
+        """Whether the answers to these rows are right."""
+        outcome = greedy.evaluate(
+            policy,
+            [trained.prompts[row] for row in rows],
+            [trained.examples[row] for row in rows],
+            trained.scorer,
+            self._sampling(self._run.completion_tokens),
+            episodes=trained.episodes,
+            room=self.room,
+        )
+        return [one.score.reward > 0 for one in outcome.judged]
+
+    def _sampling(self, cap: int) -> Sampling:
+        return Sampling(cap, self._run.temperature, self._packets.ends, greedy=True)
+
+
+def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
+    """Pick so many examples at even distances, because neighbours may be alike."""
+    if count is None or count >= len(examples):
+        return examples
+    return [examples[index * len(examples) // count] for index in range(count)]
