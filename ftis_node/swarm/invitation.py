@@ -65,6 +65,14 @@ class Invitation(Signed, frozen=True, array_like=True, kw_only=True, forbid_unkn
         return msgspec.msgpack.encode(self)
 
 
+class _Beginning(msgspec.Struct, array_like=True):
+    """The fields that invitations of all versions begin with."""
+
+    run_id: bytes
+    signature: bytes
+    version: int
+
+
 def invite(
     identity: Identity,
     run_id: bytes,
@@ -107,15 +115,14 @@ def read(data: bytes, now: float) -> Invitation:
         UsageError: it is none, is not the inviter's, or has expired.
     """
     try:
+        version = decode(data, _Beginning, CHARACTERS_MAX, "an invitation").version
+        if version != VERSION:
+            raise UsageError(f"The invitation is of version {version}, which is not known here.", "Upgrade ftis-node.")
         found = decode(data, Invitation, CHARACTERS_MAX, "an invitation")
     except Malformed:
         raise UsageError(
             "That is no invitation, or not a whole one.", "Copy the whole line; it begins with ftis:"
         ) from None
-    if found.version != VERSION:
-        raise UsageError(
-            f"The invitation is of version {found.version}, which is not known here.", "Upgrade ftis-node."
-        )
     sound = is_author(found.inviter) and len(found.nonce) in (0, NONCE_BYTES) and len(found.name) <= NAME_MAX
     sound &= 0 < len(found.dial) <= ADDRESSES_MAX and all(map(is_multiaddr, found.dial))
     if not sound or not found.verify(found.inviter):
