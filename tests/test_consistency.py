@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.learner.choice import choose_objective
+from ftis_node.learner import choose_objective
 from ftis_node.methods import NAMES
 from ftis_node.methods.choices import PART_LIMITS
 
@@ -66,6 +66,7 @@ def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name
     known = NAMES[name][-1]
     error = refused(**{name: known + "x"})
     assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
+    assert not accepted(Settings(**{name: known + "x"}))
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {

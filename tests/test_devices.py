@@ -367,18 +367,8 @@ def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join) -> None:
-    flags = (
-        "--task",
-        "arithmetic",
-        "--devices",
-        "cpu,cpu",
-        "--full",
-        "--set",
-        "batch_groups=4",
-        "--set",
-        "eval_every=1000",
-    )
-    node = join("node", *flags, "--set", "checkpoint_minutes=0.02")
+    flags = ("--task", "arithmetic", "--devices", "cpu,cpu", "--full", "--set", "batch_groups=4")
+    node = join("node", *flags, "--set", "eval_every=1000", "--set", "checkpoint_minutes=0.02")
     node.wait(lambda s: s.get("step", 0) >= 3, "it takes steps")
     assert node.process is not None
     everything = psutil.Process(node.process.pid).children(recursive=True)
