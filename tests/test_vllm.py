@@ -173,11 +173,6 @@ def test_off_this_machine_it_needs_a_key(words: str | None, urls: Sequence[str])
     assert Server.of("http://10.0.0.7:1", "folder", "/there", "key").there == "/there"
 
 
-def test_it_goes_with_one_device() -> None:
-    with pytest.raises(FtisError, match="one device"):
-        arithmetic_settings(engine="vllm", device="cpu,cpu")
-
-
 @pytest.mark.parametrize(
     ("chosen", "home", "words"),
     [

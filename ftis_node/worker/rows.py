@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftis_node.config.run import Run
 from ftis_node.evaluate import greedy
@@ -75,27 +75,20 @@ class Evaluations:
     def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
         """Answer every `parts`-th question of a set, from `part` on."""
         one = self.sets[name]
-        asked = (one.prompts[part::parts], one.examples[part::parts])
+        asked = replace(one, prompts=one.prompts[part::parts], examples=one.examples[part::parts])
         with scoring(one.reward, one.scorer) as scorer:
-            return self._answered(policy, *asked, scorer, one.completion_tokens, one.episodes).figures()
+            return self._answered(policy, asked, scorer).figures()
 
     def right(self, policy: Policy, of: TrainingRows, rows: Sequence[int]) -> list[bool]:
         """Whether the answers to these rows are right."""
-        asked = ([of.prompts[row] for row in rows], [of.examples[row] for row in rows])
-        found = self._answered(policy, *asked, of.scorer, self._run.completion_tokens, of.episodes)
-        return [one.score.reward > 0 for one in found.judged]
+        prompts, examples = [of.prompts[row] for row in rows], [of.examples[row] for row in rows]
+        asked = EvaluationSet(prompts, examples, self._run.reward, self._run.completion_tokens, of.episodes)
+        return [one.score.reward > 0 for one in self._answered(policy, asked, of.scorer).judged]
 
-    def _answered(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        examples: Sequence[Example],
-        scorer: Scorer,
-        cap: int,
-        episodes: Episodes | None,
-    ) -> greedy.GreedyResult:
-        sampling = Sampling(cap, self._run.temperature, self._packets.ends, greedy=True)
-        return greedy.evaluate(policy, prompts, examples, scorer, sampling, episodes=episodes, room=self.room)
+    def _answered(self, policy: Policy, asked: EvaluationSet, scorer: Scorer) -> greedy.GreedyResult:
+        sampling = Sampling(asked.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
+        questions = (asked.prompts, asked.examples, scorer, sampling)
+        return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room)
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
