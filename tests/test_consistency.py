@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.learner.choice import choose_objective
+from ftis_node.learner import choose_objective
 from ftis_node.methods import NAMES
 from ftis_node.methods.choices import PART_LIMITS
 
@@ -65,6 +65,7 @@ def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name
     known = NAMES[name][-1]
     error = refused(**{name: known + "x"})
     assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
+    assert not accepted(Settings(**{name: known + "x"}))
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -86,6 +87,19 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "needs of a listener": ({"foreign": "answers", "own_share": 0}, "no row is needed", "foreign=all"),
     "learning by nothing of one's own": ({"objective": "gated", "own_share": 0}, "by own successes", "as ftis"),
     "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
+    "a server for two devices": ({"engine": "vllm", "device": "cpu,cpu"}, "one device", "vLLM sample on the other"),
+    **{
+        f"shards with {other}": (
+            {"device": "cpu,cpu", "sharded": True, **other},
+            "does not go with",
+            "Leave out sharded",
+        )
+        for other in ({"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"})
+    },
+    **{
+        f"devices {them}": ({"device": them}, "cannot train together", "Name each GPU once")
+        for them in ("cpu,cuda:0", "cuda:0,cuda:0", "auto,auto", "cuda,cuda:1", "cuda,cuda")
+    },
 }
 
 
@@ -103,6 +117,7 @@ def test_what_contradicts_is_told_with_where_it_came_from(mistake: str) -> None:
         *({"port": 4001, "http_port": 4001, "page": False}, {"port": 0, "http_port": 0}, {"own_share": 0}),
         *({"disk_gb": 0.5}, {"profile": "laptop", "disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
         *({"http_host": "trainer"}, {"http_host": "gpu-1.example.org"}, {"http_host": "::1"}),
+        *({"device": "cpu,cpu"}, {"device": "cpu,cpu,cpu"}, {"device": "cuda:0,cuda:1"}),
         *({"vram_share": 1}, {"lora": False, "lora_targets": ""}, {"device": "cpu", "optimiser": "adamw8bit"}),
     ],
 )

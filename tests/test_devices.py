@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ftis_node.errors import FtisError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.lab.bench.devices import bench_devices
@@ -367,18 +366,8 @@ def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join) -> None:
-    flags = (
-        "--task",
-        "arithmetic",
-        "--devices",
-        "cpu,cpu",
-        "--full",
-        "--set",
-        "batch_groups=4",
-        "--set",
-        "eval_every=1000",
-    )
-    node = join("node", *flags, "--set", "checkpoint_minutes=0.02")
+    flags = ("--task", "arithmetic", "--devices", "cpu,cpu", "--full", "--set", "batch_groups=4")
+    node = join("node", *flags, "--set", "eval_every=1000", "--set", "checkpoint_minutes=0.02")
     node.wait(lambda s: s.get("step", 0) >= 3, "it takes steps")
     assert node.process is not None
     everything = psutil.Process(node.process.pid).children(recursive=True)
@@ -394,27 +383,7 @@ def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(jo
     assert node.stop() == 0
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", ["cpu,cuda:0", "cuda:0,cuda:0", "auto,auto", "cuda,cuda:1", "cuda,cuda"])
-def test_devices_that_cannot_train_together_are_refused(device: str) -> None:
-    with pytest.raises(FtisError, match="cannot train together"):
-        arithmetic_settings(device=device)
-
-
-@pytest.mark.parametrize("device", ["cpu,cpu", "cpu,cpu,cpu", "cuda:0,cuda:1"])
-def test_devices_that_can(device: str) -> None:
-    assert arithmetic_settings(device=device).devices == tuple(device.split(","))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"}],
-)
-def test_what_shards_do_not_go_with_is_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(FtisError, match="does not go with"):
-        arithmetic_settings(**{"device": "cpu,cpu", "sharded": True} | other)
+# --- commands --------------------------------------------------------------------------------------------------------
 
 
 def test_one_device_is_nothing_to_compare() -> None:

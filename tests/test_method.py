@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftis_node.config.profiles import TASKS
 from ftis_node.config.settings import Settings, collect
-from ftis_node.learner.choice import choose_objective
+from ftis_node.learner import choose_objective
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO

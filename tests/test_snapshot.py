@@ -85,17 +85,6 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
             assert same(written(directory), copies)
 
 
-def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
-    engine = opened_engine()
-    train(engine)
-    then = state(engine)
-    engine.snapshot(str(tmp_path))
-    train(engine)
-    engine.write(str(tmp_path))
-    assert same(written(tmp_path), then)
-    assert not same(state(engine), then)
-
-
 def test_that_there_is_no_room_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,50 +119,26 @@ def test_ids_without_a_token_are_ruled_out_in_few_bytes() -> None:
 # --- a server that was started wrongly --------------------------------------------------------------------------------
 
 
-def no_ids(server: VllmServer) -> None:
-    server.ids = False
-
-
-def raw(server: VllmServer) -> None:
-    server.processed = False
-
-
-def short(server: VllmServer) -> None:
-    server.longest = 12
-
-
-def no_lora(server: VllmServer) -> None:
-    server.lora = False
-
-
-def other_tokenizer(server: VllmServer) -> None:
-    server.answer = lambda path, body, plain=server.answer: (  # type: ignore[method-assign, misc]
-        {"tokens": [1, 2]} if path == "/tokenize" else plain(path, body)
-    )
-
-
-def other_weights(server: VllmServer) -> None:
-    server.change = lambda choice: (
-        choice | {"logprobs": {"token_logprobs": [2 * value - 1 for value in choice["logprobs"]["token_logprobs"]]}}
-    )
+def doubled(choice: dict[str, Any]) -> dict[str, Any]:
+    """As other weights would have it."""
+    return choice | {"logprobs": {"token_logprobs": [2 * one - 1 for one in choice["logprobs"]["token_logprobs"]]}}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("switch", "value", "words"),
     [
-        (no_ids, "0.32"),
-        (raw, "--logprobs-mode processed_logprobs"),
-        (short, "--max-model-len"),
-        (no_lora, "--enable-lora --max-lora-rank 16"),
-        (other_tokenizer, "tokenizer is another"),
-        (other_weights, "off by"),
+        ("ids", False, "0.32"),
+        ("processed", False, "--logprobs-mode processed_logprobs"),
+        ("longest", 12, "--max-model-len"),
+        ("lora", False, "--enable-lora --max-lora-rank 16"),
+        ("tokenizer", lambda *_, **__: SimpleNamespace(input_ids=[1, 2]), "tokenizer is another"),
+        ("change", doubled, "off by"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_it_is_refused_by_the_name_of_what_is_missing(
-    server: VllmServer, tmp_path: Path, wrong: Callable[[VllmServer], None], words: str
+    server: VllmServer, tmp_path: Path, switch: str, value: Any, words: str
 ) -> None:
-    wrong(server)
+    setattr(server, switch, value)
     with pytest.raises(UsageError) as refusal:
         opened(server, tmp_path)
     assert words in f"{refusal.value.what} {refusal.value.fix}"
@@ -178,27 +155,22 @@ def test_a_key_goes_with_every_question(tmp_path: Path, monkeypatch: pytest.Monk
     server.stop()
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://127.0.0.1", "http://"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="no address"):
-        Server.of(url, "folder", None)
-
-
-@pytest.mark.parametrize("host", ["10.0.0.7", "gpu.example", "[2001:db8::1]", "0.0.0.0"])
-def test_off_this_machine_it_needs_a_key(host: str) -> None:
-    with pytest.raises(UsageError, match="not on this machine"):
-        Server.of(f"http://{host}:8000", "folder", None)
-    assert Server.of(f"http://{host}:8000", "folder", "key").key == "key"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
-def test_on_this_machine_it_needs_none(host: str) -> None:
-    assert Server.of(f"http://{host}:8000/", "folder", None).url == f"http://{host}:8000"
-
-
-def test_it_goes_with_one_device() -> None:
-    with pytest.raises(FtisError, match="one device"):
-        arithmetic_settings(engine="vllm", device="cpu,cpu")
+@pytest.mark.parametrize(
+    ("words", "urls"),
+    [
+        ("no address", ["localhost:8000", "ftp://127.0.0.1", "http://"]),
+        ("not on this machine", ["http://10.0.0.7", "http://gpu.example:1", "http://[2001:db8::1]", "http://0.0.0.0"]),
+        (None, ["http://127.0.0.1", "http://localhost:8000", "http://[::1]", "http://127.8.8.8"]),
+    ],
+)
+def test_off_this_machine_it_needs_a_key(words: str | None, urls: Sequence[str]) -> None:
+    for url in urls:
+        if words is None:
+            assert Server.of(f"{url}/", "folder", None).url == url
+            continue
+        with pytest.raises(UsageError, match=words):
+            Server.of(url, "folder", None)
+    assert Server.of("http://10.0.0.7:1", "folder", "key").key == "key"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +239,7 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, t
     server.broken = True
     assert "500" in step(engine).away
     server.broken = False
-    raw(server)
+    server.processed = False
     assert "--logprobs-mode" not in str(step(engine).away), "advice is for the start"
     server.processed = True
     assert step(engine).away is None

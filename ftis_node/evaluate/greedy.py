@@ -168,15 +168,13 @@ def evaluate(
     room = room or Room(batch)
     judged: list[Judged] = []
     while (start := len(judged)) < len(prompts):
-        completions = _sample(policy, prompts[start:], sampling, room)
+        groups = _sample(policy, prompts[start:], sampling, room)
         if episodes is not None:
-            first = [[completion] for completion in completions]
-            some = slice(start, start + len(first))
-            played = play(policy, episodes, prompts[some], first, examples[some], scorer, sampling, room=room)
-            completions = [group[0] for group in played]
+            some = slice(start, start + len(groups))
+            groups = play(policy, episodes, prompts[some], groups, examples[some], scorer, sampling, room=room)
         done = [
             judge(policy.tokenizer, completion, example, scorer, episodes)
-            for completion, example in zip(completions, examples[start:], strict=False)
+            for (completion,), example in zip(groups, examples[start:], strict=False)
         ]
         judged += done
         if tell is not None:
@@ -296,12 +294,11 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
     return batch
 
 
-def _sample(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, room: Room) -> list[Completion]:
-    """Completions of the first prompts, as many as fit."""
-    groups = fitting(
+def _sample(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, room: Room) -> list[list[Completion]]:
+    """One completion of each of the first prompts, as many as fit."""
+    return fitting(
         lambda some: generate(policy, prompts[:some], group=1, sampling=sampling, batch=some),
         room,
         there=len(prompts),
         least=1,
     )
-    return [group[0] for group in groups]

@@ -18,9 +18,8 @@ from torch import Tensor
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.experiment import Probe
 from ftis_node.lab.gradients import source_gradients
-from ftis_node.learner import TrainingGroup
+from ftis_node.learner import TrainingGroup, choose_objective
 from ftis_node.learner.batch import Batch
-from ftis_node.learner.choice import choose_objective
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
 

@@ -198,7 +198,7 @@ class Runner:
 
     def _cell_facts(self, cell: CellSpec) -> dict[str, Any]:
         """A cell and what its settings come to; the divergence is named, for every figure must say which it shows."""
-        from ftis_node.learner.choice import choose_objective
+        from ftis_node.learner import choose_objective
 
         experiment = self.experiment
         members = [n.name for n in experiment.nodes if not cell.nodes or n.name in cell.nodes]

@@ -4,6 +4,7 @@
 """
 
 from ftis_node.learner.batch import Part, TrainingGroup
+from ftis_node.learner.choice import choose_objective
 from ftis_node.learner.learner import Learner
 
-__all__ = ["Learner", "Part", "TrainingGroup"]
+__all__ = ["Learner", "Part", "TrainingGroup", "choose_objective"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections import Counter
@@ -205,14 +204,12 @@ def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Pr
     A single sample that is larger than that has a micro-batch to itself.
     """
     batch: list[Prompted] = []
-    size = _Size()
     for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
         for piece in _cut(group, budget):
-            if batch and not size.with_piece(piece).within(budget):
+            if batch and not _within([*batch, piece], budget):
                 yield batch
-                batch, size = [], _Size()
+                batch = []
             batch.append(piece)
-            size = size.with_piece(piece)
     if batch:
         yield batch
 
@@ -220,34 +217,17 @@ def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Pr
 def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
     """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
     piece: list[Sample] = []
-    empty = size = _Size().with_prompt(len(group.prompt_ids))
     for sample in sorted(group.samples, key=lambda s: -s.tokens):
-        if piece and not size.with_sample(sample).within(budget):
+        if piece and not _within([Prompted(group.prompt_ids, [*piece, sample])], budget):
             yield Prompted(group.prompt_ids, piece)
-            piece, size = [], empty
+            piece = []
         piece.append(sample)
-        size = size.with_sample(sample)
     yield Prompted(group.prompt_ids, piece)
 
 
-@dataclass(frozen=True)
-class _Size:
-    """Size of a micro-batch: tokens that go through the model, rows of attention, longest prompt and completion."""
-
-    tokens: int = 0
-    rows: int = 0
-    prompt: int = 0
-    completion: int = 0
-
-    def with_prompt(self, tokens: int) -> _Size:
-        return replace(self, tokens=self.tokens + tokens, prompt=max(self.prompt, tokens))
-
-    def with_sample(self, sample: Sample) -> _Size:
-        longest = max(self.completion, sample.tokens)
-        return replace(self, tokens=self.tokens + sample.tokens - 1, rows=self.rows + 1, completion=longest)
-
-    def with_piece(self, piece: Prompted) -> _Size:
-        return functools.reduce(_Size.with_sample, piece.samples, self.with_prompt(len(piece.prompt_ids)))
-
-    def within(self, budget: int) -> bool:
-        return self.tokens <= budget and self.rows * (self.prompt + self.completion) <= SPREAD * budget
+def _within(pieces: Sequence[Prompted], budget: int) -> bool:
+    """Whether tokens that go through the model, and rows of attention, are as few as `micro_batches` says."""
+    prompts = [len(piece.prompt_ids) for piece in pieces]
+    samples = [sample.tokens for piece in pieces for sample in piece.samples]
+    tokens = sum(prompts) + sum(samples) - len(samples)
+    return tokens <= budget and len(samples) * (max(prompts) + max(samples)) <= SPREAD * budget

@@ -70,7 +70,7 @@ def clock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
-    from ftis_node.learner.choice import choose_objective
+    from ftis_node.learner import choose_objective
     from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
@@ -190,13 +190,14 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 
 def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
-    from ftis_node.worker.formats import Prompts, packets_of
+    from ftis_node.worker.formats import packets_of, prompts_of
 
     run = case.run_file.run if case.run_file is not None else case.to_start
     if case.task is None or case.shape is None or run is None:
         return
-    packets, count = packets_of(run, words, case.settings), case.settings.eval_prompts
-    Prompts.of(run, packets, case.settings.model, case.shape.context, case.task, case.own_task, count)
+    where = (run, packets_of(run, words, case.settings), case.settings.model, case.shape.context)
+    for rows in filter(None, (case.task, case.own_task)):
+        prompts_of(*where, rows, case.settings.eval_prompts, own=rows is case.own_task)
 
 
 def weights(case: Case) -> None:

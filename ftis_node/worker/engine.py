@@ -20,8 +20,7 @@ from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import forget, interrupt
-from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.choice import choose_objective
+from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import Team
 from ftis_node.packet import Completion
@@ -39,10 +38,11 @@ from ftis_node.tasks.score_columns import ScoreColumns
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.worker.checkpoint import ALPHA, Checkpointer
 from ftis_node.worker.facts import facts_of
-from ftis_node.worker.formats import Packets, Prompts, Slot, group_text, packets_of
+from ftis_node.worker.formats import Packets, Slot, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,
+    OWN_DATA,
     Generated,
     GroupPart,
     GroupText,
@@ -55,7 +55,7 @@ from ftis_node.worker.messages import (
 )
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
-from ftis_node.worker.rows import Evaluations, TrainingRows
+from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
@@ -69,8 +69,7 @@ class Engine:
 
     def __init__(self, planned: Callable[[Settings, Sizes], None] = lambda settings, sizes: None) -> None:
         """
-        Args:
-            planned: called by `load` with the settled settings and the largest batch sizes, before the model is loaded.
+        planned: called by `load` with the settled settings and the largest batch sizes, before the model is loaded.
         """
         self._planned = planned
         self._settings: Settings
@@ -154,8 +153,7 @@ class Engine:
         server = server_of(settings)
         self.policy = replace(load_policy(self._settings), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
-        own_rows = len(self.own_task.train) if self.own_task is not None else 0
-        return facts_of(self.policy, self.task, self._settings, plan, self._sizes, own_rows)
+        return facts_of(self.policy, self.task, self.own_task, self._settings, plan, self._sizes)
 
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
@@ -187,13 +185,17 @@ class Engine:
         self.close()
         scorer, self._side_scorer = (self._scorers.enter_context(scoring(run.reward, task.scorer)) for _ in range(2))
         count, cap = self._settings.eval_prompts, run.completion_tokens
-        asked = Prompts.of(run, packets, self.policy.name, self._context, task, own, count)
-        self._rows = TrainingRows(run.template, task.train, asked.train, run.completions, scorer, episodes)
+        where = (run, packets, self.policy.name, self._context)
+        prompts, asked = prompts_of(*where, task, count)
+        self._rows = TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
         room = Room(self._sizes.generation_batch, self._settings.generation_batch)
-        self.evaluations = Evaluations(run, packets, asked, task, own, episodes, room)
+        self.evaluations, held_out = Evaluations(run, packets, room), task.held_out[:count]
+        self.evaluations.sets[None] = EvaluationSet(asked, held_out, run.reward, cap, episodes, task.scorer)
         if own is not None:
+            prompts, asked = prompts_of(*where, own, count, own=True)
             scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
-            self._own_rows = TrainingRows(own.template, own.train, asked.own, run.group, scorer)
+            self._own_rows = TrainingRows(own.template, own.train, prompts, run.group, scorer)
+            self.evaluations.sets[OWN_DATA] = EvaluationSet(asked, own.held_out[:count], own.reward, cap)
         objective = choose_objective(self._settings, run.task, cap)
         made = (self.policy, objective, self._settings, run.temperature, OWN)
         self.learner = Learner(*made, task=run.task, team=self._team)

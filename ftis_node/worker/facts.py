@@ -20,8 +20,8 @@ from ftis_node.worker.messages import ModelFacts, Sizes
 _OF_A_TASK = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
 
 
-def facts_of(policy: Policy, task: Task, settings: Settings, plan: Plan, sizes: Sizes, own_rows: int) -> ModelFacts:
-    """The facts of a policy and a task. Raises UsageError as `chat_in`."""
+def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan, sizes: Sizes) -> ModelFacts:
+    """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`."""
     tokenizer, tags = policy.tokenizer, "".join(TAGS)
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(
@@ -41,7 +41,7 @@ def facts_of(policy: Policy, task: Task, settings: Settings, plan: Plan, sizes: 
         settings=settings,
         rows=len(task.train),
         held_out=len(task.held_out),
-        own_rows=own_rows,
+        own_rows=len(own.train) if own is not None else 0,
         plan=replace(plan, reasons=(*plan.reasons, policy.way)),
         sizes=sizes,
     )

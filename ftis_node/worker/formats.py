@@ -214,42 +214,31 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Token ids of the prompts to train on and of those held out, and of the owner's own rows likewise."""
+def prompts_of(
+    run: Run, packets: Packets, model: str, context: Context, task: Task, most: int | None, *, own: bool = False
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts to train on, and of those held out.
 
-    train: list[list[int]]
-    held_out: list[list[int]]
-    own: list[list[int]]
-    own_held_out: list[list[int]]
+    Args:
+        model, context: its name and its context. most: of the rows held out; None: all. own: they are the owner's,
+            asked by their own template; an error about one does not show it.
 
-    @classmethod
-    def of(
-        cls, run: Run, packets: Packets, model: str, context: Context, task: Task, own: Task | None, most: int | None
-    ) -> Prompts:
-        """
-        Args:
-            model, context: its name and its context. own: rows of the owner's, asked by their own template; an error
-                about one does not show it. most: of the rows held out; None: all.
+    Raises:
+        UsageError: one is empty, longer than the run allows, or has no room in the model's context.
+    """
+    template = task.template if own else run.template
+    caps = run.completion_tokens, run.prompt_tokens or float("inf")
 
-        Raises:
-            UsageError: one is empty, longer than the run allows, or has no room in the model's context.
-        """
+    def checked(examples: Sequence[Example], data: str) -> list[list[int]]:
+        prompts = [packets.prompt(template, example.question) for example in examples]
+        if run.text and not own:
+            texts = [template.replace("{question}", example.question) for example in examples]
+            refuse_long_prompts(texts, run.prompt_bytes, examples, data)
+        refuse_prompts(model, context, prompts, examples, data, *caps, shown=not own)
+        return prompts
 
-        def checked(examples: Sequence[Example], data: str, template: str | None = None) -> list[list[int]]:
-            prompts = [packets.prompt(template or run.template, example.question) for example in examples]
-            if run.text and template is None:
-                texts = [run.template.replace("{question}", example.question) for example in examples]
-                refuse_long_prompts(texts, run.prompt_bytes, examples, data)
-            caps = run.completion_tokens, run.prompt_tokens or float("inf")
-            refuse_prompts(model, context, prompts, examples, data, *caps, shown=template is None)
-            return prompts
-
-        rows = checked(task.train, "the training data"), checked(task.held_out[:most], "the held-out data")
-        if own is None:
-            return cls(*rows, [], [])
-        owned = checked(own.train, "one's own data", own.template)
-        return cls(*rows, owned, checked(own.held_out[:most], "one's own held-out data", own.template))
+    names = ("one's own data", "one's own held-out data") if own else ("the training data", "the held-out data")
+    return checked(task.train, names[0]), checked(task.held_out[:most], names[1])
 
 
 def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:

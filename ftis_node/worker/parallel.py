@@ -22,7 +22,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import NO_ROOM
 from ftis_node.evaluate.greedy import merged
 from ftis_node.host.interruption import forget
-from ftis_node.step_report import StepReport
 from ftis_node.text import say
 from ftis_node.worker import messages as m
 from ftis_node.worker.client import Worker
@@ -60,7 +59,7 @@ class Ranks:
             case m.Open() | m.Change() | m.Restore() | m.AddEvaluation():
                 return self._all([request] * self.size)[0]
             case m.Step():
-                return self._step(request)
+                return self._all(self._steps(request))[0]
             case m.Generate():
                 return self._generate(request)
             case m.TryRows(rows):
@@ -111,13 +110,12 @@ class Ranks:
         seconds = max(answer.seconds for answer in answers)
         return m.Generated(groups, seconds, min(answer.generation_batch for answer in answers))
 
-    def _step(self, asked: m.Step) -> StepReport:
-        """The same step in all, each on the size of micro-batches that this one has."""
+    def _steps(self, asked: m.Step) -> list[m.Step]:
+        """The same step for all, each with the size of micro-batches that this one has."""
         own = self.engine.own_groups(asked.own_data, lambda rows: self._generate(m.Generate(rows, own=True)))
         mine = m.Step([*asked.groups, *own], asked.micro_batch_tokens)
         theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.micro_batch_tokens)
-        report: StepReport = self._all([mine, *[theirs] * len(self._others)])[0]
-        return report
+        return [mine, *[theirs] * len(self._others)]
 
     def _here(self, request: m.Request[Any]) -> Any:
         return getattr(self.engine, request.op)(**request.arguments())

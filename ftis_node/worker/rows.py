@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftis_node.config.run import Run
 from ftis_node.evaluate import greedy
@@ -14,8 +14,7 @@ from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room
 from ftis_node.tasks import Example, Scorer, Task, scoring
-from ftis_node.worker.formats import Packets, Prompts
-from ftis_node.worker.messages import OWN_DATA
+from ftis_node.worker.formats import Packets
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +53,10 @@ class Evaluations:
     room: sequences side by side. It is not that of generation, which a shortage here must not shrink.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        packets: Packets,
-        prompts: Prompts,
-        task: Task,
-        own: Task | None,
-        episodes: Episodes | None,
-        room: Room,
-    ) -> None:
+    def __init__(self, run: Run, packets: Packets, room: Room) -> None:
+        self.sets: dict[str | None, EvaluationSet] = {}
         self.room = room
         self._run, self._packets = run, packets
-        asked, cap = prompts.held_out, run.completion_tokens
-        questions = EvaluationSet(asked, task.held_out[: len(asked)], run.reward, cap, episodes, task.scorer)
-        self._sets: dict[str | None, EvaluationSet] = {None: questions}
-        if own is not None:
-            asked = prompts.own_held_out
-            self._sets[OWN_DATA] = EvaluationSet(asked, own.held_out[: len(asked)], own.reward, cap)
 
     def add(self, name: str, task: Task, count: int | None, policy: Policy, context: Context) -> int:
         """Add so many of a task's held-out questions, or all, and return how many there are.
@@ -84,38 +69,26 @@ class Evaluations:
         ids = [self._packets.prompt(task.template, example.question) for example in examples]
         refuse_prompts(policy.name, context, ids, examples, name, completion_tokens=cap)
         episodes = Episodes.of(policy.tokenizer, task.template, self._packets.chat, task.turns)
-        self._sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
+        self.sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
         return len(examples)
 
     def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
         """Answer every `parts`-th question of a set, from `part` on."""
-        chosen, some = self._sets[name], slice(part, None, parts)
-        with scoring(chosen.reward, chosen.scorer) as scorer:
-            return greedy.evaluate(
-                policy,
-                chosen.prompts[some],
-                chosen.examples[some],
-                scorer,
-                self._sampling(chosen.completion_tokens),
-                episodes=chosen.episodes,
-                room=self.room,
-            ).figures()
+        one = self.sets[name]
+        asked = replace(one, prompts=one.prompts[part::parts], examples=one.examples[part::parts])
+        with scoring(one.reward, one.scorer) as scorer:
+            return self._answered(policy, asked, scorer).figures()
 
-    def right(self, policy: Policy, trained: TrainingRows, rows: Sequence[int]) -> list[bool]:
+    def right(self, policy: Policy, of: TrainingRows, rows: Sequence[int]) -> list[bool]:
         """Whether the answers to these rows are right."""
-        outcome = greedy.evaluate(
-            policy,
-            [trained.prompts[row] for row in rows],
-            [trained.examples[row] for row in rows],
-            trained.scorer,
-            self._sampling(self._run.completion_tokens),
-            episodes=trained.episodes,
-            room=self.room,
-        )
-        return [one.score.reward > 0 for one in outcome.judged]
+        prompts, examples = [of.prompts[row] for row in rows], [of.examples[row] for row in rows]
+        asked = EvaluationSet(prompts, examples, self._run.reward, self._run.completion_tokens, of.episodes)
+        return [one.score.reward > 0 for one in self._answered(policy, asked, of.scorer).judged]
 
-    def _sampling(self, cap: int) -> Sampling:
-        return Sampling(cap, self._run.temperature, self._packets.ends, greedy=True)
+    def _answered(self, policy: Policy, asked: EvaluationSet, scorer: Scorer) -> greedy.GreedyResult:
+        sampling = Sampling(asked.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
+        questions = (asked.prompts, asked.examples, scorer, sampling)
+        return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room)
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:

@@ -22,16 +22,11 @@ from ftis_node.text import rounded
 from ftis_node.worker.planning import Question, memory_limit, question
 
 _SIZE = re.compile(r"[\d.]+b(?=-|$)")
-# A person's wishes that can be dropped, the most dispensable first, and the words for dropping each.
-_WISHES = {
-    "lora": "--lora",
-    "gradient_checkpointing": "gradient_checkpointing left out",
-    "micro_batch_tokens": "micro_batch_tokens left out",
-    "generation_batch": "generation_batch left out",
-    "dtype": "dtype left out",
-    "quantisation": "quantisation left out",
-    "optimiser": "optimiser left out",
-}
+# A person's wishes that can be dropped, the most dispensable first.
+_WISHES = (
+    *("lora", "gradient_checkpointing", "micro_batch_tokens", "generation_batch", "dtype", "quantisation"),
+    "optimiser",
+)
 
 
 def refuse_shortage(
@@ -51,13 +46,13 @@ def refuse_shortage(
     if chosen.fits:
         return
     asked, need = question(settings, workload, remembered, shape), chosen.memory.total
-    total = _total(asked.device)
+    free, total = _memory(asked.device)
     limit = memory_limit(settings, total)
     by_limit = limit is not None and limit < need
     if asked.device.type != "cuda" and not by_limit:
         return
     given = f"it may use {rounded(limit)}" if limit is not None and by_limit else f"{rounded(chosen.budget)} are free"
-    fitting = [_more(settings, need, total)] if by_limit and _available(asked.device, total) >= need else []
+    fitting = [_more(settings, need, total)] if by_limit and free >= need else []
     fitting += [*_wishes(settings, asked), *_smaller(settings.model, remembered, asked)]
     what = f"{settings.model} does not fit: to train it takes {rounded(need)} at least, and {given}."
     fix = f"What would fit: {_either(fitting)}." if fitting else "Use a smaller model: `ftis-node fit` says what fits."
@@ -74,12 +69,12 @@ def _more(settings: Settings, need: int, total: int) -> str:
 
 def _wishes(settings: Settings, asked: Question) -> Iterator[str]:
     """The first wish without which the model would fit."""
-    for name, words in _WISHES.items():
+    for name in _WISHES:
         if getattr(settings, name) is None or (name == "lora" and settings.lora):
             continue
         without: dict[str, Any] = {name: None}
         if replace(asked, wishes=replace(asked.wishes, **without)).answer().fits:
-            yield words
+            yield "--lora" if name == "lora" else f"{name} left out"
             return
 
 
@@ -99,10 +94,7 @@ def _either(ways: list[str]) -> str:
     return " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
 
 
-def _total(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
-
-
-def _available(device: torch.device, total: int) -> int:
-    """The bytes that a higher limit could use; on a CPU all memory."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else total
+def _memory(device: torch.device) -> tuple[int, int]:
+    """The bytes that a higher limit could use, on a CPU all memory; and those there are."""
+    total = psutil.virtual_memory().total
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (total, total)
