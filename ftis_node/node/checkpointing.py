@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
@@ -399,7 +400,10 @@ class LearnedSizes:
     def __init__(self, path: Path, model: str) -> None:
         self._path = path
         self._model = model
-        self.sizes = self._read()
+        found = kept(path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
+        self.sizes: dict[str, int] = {}
+        if found is not None and same_model(found.model, model):
+            self.sizes = {name: size for name, size in asdict(found).items() if size and name != "model"}
 
     def learn(self, budget: int, **sizes: int) -> None:
         """Keep the largest sizes that fit into `budget` bytes, and forget others."""
@@ -407,12 +411,6 @@ class LearnedSizes:
         if learned != self.sizes:
             self.sizes = learned
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
-
-    def _read(self) -> dict[str, int]:
-        found = kept(self._path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
-        if found is None or not same_model(found.model, self._model):
-            return {}
-        return {name: size for name in found.__struct_fields__[1:] if (size := getattr(found, name))}
 
 
 class ReputationFile:
