@@ -359,10 +359,6 @@ class Life(RuleBasedStateMachine):
         except UserError:  # there is nothing to go back to; the daemon ends
             self.start_again()
 
-    @rule()
-    def restart(self) -> None:
-        self.start_again()
-
     @rule(number=st.integers(0, 40), what=st.sampled_from(("train", "save", "older", "diverge", "start")))
     def kill(self, number: int, what: str) -> None:
         """At any operation on the disk; a start after that, too, may be killed."""
@@ -387,6 +383,7 @@ class Life(RuleBasedStateMachine):
             (here[which % len(here)] / "weights").write_text("[")
             self.start_again()
 
+    @rule()
     def start_again(self) -> None:
         self.node.kill()
         expected = self.newest()
