@@ -98,10 +98,8 @@ class Node:
 
     def move(self, made: Sequence[ScoredPacket], steps: int) -> StepReport:
         """Take steps on a batch of which some groups are another's, and return the last report."""
-        own, theirs = (
-            batch_of(ROWS[:4], made[:4], uneven=True),
-            batch_of(ROWS[4:], made[4:], uneven=True, source="peer"),
-        )
+        own = batch_of(ROWS[:4], made[:4], uneven=True)
+        theirs = batch_of(ROWS[4:], made[4:], uneven=True, source="peer")
         return [self.ask(Step([*own, *theirs])) for _ in range(steps)][-1]
 
 
@@ -141,9 +139,8 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     made = alone.ask(Generate(ROWS)).groups
     first, other = alone.move(made, 1), together.move(made, 1)
-    assert first.loss == pytest.approx(other.loss, abs=1e-5) and other.gradient_norm == pytest.approx(
-        first.gradient_norm
-    )
+    assert first.loss == pytest.approx(other.loss, abs=1e-5)
+    assert other.gradient_norm == pytest.approx(first.gradient_norm)
     for source, figures in first.diagnostics.sources.items():
         assert other.diagnostics.sources[source] == pytest.approx(figures, rel=1e-3, abs=1e-4)
     expected, found = alone.state()[1], together.state()[1]  # the first moment is then a tenth of the gradient
@@ -367,18 +364,8 @@ def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join) -> None:
-    flags = (
-        "--task",
-        "arithmetic",
-        "--devices",
-        "cpu,cpu",
-        "--full",
-        "--set",
-        "batch_groups=4",
-        "--set",
-        "eval_every=1000",
-    )
-    node = join("node", *flags, "--set", "checkpoint_minutes=0.02")
+    flags = ("--task", "arithmetic", "--devices", "cpu,cpu", "--full", "--set", "batch_groups=4")
+    node = join("node", *flags, "--set", "eval_every=1000", "--set", "checkpoint_minutes=0.02")
     node.wait(lambda s: s.get("step", 0) >= 3, "it takes steps")
     assert node.process is not None
     everything = psutil.Process(node.process.pid).children(recursive=True)
