@@ -180,11 +180,6 @@ class ComputeProcess:
         await asyncio.sleep(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
 
-    def owing(self, limit: float) -> float:
-        """Seconds since its oldest unanswered request; 0 if they are no more than `limit`."""
-        owed = self.worker.owing_seconds()
-        return owed if owed > limit else 0.0
-
     def faults(self, seconds: float) -> tuple[str, ...]:
         """Its failures in the last so many seconds, the latest last."""
         return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)

@@ -268,7 +268,9 @@ class Node:
         self._stack.callback(watching.cancel)
 
     def _stalled(self) -> float:
-        return self._compute.owing(STALL_SECONDS)
+        """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
+        owed = self._compute.worker.owing_seconds()
+        return owed if owed > STALL_SECONDS else 0.0
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
