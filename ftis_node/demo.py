@@ -238,17 +238,16 @@ class Demo:
 
     def _stop(self) -> None:
         """Send SIGTERM to all, so that each takes its last evaluation and checkpoint; then SIGKILL to the rest."""
-        running = [m for m in self.members if m.process is not None and m.process.poll() is None]
-        for member in running:
-            _signal(member, signal.SIGTERM)
+        running = [m.process for m in self.members if m.process is not None and m.process.poll() is None]
+        for process in running:
+            process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        for member in running:
-            assert member.process is not None
+        for process in running:
             try:
-                member.process.wait(max(0.1, deadline - time.monotonic()))
+                process.wait(max(0.1, deadline - time.monotonic()))
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                _signal(member, signal.SIGKILL)
-                member.process.wait()
+                process.kill()
+                process.wait()
 
     def _sum_up(self, seconds: float) -> Summary:
         authors = {Identity.load_or_create(m.home.key).peer_id: m.tokenizer for m in self.members}
@@ -324,9 +323,3 @@ def text_run() -> Run:
     task = load_task(TASK)
     names = ("data", "template", "reward", "turns", "text")
     return run_for({"task": task.name} | {name: getattr(task, name) for name in names}, any_tokenizer=True)
-
-
-def _signal(member: _Member, number: signal.Signals) -> None:
-    assert member.process is not None
-    with suppress(ProcessLookupError):
-        member.process.send_signal(number)

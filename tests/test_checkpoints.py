@@ -59,10 +59,6 @@ def steps(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
-def test_there_is_none_at_first(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "new").latest() is None
-
-
 def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path: Path) -> None:
     stored(tmp_path, 1, 2, 30, 100_000_000)
     assert Checkpoints(tmp_path).latest() == (tmp_path / "step-100000000", {"step": 100_000_000})
@@ -100,6 +96,7 @@ def test_one_that_is_killed_while_it_replaces_its_step_leaves_the_first(
 
 def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path)
+    assert store.latest() is None, "there is none at first"
     for _ in range(2):
         directory = store.begin(7)
         assert not list(directory.iterdir())

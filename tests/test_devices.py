@@ -97,10 +97,8 @@ class Node:
 
     def move(self, made: Sequence[ScoredPacket], steps: int) -> StepReport:
         """Take steps on a batch of which some groups are another's, and return the last report."""
-        own, theirs = (
-            batch_of(ROWS[:4], made[:4], uneven=True),
-            batch_of(ROWS[4:], made[4:], uneven=True, source="peer"),
-        )
+        own = batch_of(ROWS[:4], made[:4], uneven=True)
+        theirs = batch_of(ROWS[4:], made[4:], uneven=True, source="peer")
         return [self.ask(Step([*own, *theirs])) for _ in range(steps)][-1]
 
 
@@ -140,9 +138,8 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     made = alone.ask(Generate(ROWS)).groups
     first, other = alone.move(made, 1), together.move(made, 1)
-    assert first.loss == pytest.approx(other.loss, abs=1e-5) and other.gradient_norm == pytest.approx(
-        first.gradient_norm
-    )
+    assert first.loss == pytest.approx(other.loss, abs=1e-5)
+    assert other.gradient_norm == pytest.approx(first.gradient_norm)
     for source, figures in first.diagnostics.sources.items():
         assert other.diagnostics.sources[source] == pytest.approx(figures, rel=1e-3, abs=1e-4)
     expected, found = alone.state()[1], together.state()[1]  # the first moment is then a tenth of the gradient

@@ -66,17 +66,14 @@ def test_files_that_a_killed_process_left_half_written_are_removed(
     home.orders.mkdir(parents=True)
     sleeper.kill()
     sleeper.wait()
-    names = (
-        f"swarm.history.{sleeper.pid}.tmp",
-        f"orders/x.removal.{sleeper.pid}.tmp",
-        f"port.{os.getpid()}.tmp",
-        "a.tmp",
-    )
-    for name in names:
+    unfinished = [f"swarm.history.{sleeper.pid}.tmp", f"orders/x.removal.{sleeper.pid}.tmp"]
+    spared = [f"port.{os.getpid()}.tmp", "a.tmp"]
+    for name in (names := [*unfinished, *spared]):
         (home.path / name).touch()
     home.open()
-    left = [name for name in names if (home.path / name).exists()]
-    assert left == list(names[2:]), "those of processes that live, and a person's own, stay"
+    assert [name for name in names if (home.path / name).exists()] == spared, (
+        "those of processes that live, and a person's own, stay"
+    )
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:

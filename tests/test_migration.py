@@ -38,6 +38,13 @@ def home(tmp_path: Path) -> Iterator[Home]:
     made.close()
 
 
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """One that 98648f7 made."""
+    write_database(tmp_path / "store.sqlite", RUN)
+    return tmp_path / "store.sqlite"
+
+
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
@@ -115,64 +122,56 @@ def test_a_damaged_memory_of_files_is_none(home: Home, text: str) -> None:
 # --- packets ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_old_database_goes_on_with_its_rounds_and_packets(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite"
-    write_database(path, RUN)
-    old = StoredPackets(path)
+def test_an_old_database_goes_on_with_its_rounds_and_packets(database: Path) -> None:
+    old = StoredPackets(database)
     assert old.read(bytes([1]) * 32) == (b"author", bytes(10)), "a replay reads it as it is"
     old.close()
-    assert schema_of(path) == 2
-    store = PacketStore(path, RUN, quota_bytes=25, first_round=0)
+    assert schema_of(database) == 2
+    store = PacketStore(database, RUN, quota_bytes=25, first_round=0)
     assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
     assert take_round(store) == 7
     plan = store._db.execute("EXPLAIN QUERY PLAN SELECT sum(size) FROM packets").fetchall()
     store.close()
     assert "packets_by_age" in str(plan), "packets are not read to know how much there is"
-    assert schema_of(path) == 3
+    assert schema_of(database) == 3
 
 
 def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "store.sqlite"
-    write_database(path, RUN)
 
     def killed(db: sqlite3.Connection) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
         kill.setattr(packets_module, "SCHEMA", Schema(2, (*packets_module.SCHEMA.steps, killed)))
-        PacketStore(path, RUN, 1 << 20)
-    assert schema_of(path) == 2
-    store = PacketStore(path, RUN, 1 << 20, first_round=0)
+        PacketStore(database, RUN, 1 << 20)
+    assert schema_of(database) == 2
+    store = PacketStore(database, RUN, 1 << 20, first_round=0)
     assert take_round(store) == 7
     store.close()
-    assert schema_of(path) == 3
+    assert schema_of(database) == 3
 
 
-def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite"
-    write_database(path, RUN)
-    db = sqlite3.connect(path)
+def test_a_database_whose_maker_was_killed_is_made(database: Path) -> None:
+    db = sqlite3.connect(database)
     db.executescript("PRAGMA user_version = 0; DROP TABLE seen;")
     db.close()
-    store = PacketStore(path, RUN, 1 << 20, first_round=0)
+    store = PacketStore(database, RUN, 1 << 20, first_round=0)
     assert take_round(store) == 7 and not store.seen(b"author", 1, 1)
     store.close()
 
 
 @pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
 @pytest.mark.parametrize(("version", "words"), [(4, NEWER), (1, OLDER)])
-def test_a_database_of_another_version_is_left_as_it_is(tmp_path: Path, opening: Any, version: int, words: str) -> None:
-    path = tmp_path / "store.sqlite"
-    write_database(path, RUN)
-    db = sqlite3.connect(path)
+def test_a_database_of_another_version_is_left_as_it_is(database: Path, opening: Any, version: int, words: str) -> None:
+    db = sqlite3.connect(database)
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    before = contents(tmp_path)
+    before = contents(database.parent)
     with pytest.raises(UserError, match=words):
-        opening(path)
-    assert contents(tmp_path) == before
+        opening(database)
+    assert contents(database.parent) == before
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -59,10 +59,7 @@ def test_a_step_trains_on_groups_of_ones_own_rows_and_tells_how_many(
     plain = opened(None, prompt_tokens=32).step(batch_of([0, 1, 2], made.groups, uneven=True), own_data=2)
     assert (plain.own_data_groups, plain.own_data_reward) == (0, None), "without rows there are none"
     prompts = [engine.policy.tokenizer.decode(group.prompt_ids) for group in taken]
-    assert (
-        len(prompts) == 5
-        and [prompt.replace(" ", "").startswith(SECRET) for prompt in prompts] == [False] * 3 + [True] * 2
-    )
+    assert [prompt.replace(" ", "").startswith(SECRET) for prompt in prompts] == [False] * 3 + [True] * 2
     found = engine.evaluate(OWN_DATA)
     assert 0 < found.prompts < 20 and engine.evaluate().prompts == 40
     assert SECRET not in json.dumps(msgspec.to_builtins(report)) + repr(found), "it tells numbers"
@@ -119,10 +116,8 @@ def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: P
     report = tmp_path / "report.tar.gz"
     assert run_cli("bugreport", "--home", str(first.home.path), "--out", str(report)).returncode == 0
     told = json.dumps([first.status(), second.status()]).encode()
-    pages = [
-        (route, page(first, route))
-        for route in ("api/status", "api/peers", "api/history", "api/completions", "swarm.json")
-    ]
+    routes = ("api/status", "api/peers", "api/history", "api/completions", "swarm.json")
+    pages = [(route, page(first, route)) for route in routes]
     assert first.stop() == 0 and second.stop() == 0
 
     steps = read_events(first.home.metrics, "step")
@@ -163,17 +158,13 @@ def test_a_dry_run_says_what_stays_here(rows: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, line)
     assert shown.exit_code == 0 and "no byte of it leaves this machine" in shown.output, shown.output
     told = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
-    assert told["own_data"] == {
-        "file": str(rows),
-        "rows": 60 - told["own_data"]["held_out"],
-        "held_out": told["own_data"]["held_out"],
-    }
+    held_out = told["own_data"]["held_out"]
+    assert told["own_data"] == {"file": str(rows), "rows": 60 - held_out, "held_out": held_out}
 
 
 def test_a_replay_ends_where_they_were_trained_on(rows: Path, join: Join) -> None:
-    daemon = join(
-        "one", "--model", "tiny-a", "--task", "arithmetic", "--own-data", str(rows), "--set", "batch_groups=4"
-    )
+    flags = ("--model", "tiny-a", "--task", "arithmetic", "--set", "batch_groups=4")
+    daemon = join("one", *flags, "--own-data", str(rows))
     daemon.wait(lambda s: s.get("step", 0) >= 2, "it has taken two steps")
     assert daemon.stop() == 0
     refused = run_cli("lab", "replay", str(daemon.home.path))

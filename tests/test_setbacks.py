@@ -260,11 +260,11 @@ def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node) -> None
 
 
 def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node: Node) -> None:
-    assert node.saving.status() == CheckpointStatus(0, node.saving.next_bytes(), age_seconds=0, due_seconds=None)
+    assert node.saving.status() == CheckpointStatus(0, node.saving.next_bytes, age_seconds=0, due_seconds=None)
     node.step()
     node.clock.now += 100
     node.step()
-    assert node.saving.status() == CheckpointStatus(1, node.saving.next_bytes(), age_seconds=100, due_seconds=200)
+    assert node.saving.status() == CheckpointStatus(1, node.saving.next_bytes, age_seconds=100, due_seconds=200)
     node.clock.now += 400
     assert node.saving.status().due_seconds == 0
 
@@ -359,10 +359,6 @@ class Life(RuleBasedStateMachine):
         except UserError:  # there is nothing to go back to; the daemon ends
             self.start_again()
 
-    @rule()
-    def restart(self) -> None:
-        self.start_again()
-
     @rule(number=st.integers(0, 40), what=st.sampled_from(("train", "save", "older", "diverge", "start")))
     def kill(self, number: int, what: str) -> None:
         """At any operation on the disk; a start after that, too, may be killed."""
@@ -387,6 +383,7 @@ class Life(RuleBasedStateMachine):
             (here[which % len(here)] / "weights").write_text("[")
             self.start_again()
 
+    @rule()
     def start_again(self) -> None:
         self.node.kill()
         expected = self.newest()

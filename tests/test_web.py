@@ -267,7 +267,8 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
         first = await told("completions")
         assert await told("completions") == first and reader.asked == 2
         assert [group["author"] for group in first["groups"]] == [None, "peer"]
-        assert first["groups"][0]["completions"][0] == {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True}
+        read = {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True, "columns": {}}
+        assert first["groups"][0]["completions"][0] == read
         reader.gone = True
         stepper.recent.add([shown(2, None)])
         assert (await told("completions"))["groups"] == first["groups"]

@@ -41,7 +41,7 @@ def export(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils.logging import disable_progress_bar
 
-    from ftis_node.export import export as write
+    from ftis_node.export.model import export as write
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     if to_hub is None and (public or yes):

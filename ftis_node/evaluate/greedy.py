@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,52 +48,41 @@ class GreedyResult:
 
     def figures(self) -> Evaluation:
         """Rates, the interval of pass@1, and the counts they come from."""
-        prompts, correct = len(self.judged), sum(one.score.reward == 1.0 for one in self.judged)
-        count = max(1, prompts)
-        low, high = wilson(correct, prompts)
-        return Evaluation(
-            pass_at_1=correct / count,
-            low=low,
-            high=high,
-            formatted=sum(one.score.formatted for one in self.judged) / count,
-            lenient=sum(one.score.lenient for one in self.judged) / count,
-            finished=sum(one.finished for one in self.judged) / count,
-            correct=correct,
-            prompts=prompts,
-            mean_tokens=sum(one.tokens for one in self.judged) / count,
-            seconds=self.seconds,
-            batch=self.batch,
-        )
+        totals: dict[str, float] = {
+            "formatted": sum(one.score.formatted for one in self.judged),
+            "lenient": sum(one.score.lenient for one in self.judged),
+            "finished": sum(one.finished for one in self.judged),
+            "mean_tokens": sum(one.tokens for one in self.judged),
+        }
+        correct = sum(one.score.reward == 1.0 for one in self.judged)
+        return _evaluation(correct, len(self.judged), totals, self.seconds, self.batch)
 
 
-def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:
-    """The interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
+def wilson(correct: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
     from scipy import stats  # a second to import, which a daemon should not take before its first step
 
     if count == 0:
         return 0.0, 1.0
-    interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
+    interval = stats.binomtest(correct, count).proportion_ci(0.95, method="wilson")
     return float(interval.low), float(interval.high)
 
 
 def merged(parts: Sequence[Evaluation]) -> Evaluation:
     """The figures of questions that were answered in parts side by side."""
     prompts, correct = sum(part.prompts for part in parts), sum(part.correct for part in parts)
+    means = ("formatted", "lenient", "finished", "mean_tokens")
+    totals = {name: sum(getattr(part, name) * part.prompts for part in parts) for name in means}
+    seconds, batch = max(part.seconds for part in parts), sum(part.batch for part in parts)
+    return _evaluation(correct, prompts, totals, seconds, batch)
 
-    def mean(name: str) -> float:
-        return float(sum(getattr(part, name) * part.prompts for part in parts) / max(1, prompts))
 
+def _evaluation(correct: int, prompts: int, totals: Mapping[str, float], seconds: float, batch: int) -> Evaluation:
+    """totals: of what is a mean over all questions."""
+    count = max(1, prompts)
+    rates = {"pass_at_1": correct / count} | {name: total / count for name, total in totals.items()}
     low, high = wilson(correct, prompts)
-    return Evaluation(
-        **{name: mean(name) for name in ("formatted", "lenient", "finished", "mean_tokens")},
-        pass_at_1=correct / max(1, prompts),
-        low=low,
-        high=high,
-        correct=correct,
-        prompts=prompts,
-        seconds=max(part.seconds for part in parts),
-        batch=sum(part.batch for part in parts),
-    )
+    return Evaluation(**rates, low=low, high=high, correct=correct, prompts=prompts, seconds=seconds, batch=batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, cast
@@ -27,9 +27,9 @@ QUIET: Mapping[str, str] = MappingProxyType(
 )
 
 
-def be_quiet(environment: MutableMapping[str, str] = os.environ) -> None:
+def be_quiet() -> None:
     """Set `QUIET` for this process and those that it starts."""
-    environment.update(QUIET)
+    os.environ.update(QUIET)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
@@ -104,7 +105,7 @@ class Saving:
         self._writing: asyncio.Task[None] | None = None
         self._saved_at: float | None = None  # time of the state in the newest checkpoint
         self._begun_at = 0.0  # time of the latest one, which may not be complete yet
-        self._saved_bytes = 0
+        self.next_bytes = 0  # of the next checkpoint on disk, as far as known; an older one is removed only after it
         self._unsaved = False  # a good step is in no checkpoint
         self._tried = False  # a step from these weights was good, and was saved
         self._good_step = 0  # the last step with a finite gradient
@@ -182,7 +183,7 @@ class Saving:
         """Seconds until the next checkpoint; 0 or less if it is due."""
         if not self._tried:
             return 0.0
-        seconds = checkpoint_seconds(self.minutes, self._saved_bytes)
+        seconds = checkpoint_seconds(self.minutes, self.next_bytes)
         if self._soon is not None:
             seconds = min(seconds, max(self._soon, LOST_SHARE * (self._clock() - self._since)))
         return self._begun_at + seconds - self._clock()
@@ -210,21 +211,17 @@ class Saving:
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
         with removed_if_it_fails(directory):
             await worker.call(Write(str(directory)))
-            self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
+            self.next_bytes = await asyncio.to_thread(bytes_under, directory)
             await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at
         self.written += 1
-
-    def next_bytes(self) -> int:
-        """Bytes of the next checkpoint on disk, as far as known; an older one is removed only after it."""
-        return self._saved_bytes
 
     def status(self) -> CheckpointStatus:
         """The status of the newest checkpoint."""
         age = None if self._saved_at is None else self._clock() - self._saved_at
         due = max(0.0, self._due_in()) if self._unsaved else None
         step = None if age is None else self.saved_step
-        return CheckpointStatus(step, self._saved_bytes or None, age, due)
+        return CheckpointStatus(step, self.next_bytes or None, age, due)
 
     @property
     def writing(self) -> bool:
@@ -399,7 +396,10 @@ class LearnedSizes:
     def __init__(self, path: Path, model: str) -> None:
         self._path = path
         self._model = model
-        self.sizes = self._read()
+        found = kept(path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
+        self.sizes: dict[str, int] = {}
+        if found is not None and same_model(found.model, model):
+            self.sizes = {name: size for name, size in asdict(found).items() if size and name != "model"}
 
     def learn(self, budget: int, **sizes: int) -> None:
         """Keep the largest sizes that fit into `budget` bytes, and forget others."""
@@ -407,12 +407,6 @@ class LearnedSizes:
         if learned != self.sizes:
             self.sizes = learned
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
-
-    def _read(self) -> dict[str, int]:
-        found = kept(self._path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
-        if found is None or not same_model(found.model, self._model):
-            return {}
-        return {name: size for name in found.__struct_fields__[1:] if (size := getattr(found, name))}
 
 
 class ReputationFile:

@@ -122,7 +122,11 @@ class ComputeProcess:
 
     async def stop(self) -> None:
         """End the process at once and free its memory. Save first what must last."""
-        await self._unwatch()
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
+        self.gpu = None
         await self.worker.stop()
 
     async def interrupt(self, work: asyncio.Task[None]) -> bool:
@@ -138,13 +142,6 @@ class ComputeProcess:
             while True:
                 self.gpu = await worker.call(Gpu())
                 await asyncio.sleep(GPU_SECONDS)
-        self.gpu = None
-
-    async def _unwatch(self) -> None:
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-            await asyncio.wait({watching})
         self.gpu = None
 
     def saved(self, written: int) -> None:
@@ -182,11 +179,6 @@ class ComputeProcess:
         await self.stop()
         await asyncio.sleep(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
-
-    def owing(self, limit: float) -> float:
-        """Seconds since its oldest unanswered request; 0 if they are no more than `limit`."""
-        owed = self.worker.owing_seconds()
-        return owed if owed > limit else 0.0
 
     def faults(self, seconds: float) -> tuple[str, ...]:
         """Its failures in the last so many seconds, the latest last."""

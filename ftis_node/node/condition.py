@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -83,10 +83,8 @@ class Signs:
 
 def condition(signs: Signs) -> Condition:
     """The condition of a node that trains: faults first, then its connection to peers."""
-    for check in _TROUBLES:
-        trouble = check(signs)
-        if trouble is not None:
-            return Condition(State.DEGRADED, *trouble)
+    for reason, advice in (*_machine_troubles(signs), *_training_troubles(signs)):
+        return Condition(State.DEGRADED, reason, advice)
     if signs.shut_out:
         reason = f"This node is no member of its private run: {signs.shut_out}. It trains alone."
         return Condition(State.ALONE, reason, NO_MEMBER)
@@ -119,7 +117,6 @@ _HOW = {
     Reachability.OUTBOUND_ONLY: ", all over connections that this node opened: nobody can dial it",
 }
 SET_CLOCK = "Compare with a clock that is right: `date -u`. If this machine's is wrong: `timedatectl set-ntp true`."
-_Trouble = tuple[str, str] | None
 
 
 def _whose(clock: ClockDifference) -> str:
@@ -130,83 +127,58 @@ def _whose(clock: ClockDifference) -> str:
     return f"This node's clock is {far} that of {counted(clock.peers, 'peer')}: it or theirs is wrong"
 
 
-def _clock(signs: Signs) -> _Trouble:
-    if signs.clock is None or abs(signs.clock.behind) < CLOCK_FAR:
-        return None
-    refused = f"; {counted(signs.replayed, 'announcement')} refused so far" if signs.replayed else ""
-    return (
-        f"{_whose(signs.clock)}. From three hours on nodes refuse one another's announcements{refused}.",
-        SET_CLOCK,
-    )
+def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
+    """Reason and advice of what is wrong with its processes, its clock and its disk, the worst first."""
+    if signs.stalled:
+        yield (
+            f"The compute process has owed an answer for {signs.stalled:.0f} s.",
+            "If this machine needs that long, raise stall_seconds; "
+            "else restart the node: it goes on from its checkpoint.",
+        )
+    if signs.network_down >= DOWN_SECONDS:
+        yield (
+            f"The network daemon p2pd has not answered for {signs.network_down:.0f} s; "
+            "the node trains alone meanwhile.",
+            "It is started again and again; if that does not help, look into node.log for what it says.",
+        )
+    if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_FAR:
+        refused = f"; {counted(signs.replayed, 'announcement')} refused so far" if signs.replayed else ""
+        far = f"{_whose(signs.clock)}. From three hours on nodes refuse one another's announcements{refused}."
+        yield far, SET_CLOCK
+    if signs.free_bytes is not None and signs.free_bytes < signs.checkpoint_bytes:
+        yield (
+            f"The disk of the home has {rounded(signs.free_bytes)} left, and the next checkpoint takes "
+            f"{rounded(signs.checkpoint_bytes)}.",
+            "Make room on it; the node ends when a checkpoint cannot be written, and goes on from the one before.",
+        )
+    if signs.faults:
+        yield (
+            f"The compute process failed {counted(len(signs.faults), 'time')} in the last ten minutes and was started "
+            f"again: {signs.faults[-1]}.",
+            "If it is out of memory, give it less to do: --vram, or --set micro_batch_tokens=…; "
+            "else look into node.log.",
+        )
 
 
-def _network(signs: Signs) -> _Trouble:
-    if signs.network_down < DOWN_SECONDS:
-        return None
-    return (
-        f"The network daemon p2pd has not answered for {signs.network_down:.0f} s; the node trains alone meanwhile.",
-        "It is started again and again; if that does not help, look into node.log for what it says.",
-    )
-
-
-def _disk(signs: Signs) -> _Trouble:
-    if signs.free_bytes is None or signs.free_bytes >= signs.checkpoint_bytes:
-        return None
-    return (
-        f"The disk of the home has {rounded(signs.free_bytes)} left, and the next checkpoint takes "
-        f"{rounded(signs.checkpoint_bytes)}.",
-        "Make room on it; the node ends when a checkpoint cannot be written, and goes on from the one before.",
-    )
-
-
-def _faults(signs: Signs) -> _Trouble:
-    if not signs.faults:
-        return None
-    return (
-        f"The compute process failed {counted(len(signs.faults), 'time')} in the last ten minutes and was started "
-        f"again: {signs.faults[-1]}.",
-        "If it is out of memory, give it less to do: --vram, or --set micro_batch_tokens=…; else look into node.log.",
-    )
-
-
-def _stall(signs: Signs) -> _Trouble:
-    if not signs.stalled:
-        return None
-    return (
-        f"The compute process has owed an answer for {signs.stalled:.0f} s.",
-        "If this machine needs that long, raise stall_seconds; else restart the node: it goes on from its checkpoint.",
-    )
-
-
-def _numbers(signs: Signs) -> _Trouble:
-    if not signs.bad_steps:
-        return None
-    return (
-        f"The latest {counted(signs.bad_steps, 'step')} had no finite gradient and changed nothing.",
-        "If that goes on, the node returns to an older checkpoint; a smaller learning_rate helps.",
-    )
+def _training_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
+    """As `_machine_troubles`, of steps and own groups."""
+    if signs.bad_steps:
+        yield (
+            f"The latest {counted(signs.bad_steps, 'step')} had no finite gradient and changed nothing.",
+            "If that goes on, the node returns to an older checkpoint; a smaller learning_rate helps.",
+        )
+    if signs.idle_steps >= IDLE_STEPS and not _solved(signs):
+        yield (
+            f"The latest {signs.idle_steps} steps changed nothing: "
+            "all completions of every prompt got the same reward.",
+            "The task is too hard or too easy for this model: look at its completions, and try another model or task.",
+        )
+    if signs.own_refused:
+        yield (
+            "Groups that this node generated are unsound and were not sent.",
+            f"Its model may have diverged: `ftis-node eval{signs.home}` tells; node.log has the reason.",
+        )
 
 
 def _solved(signs: Signs) -> bool:
     return signs.idle_steps >= IDLE_STEPS and signs.pass_at_1 is not None and signs.pass_at_1 >= SOLVED
-
-
-def _signal(signs: Signs) -> _Trouble:
-    if signs.idle_steps < IDLE_STEPS or _solved(signs):
-        return None
-    return (
-        f"The latest {signs.idle_steps} steps changed nothing: all completions of every prompt got the same reward.",
-        "The task is too hard or too easy for this model: look at its completions, and try another model or task.",
-    )
-
-
-def _own(signs: Signs) -> _Trouble:
-    if not signs.own_refused:
-        return None
-    return (
-        "Groups that this node generated are unsound and were not sent.",
-        f"Its model may have diverged: `ftis-node eval{signs.home}` tells; node.log has the reason.",
-    )
-
-
-_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_stall, _network, _clock, _disk, _faults, _numbers, _signal, _own)

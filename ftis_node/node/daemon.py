@@ -32,7 +32,7 @@ from ftis_node.node.assembly import (
 from ftis_node.node.commands import Commands
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import Condition, Signs, State, condition
-from ftis_node.node.dashboard import Dashboard, start_api
+from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import run_to_join
@@ -232,9 +232,8 @@ class Node:
         self._set_apart(State.LOADING, "Greeting peers.")
         options, hints = self.options, self._run_file.hints.bootstraps
         components.swarm.hear_on_lan(options.on_lan)
-        await components.swarm.start(
-            options.peers, hints, [*options.given, *(hints if options.run is not None else ())]
-        )
+        given = [*options.given, *(hints if options.run is not None else ())]
+        await components.swarm.start(options.peers, hints, given)
         self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
             await open_lan(self._stack, components.swarm, run, identity.author, self.settings.host, transport.port)
@@ -261,7 +260,7 @@ class Node:
         commands = self._commands
         actions = {"stop": self.stop, "finish": self.finish, "pause": commands.pause, "resume": commands.resume}
         asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
-        api = await start_api(runtime / "api.sock", self.row, self.peers, self._page, asked, {"/set": self.change})
+        api = await self._page.api(runtime / "api.sock", asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
         self._stack.push_async_callback(self._page.close)
         await self._page.show(self.settings)
@@ -269,7 +268,9 @@ class Node:
         self._stack.callback(watching.cancel)
 
     def _stalled(self) -> float:
-        return self._compute.owing(STALL_SECONDS)
+        """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
+        owed = self._compute.worker.owing_seconds()
+        return owed if owed > STALL_SECONDS else 0.0
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -519,11 +520,9 @@ class Node:
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
             gpu=self._compute.gpu,
         )
-        return (
-            joined(status, components.stepper, components.swarm, components.saving.status())
-            if components is not None
-            else status
-        )
+        if components is None:
+            return status
+        return joined(status, components.stepper, components.swarm, components.saving.status())
 
     def row(self) -> dict[str, Any]:
         """The object that `ftis-node status --json` prints."""

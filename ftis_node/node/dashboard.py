@@ -31,7 +31,7 @@ TEXT_SECONDS = 5.0
 
 
 class Dashboard:
-    """The page of an open home, as long as the settings have one."""
+    """The page of an open home, as long as the settings have one, and the local API."""
 
     def __init__(
         self,
@@ -70,9 +70,7 @@ class Dashboard:
             Route("/api/history", _Curves(History(self._home.metrics)).handle),
             json_route("/api/completions", _Texts(self._components).answer),
             swarm_route(self._overview),
-            Route(
-                "/metrics", text_handler(lambda: exposition(self._status(), self._peers())), open=True
-            ),  # metrics hold no secret
+            Route("/metrics", text_handler(self._metrics), open=True),  # metrics hold no secret
         ]
         server = Web(read_token(self._home.page_token), routes)
         await server.start(settings.http_host, settings.http_port)
@@ -84,6 +82,16 @@ class Dashboard:
         server, self._server = self._server, None
         if server is not None:
             await server.close()
+
+    async def api(self, path: Path, actions: dict[str, Answer], orders: dict[str, Order]) -> Api:
+        """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
+        routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
+        api = Api(routes, actions, {"/metrics": self._metrics}, orders)
+        await api.start(path)
+        return api
+
+    def _metrics(self) -> bytes:
+        return exposition(self._status(), self._peers())
 
     def invitation(self) -> dict[str, str | None]:
         """A new link that opens the page once; null without a page."""
@@ -98,21 +106,6 @@ def swarm_route(overview: Callable[[], Overview | None]) -> Route:
         return msgspec.to_builtins(found.facts()) if found is not None else {}
 
     return json_route("/swarm.json", answer)
-
-
-async def start_api(
-    path: Path,
-    status: Answer,
-    peers: Answer,
-    page: Dashboard,
-    actions: dict[str, Answer],
-    orders: dict[str, Order],
-) -> Api:
-    """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
-    routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": page.invitation}
-    api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())}, orders)
-    await api.start(path)
-    return api
 
 
 def _at_once(facts: Answer) -> Callable[[], Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HorizontalSource:
-    """Batches of groups that are made of several authors' parts. All counts are parts."""
+    """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
         self.parts = Parts(node.run, node.age_clock, rng, node.reputation.banned)
@@ -45,7 +45,7 @@ class HorizontalSource:
         return self.parts.add(scored)
 
     def want(self) -> Want:
-        """As `BatchSource.want`: first parts of groups that have an own part, then of those that may get one."""
+        """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
         newcomers, most = self._newcomers(), 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
         if (room := waiting.left(2)) is not None:
@@ -68,7 +68,7 @@ class HorizontalSource:
         return newcomers
 
     def slots(self, count: int, issued_at: int) -> list[int]:
-        """As `BatchSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
+        """As `VerticalSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
         author nothing."""
         counts, run = self.parts.counts(self._newcomers()), self._node.run
         keys = self._keys(run.epoch_at(issued_at))
@@ -81,7 +81,7 @@ class HorizontalSource:
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """As `BatchSource.batch`."""
+        """As `VerticalSource.batch`."""
         node = self._node
         node.raise_failed()
         made, most = 0, self._most()

@@ -136,7 +136,7 @@ def signs(
         reachability=membership.reachability(),
         network_down=network_down,
         free_bytes=None if parts.saving.writing else shutil.disk_usage(parts.home.path).free,
-        checkpoint_bytes=parts.saving.next_bytes(),
+        checkpoint_bytes=parts.saving.next_bytes,
         faults=compute.faults(FAULT_SECONDS),
         stalled=stalled,
         bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,

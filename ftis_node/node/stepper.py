@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.batch_source import WAIT_SECONDS, BatchSource
+from ftis_node.node.batch_source import WAIT_SECONDS
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.progress import Progress, Totals
 from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, mean, step_groups, to_show
@@ -130,7 +130,8 @@ class Stepper:
         self._device: deque[DeviceSeconds] = deque(maxlen=8)  # of the latest steps
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group, or part of one
         horizontal = self.run.parts > 1 and self.run.common > 0
-        self.source: BatchSource = (HorizontalSource if horizontal else VerticalSource)(self, rng)
+        # decides what the node makes itself, what it pulls, and what a batch is made of
+        self.source: VerticalSource | HorizontalSource = (HorizontalSource if horizontal else VerticalSource)(self, rng)
 
     @property
     def pool(self) -> Pool:

@@ -22,7 +22,10 @@ PREFETCH_SECONDS = 10.0
 
 
 class VerticalSource:
-    """Own groups first, then those of others from the pool, and own ones again in place of those that do not come."""
+    """Own groups first, then those of others from the pool, and own ones again in place of those that do not come.
+
+    pool: the foreign groups that wait.
+    """
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
         settings, age, banned = node.settings, node.settings.needed_age, node.reputation.banned
@@ -37,19 +40,22 @@ class VerticalSource:
         return row in self._node.progress.needs
 
     def add(self, scored: Scored) -> bool:
+        """Add a foreign group to the pool; False if it is not for training."""
         return self.pool.add(scored)
 
     def slots(self, count: int, issued_at: int) -> list[int]:
+        """The slots of a round of up to `count` own groups, at a unix time; none if there is nothing to make."""
         return self._slots.take(count, issued_at)
 
     def made(self, groups: Sequence[OwnGroup]) -> None:
+        """Note a round of own groups."""
         for one in groups if self._by_need else ():
             self._node.progress.needs.tried(one.group.row, one.rewards)
 
     # --- demand ---------------------------------------------------------------------------------------------------
 
     def want(self) -> Want:
-        """As `BatchSource.want`: for the next step, plus the smaller of 10 s and one step ahead."""
+        """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
         node = self._node
         batch, seconds, newcomers = node.batch_groups, node.step_seconds(), node.newcomers()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / seconds if seconds else 1.0)
@@ -80,7 +86,7 @@ class VerticalSource:
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """As `BatchSource.batch`. `flush` may leave nothing to train on."""
+        """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing."""
         node, newcomers = self._node, self._node.newcomers()
         own = await node.generate(self.own_quota())
         generated = node.clock()

@@ -92,7 +92,10 @@ class Home:
         except OSError as error:
             raise UserError(f"The home {self.path} cannot be used: {error.strerror}.", "Name another --home.") from None
         deadline = time.monotonic() + LOCK_SECONDS
-        while not _locked(lock):
+        while True:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 lock.close()
                 raise self.taken()
@@ -111,9 +114,8 @@ class Home:
         try:
             found = json.loads(self.schema.read_text(encoding="utf-8"))["schema"]
         except FileNotFoundError:
-            found = (
-                1 if self.store.exists() else SCHEMA.newest
-            )  # the first homes had no number, a new one has no packets
+            # the first homes had no number, a new one has no packets
+            found = 1 if self.store.exists() else SCHEMA.newest
         except (ValueError, KeyError, TypeError):
             found = None
         SCHEMA.pending(f"The home {self.path}", found)
@@ -218,11 +220,3 @@ class Home:
                     process.send_signal(signal.SIGKILL)
         shutil.rmtree(record.directory, ignore_errors=True)
         self._runtime_file.unlink(missing_ok=True)
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

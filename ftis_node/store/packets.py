@@ -74,10 +74,9 @@ class PacketStore:
                         step(self._db)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
             self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
-            latest = (
-                "SELECT max(coalesce((SELECT max(stored) FROM packets), 0), coalesce((SELECT max(at) FROM seen), 0))"
-            )
-            self._clock = _Timeline(float(self._db.execute(latest).fetchone()[0]))
+            stored, seen = "(SELECT max(stored) FROM packets)", "(SELECT max(at) FROM seen)"
+            latest = self._db.execute(f"SELECT max(coalesce({stored}, 0), coalesce({seen}, 0))").fetchone()[0]
+            self._zero = max(time.time(), float(latest)) - boot_seconds()
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
         except UserError:
@@ -114,7 +113,7 @@ class PacketStore:
 
         ages: seconds since their authors made them; without any they are new.
         """
-        now = self._clock.now()
+        now = self._now()
         with self._transaction():
             for (group, body), age in zip(groups, ages or [0.0] * len(groups), strict=True):
                 key = (self.run_id, *_key(group.author, group.packet.round, group.packet.slot))
@@ -153,7 +152,7 @@ class PacketStore:
         Only `trained` waits for the disk. A power loss may take the latest of the others, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.
         """
-        now = self._clock.now()
+        now = self._now()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
         with self._durably() if fate == "trained" else self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -162,7 +161,7 @@ class PacketStore:
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
         """Foreign packets that were admitted and never settled, for a resumed pool: (author, body, seconds since it was
         made)."""
-        now = self._clock.now()
+        now = self._now()
         query = (
             "SELECT p.author, p.body, s.at FROM packets p JOIN seen s "
             "ON s.run = p.run AND s.author = p.author AND s.round = p.round AND s.slot = p.slot "
@@ -170,6 +169,14 @@ class PacketStore:
         )
         rows = self._db.execute(query, (self.run_id, now - max_age)).fetchall()
         return [(bytes(author), bytes(body), max(0.0, now - made)) for author, body, made in rows]
+
+    def _now(self) -> float:
+        """Seconds since 1970 that only grow, also if somebody sets the machine's clock, now or between two starts.
+
+        So what was stored last is always the newest, and keys are not forgotten because a clock jumped ahead. Time that
+        a sleeping machine misses is counted. A time that a wrong clock once put too late stays so.
+        """
+        return self._zero + boot_seconds()
 
     def _remember(self, digest: bytes, body: bytes) -> None:
         """Many peers ask for a new packet at once."""
@@ -254,24 +261,6 @@ class StoredPackets:
         """Author and bytes of a packet, or None."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
         return (bytes(row[0]), bytes(row[1])) if row else None
-
-
-class _Timeline:
-    """Seconds since 1970 that only grow, also if somebody sets the machine's clock, now or between two starts.
-
-    So what was stored last is always the newest, and keys are not forgotten because a clock jumped ahead. Time that a
-    sleeping machine misses is counted. A time that a wrong clock once put too late stays so.
-    """
-
-    def __init__(self, latest: float = 0.0) -> None:
-        """
-        Args:
-            latest: what an earlier start wrote down last.
-        """
-        self._zero = max(time.time(), latest) - boot_seconds()
-
-    def now(self) -> float:
-        return self._zero + boot_seconds()
 
 
 def _pending(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:

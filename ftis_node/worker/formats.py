@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -32,8 +32,7 @@ from ftis_node.worker.messages import GroupText, ReadableGroup
 TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # longest text of one completion to show
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """The place of a group among its author's packets. author: 38-byte peer id, or empty for none."""
 
     author: bytes
@@ -92,17 +91,9 @@ class TokenPackets:
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        packet = pack_group(
-            run_id=self._run.id,
-            author=slot.author,
-            round=slot.round,
-            slot=slot.slot,
-            policy_step=slot.policy_step,
-            prompt_ids=ids,
-            completions=completions,
-            turns=self._run.turns > 1,
-        )
-        return encode(packet)
+        turns = self._run.turns > 1
+        group = pack_group(run_id=self._run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
+        return encode(group)
 
     def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
         written = []
@@ -140,16 +131,8 @@ class TextPackets:
         return prompt_digest(text)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        packet = pack_text_group(
-            run_id=self._run.id,
-            author=slot.author,
-            round=slot.round,
-            slot=slot.slot,
-            policy_step=slot.policy_step,
-            prompt=prompt,
-            completions=[self._capped(self._codec.to_text(completion)) for completion in completions],
-        )
-        return encode(packet)
+        texts = [self._capped(self._codec.to_text(completion)) for completion in completions]
+        return encode(pack_text_group(run_id=self._run.id, prompt=prompt, completions=texts, **slot._asdict()))
 
     def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
         written = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from ftis_node.step_report import GpuFigures
@@ -11,6 +13,9 @@ def gpu_figures(device: torch.device) -> GpuFigures | None:
     """The figures of a GPU, with `utilization` None without pynvml. None on a CPU, and if a measurement fails."""
     if device.type != "cuda":
         return None
+    utilization = None
+    with suppress(Exception):  # pynvml is no dependency, and some devices do not support it
+        utilization = torch.cuda.utilization(device) / 100
     try:
         free, total = torch.cuda.mem_get_info(device)
         return GpuFigures(
@@ -19,14 +24,7 @@ def gpu_figures(device: torch.device) -> GpuFigures | None:
             used_bytes=total - free,
             allocated_bytes=torch.cuda.memory_allocated(device),
             reserved_bytes=torch.cuda.memory_reserved(device),
-            utilization=_utilization(device),
+            utilization=utilization,
         )
     except Exception:  # drivers may raise anything
-        return None
-
-
-def _utilization(device: torch.device) -> float | None:
-    try:
-        return torch.cuda.utilization(device) / 100
-    except Exception:  # pynvml is no dependency, and some devices do not support it
         return None

@@ -142,9 +142,9 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_field
         (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
         return get_args(base)[0]
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the engine's method."""
-        return {name: getattr(self, name) for name in self.__struct_fields__}
+    def answered_by(self, engine: Any) -> Any:
+        """Call the engine's method."""
+        return getattr(engine, self.op)(**msgspec.structs.asdict(self))
 
 
 class Load(Request[ModelFacts], frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ class Ranks:
         return [mine, *[theirs] * len(self._others)]
 
     def _here(self, request: m.Request[Any]) -> Any:
-        return getattr(self.engine, request.op)(**request.arguments())
+        return request.answered_by(self.engine)
 
     def _all(self, requests: Sequence[m.Request[Any]]) -> list[Any]:
         """Each rank's answer to its own of the requests."""

@@ -68,10 +68,7 @@ class Daemon:
 
     def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
-        line = [
-            *self.prefix,
-            *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags),
-        ]
+        line = [*self.prefix, *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags)]
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
                 line,

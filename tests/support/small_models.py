@@ -161,17 +161,8 @@ def completions_of(group: ScoredPacket) -> list[Completion]:
 
 def packed(engine: Engine, completions: Sequence[Completion], row: int = 0) -> bytes:
     """The packet of a group that nobody sampled."""
-    return encode(
-        pack_group(
-            run_id=engine.run.id,
-            author=b"",
-            round=0,
-            slot=0,
-            policy_step=0,
-            prompt_ids=engine.prompts[row],
-            completions=completions,
-        )
-    )
+    place: dict[str, Any] = {"run_id": engine.run.id, "author": b"", "round": 0, "slot": 0, "policy_step": 0}
+    return encode(pack_group(**place, prompt_ids=engine.prompts[row], completions=completions))
 
 
 def batch_of(
