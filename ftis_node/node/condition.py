@@ -132,8 +132,7 @@ def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
     if signs.stalled:
         yield (
             f"The compute process has owed an answer for {signs.stalled:.0f} s.",
-            "If this machine needs that long, raise stall_seconds; "
-            "else restart the node: it goes on from its checkpoint.",
+            "Restart the node: it goes on from its checkpoint.",
         )
     if signs.network_down >= DOWN_SECONDS:
         yield (
