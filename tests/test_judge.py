@@ -16,18 +16,9 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import (
-    JUDGED_RULES,
-    PURE_RULES,
-    RULES,
-    judge,
-    load_evaluation,
-    load_task,
-    math500,
-    score,
-    scoring,
-)
+from ftis_node.tasks import judge, load_evaluation, load_task, math500, score, scoring
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
+from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES
 
 MATH500 = Path(__file__).resolve().parents[2] / "shared" / "data" / "math500_test.jsonl"
 real_data = pytest.mark.skipif(not MATH500.exists(), reason="the MATH-500 file is not on this machine")
