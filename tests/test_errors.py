@@ -75,7 +75,8 @@ def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path) -> Non
 
 
 def _prepare(tmp: Path, row: Row, run_text: str) -> None:
-    for name, content in row.files.items():
+    files: dict[str, str | bytes] = {"file": ""} if "{tmp}/file" in row.line else {}
+    for name, content in (files | row.files).items():
         (tmp / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if row.run is not None:

@@ -133,31 +133,6 @@ def test_a_checkpoint_of_another_model(home: tuple[Path, dict[str, Any]]) -> Non
     assert "does not fit tiny-c" in error.what and "--model" in error.fix
 
 
-WRONG = {
-    "an unknown model": (("tiny-q", "arithmetic"), "no model 'tiny-q'"),
-    "an unknown task": (("tiny-a", "chess"), "no task 'chess'"),
-    "a folder of something else": (("{tmp}", "arithmetic"), "neither a model nor a checkpoint"),
-    "a home before its first step": (("{tmp}/young", "arithmetic"), "no checkpoint yet"),
-    "a checkpoint that is gone": (("{tmp}/step-00000004", "arithmetic"), "no checkpoint"),
-    "a model of a model": (("tiny-a", "arithmetic", "--model", "tiny-b"), "no checkpoint"),
-    "a file that is missing": (("tiny-a", "gsm8k", "--data", "{tmp}/none.jsonl"), "Cannot read"),
-    "an output that cannot be written": (("tiny-a", "arithmetic", "--out", "{tmp}"), "cannot be written"),
-    "a context that is too short": (("tiny-a", "arithmetic", "--completion-tokens", "100000"), "room for"),
-    "an unknown setting": (("tiny-a", "arithmetic", "--set", "lora_alfa=3"), "lora_alfa"),
-    "a setting without a value": (("tiny-a", "arithmetic", "--set", "lora_alpha"), "no value"),
-}
-
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_told_in_two_sentences(mistake: str, tmp_path: Path) -> None:
-    (tmp_path / "young" / "checkpoints").mkdir(parents=True)
-    (checkpoint, task, *rest), what = WRONG[mistake]
-    flags = ["--checkpoint", checkpoint, "--task", task, *rest]
-    error = refused("eval", *(flag.replace("{tmp}", str(tmp_path)) for flag in flags))
-    assert what in error.what
-    assert error.fix
-
-
 def test_every_completion_is_written_down(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     figures = run_eval(

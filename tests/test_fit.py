@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ftis_node.cli.common import parse_pairs
 from ftis_node.config.settings import collect
@@ -100,26 +99,6 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
     long = answer_of(fit, *machine, "--completions", "16")
     assert short["memory"]["kv_cache"] < long["memory"]["kv_cache"]
     assert long["generation_batch"] % 16 == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (("--model", "qwen2.5-0,5b", "--vram", "24"), "Did you mean"),
-        (("--model", "someone/unheard-of", "--vram", "24"), "cannot be loaded"),
-        (("--model", "tiny-a", "--vram", "4", "--task", "mine.jsonl"), "--prompt-tokens"),
-        (("--model", "tiny-a"), "Give --vram"),
-    ],
-)
-def test_mistakes_are_told_with_their_remedy(
-    flags: tuple[str, ...], what: str, fit: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out, err = fit(*flags)
-    assert code in (1, 2)
-    assert out == ""
-    assert any(line.startswith("error: ") for line in err.splitlines())
-    assert what in err
 
 
 def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:

@@ -58,8 +58,8 @@ def scorer() -> Iterator[PackageJudge]:
 def entries(names: tuple[str, ...], level: int) -> dict[str, list[str | None]]:
     """The answers of tasks' first rows as a node has them: made under the same seed of hashes."""
     code = (
-        "import json, sys; from ftis_node.tasks import gym_child as g; made = g._Entries(); level = int(sys.argv[1]); "
-        "answers = {n: [made.entry(n, level, 1, index)['answer'] for index in range(3)] for n in sys.argv[2:]}; "
+        "import json, sys; from ftis_node.tasks import gym_child as g; level = int(sys.argv[1]); "
+        "answers = {n: [g.dataset(n, level, 1)[index]['answer'] for index in range(3)] for n in sys.argv[2:]}; "
         "print(); print(json.dumps(answers))"
     )
     command = [sys.executable, "-c", code, str(level), *names]
@@ -172,8 +172,8 @@ def touching(path: Path) -> dict[str, str]:
 def unjailed(name: str, text: str) -> None:
     """The package's own scorer on a text, in a process without any limits."""
     code = (
-        "import sys; from ftis_node.tasks import gym_child as g; d = g._Entries(); "
-        "d.dataset(sys.argv[1], -1, 1).score_answer(sys.argv[2], d.entry(sys.argv[1], -1, 1, 0))"
+        "import sys; from ftis_node.tasks import gym_child as g; d = g.dataset(sys.argv[1], -1, 1); "
+        "d.score_answer(sys.argv[2], d[0])"
     )
     subprocess.run([sys.executable, "-c", code, name, text], capture_output=True, timeout=60)
 

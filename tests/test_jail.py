@@ -236,8 +236,8 @@ def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
         for name in ("deaf for ever", "for ever", "a fork bomb"):
             assert not judge.same(TESTS, ATTACKS[name])
         assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
-        assert judge.pid is not None
-        (clean,) = psutil.Process(judge.pid).children(recursive=True)
+        assert judge.process is not None
+        (clean,) = psutil.Process(judge.process.pid).children(recursive=True)
     clean.wait(60)
 
 

@@ -16,18 +16,9 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import (
-    JUDGED_RULES,
-    PURE_RULES,
-    RULES,
-    judge,
-    load_evaluation,
-    load_task,
-    math500,
-    score,
-    scoring,
-)
+from ftis_node.tasks import judge, load_evaluation, load_task, math500, score, scoring
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
+from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES
 
 MATH500 = Path(__file__).resolve().parents[2] / "shared" / "data" / "math500_test.jsonl"
 real_data = pytest.mark.skipif(not MATH500.exists(), reason="the MATH-500 file is not on this machine")
@@ -63,67 +54,44 @@ def test_gold_answers_of_other_problems_are_wrong(patient: Judge) -> None:
     assert not alike
 
 
+HALF, TAGGED = r"\frac{1}{2}", "<think></think>\n<answer>{}</answer>"
+RIGHT = (
+    *((HALF, "1/2"), (HALF, "$0.5$"), (HALF, r" \boxed{\dfrac12} "), (r"2\sqrt{2}", r"\(\sqrt{8}\)")),
+    *((r"\text{Evelyn}", "Evelyn"), ("x+1", "1+x"), ("5", "x = 5"), ("10,080", "10080"), (r"\$36", "$36")),
+    ("(3,4]", r"\left( 3, 4 \right]"),
+)
+HEDGED = (("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y"))
+ANYWHERE = (
+    r"So it is \boxed{\frac{1}{2}}.",
+    r"First \boxed{7}, no: \boxed{\frac{1}{2}}, I think.",
+    "<answer>1/2",
+    r"\boxed{3}. Well, <answer>0.5</answer> it is",
+    "<think>x</think><answer>1/2</answer> Done.",
+    r"The answer is $\frac{1}{2}$.",
+)
+EMPTY_TOO_LONG_OR_OPEN = (
+    *("", " ", "<think></think><answer></answer>", "<think></think><answer> </answer>", r"\boxed{1/2"),
+    f"<think></think><answer>{' ' * ANSWER_CHARACTERS}1/2</answer>",
+    r"\boxed{\frac{1}{2}} or \boxed{3}",
+    f"<answer>{'1' * 1_000_000}</answer>",
+    "\\boxed{" * 100_000,
+)
+
+
 @pytest.mark.parametrize(
-    ("gold", "answer"),
+    ("gold", "text", "reward", "formatted", "lenient"),
     [
-        (r"\frac{1}{2}", "1/2"),
-        (r"\frac{1}{2}", "$0.5$"),
-        (r"\frac{1}{2}", r" \boxed{\dfrac12} "),
-        (r"2\sqrt{2}", r"\(\sqrt{8}\)"),
-        (r"\text{Evelyn}", "Evelyn"),
-        ("x+1", "1+x"),
-        ("5", "x = 5"),
-        ("10,080", "10080"),
-        (r"\$36", "$36"),
-        ("(3,4]", r"\left( 3, 4 \right]"),
+        *((gold, TAGGED.format(answer), 1.0, True, True) for gold, answer in RIGHT),
+        *((gold, TAGGED.format(answer), 0.0, True, False) for gold, answer in HEDGED),
+        *((HALF, text, 0.0, False, True) for text in ANYWHERE),
+        *((HALF, text, 0.0, False, False) for text in EMPTY_TOO_LONG_OR_OPEN),
     ],
 )
-def test_what_means_the_same_is_right(patient: Judge, gold: str, answer: str) -> None:
-    verdict = patient(f"<think></think>\n<answer>{answer}</answer>", gold)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"), [("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y")]
-)
-def test_what_does_not_or_hedges_is_wrong(patient: Judge, gold: str, answer: str) -> None:
-    verdict = patient(f"<think></think><answer>{answer}</answer>", gold)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"So it is \boxed{\frac{1}{2}}.",
-        r"First \boxed{7}, no: \boxed{\frac{1}{2}}, I think.",
-        "<answer>1/2",
-        r"\boxed{3}. Well, <answer>0.5</answer> it is",
-        "<think>x</think><answer>1/2</answer> Done.",
-        r"The answer is $\frac{1}{2}$.",
-    ],
-)
-def test_the_last_answer_anywhere_is_enough_to_be_lenient(patient: Judge, text: str) -> None:
-    verdict = patient(text, r"\frac{1}{2}")
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "<think></think><answer></answer>",
-        "<think></think><answer> </answer>",
-        f"<think></think><answer>{' ' * ANSWER_CHARACTERS}1/2</answer>",
-        r"\boxed{1/2",
-        r"\boxed{\frac{1}{2}} or \boxed{3}",
-        f"<answer>{'1' * 1_000_000}</answer>",
-        "\\boxed{" * 100_000,
-    ],
-)
-def test_nothing_is_made_of_what_is_empty_too_long_or_open(patient: Judge, text: str) -> None:
-    verdict = patient(text, r"\frac{1}{2}")
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, False)
+def test_what_means_the_same_is_right_and_the_last_answer_anywhere_is_enough_to_be_lenient(
+    patient: Judge, gold: str, text: str, reward: float, formatted: bool, lenient: bool
+) -> None:
+    verdict = patient(text, gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (reward, formatted, lenient)
 
 
 def test_rules_that_need_a_process_are_not_scored_without_one() -> None:
@@ -204,8 +172,8 @@ def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_an
     with Judge(seconds=BOUND) as one:
         assert all(one.same(str(number), str(number)) for number in range(5))
         assert one.started == 1
-        assert one.pid is not None
-        child = psutil.Process(one.pid)
+        assert one.process is not None
+        child = psutil.Process(one.process.pid)
         assert child.memory_info().vms < 1 << 29
         assert child.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) and child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     del held
@@ -236,9 +204,9 @@ def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatc
     with (tmp_path / "key").open("w") as file, Judge() as one:
         os.set_inheritable(file.fileno(), True)
         assert one.same("1", "1")
-        assert one.pid is not None
-        child = psutil.Process(one.pid)
-        held = [os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()]
+        assert one.process is not None
+        child = psutil.Process(one.process.pid)
+        held = [os.readlink(link) for link in Path(f"/proc/{one.process.pid}/fd").iterdir()]
         assert str(tmp_path / "key") not in held
         assert all(name.startswith(("socket:", "/dev/null")) for name in held)
         assert "HF_TOKEN" not in child.environ()
@@ -250,7 +218,7 @@ def test_it_ends_when_its_parent_is_killed(answer: str) -> None:
         from ftis_node.tasks.judge import Judge
         one = Judge(seconds=0.5)
         one.same("1", "1")
-        print(one.pid, flush=True)
+        print(one.process.pid, flush=True)
         while True:
             one.same("1", {answer!r})
     """

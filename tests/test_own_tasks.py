@@ -254,8 +254,8 @@ def odd(folder: Path) -> Iterator[Guarded]:
     with scoring("", load_task("odd:build", code=True).scorer) as guarded:
         assert isinstance(guarded, Guarded)
         yield guarded
-        pid = guarded.pid
-    assert pid is None or not psutil.pid_exists(pid), "it ends with its context"
+        process = guarded.process
+    assert process is None or not psutil.pid_exists(process.pid), "it ends with its context"
 
 
 class Child(NamedTuple):
@@ -278,9 +278,9 @@ def child(request: pytest.FixtureRequest) -> Iterator[Child]:
 
 def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child: Child) -> None:
     assert child.right()
-    first = child.asked.pid
+    first = child.asked.process
     assert first is not None and not any(child.hanging() for _ in range(4))
-    assert child.asked.pid is None and not psutil.pid_exists(first)
+    assert child.asked.process is None and not psutil.pid_exists(first.pid)
     assert child.right(), "no group was begun"
     assert (child.asked.started, child.asked.unanswered) == (5, 4)
 
@@ -295,9 +295,9 @@ def test_a_group_that_hangs_costs_three_answers(child: Child) -> None:
 
 
 def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Child) -> None:
-    assert child.right() and child.asked.pid is not None
-    os.kill(child.asked.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.asked.pid, os.WEXITED | os.WNOWAIT)
+    assert child.right() and child.asked.process is not None
+    os.kill(child.asked.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.asked.process.pid, os.WEXITED | os.WNOWAIT)
     assert child.right()
     assert (child.asked.started, child.asked.unanswered) == (2, 0)
 

@@ -50,20 +50,17 @@ UNFORMATTED += ["<think><think>x</think><answer>12</answer>", "<think>x</think><
 UNFORMATTED += ["<THINK>x</THINK><ANSWER>12</ANSWER>", "\ud800<think>x</think><answer>12</answer>"]
 
 
-@pytest.mark.parametrize("text", UNFORMATTED)
-def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
-    verdict = score("integer", text, "12")
-    assert verdict.reward == 0.0 and not verdict.formatted
-
-
 NO_INTEGER = ["12.0", "$12", "1 2", "1_2", "0xc", "2+10", "1,2", "--12", "", "__import__('os').abort()"]
 FOREIGN_DIGITS = ["١٢", "\uff11\uff12", "\u00a012"]
 TOO_LONG = [f"{' ' * 39}12", f"{'0' * 39}12"]
 
 
-@pytest.mark.parametrize("answer", [*NO_INTEGER, *FOREIGN_DIGITS, *TOO_LONG])
-def test_an_answer_that_is_no_plain_integer_earns_nothing_and_is_not_formatted(answer: str) -> None:
-    verdict = score("integer", f"<think>x</think><answer>{answer}</answer>", "12")
+UNFORMATTED += [f"<think>x</think><answer>{text}</answer>" for text in (*NO_INTEGER, *FOREIGN_DIGITS, *TOO_LONG)]
+
+
+@pytest.mark.parametrize("text", UNFORMATTED)
+def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
+    verdict = score("integer", text, "12")
     assert verdict.reward == 0.0 and not verdict.formatted
 
 

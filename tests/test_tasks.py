@@ -68,11 +68,6 @@ def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k() -> Non
     assert max(len(solution.encode()) for solution in solutions) < task.text.completion_bytes
 
 
-def test_arithmetic_takes_no_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="makes its own data"):
-        load_task("arithmetic", data=tmp_path)
-
-
 # GSM8K
 
 
@@ -134,9 +129,7 @@ def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path
 @pytest.mark.parametrize("count", range(2, 12))
 def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int) -> None:
     task = load_task(str(write(tmp_path / "few.jsonl", *questions(count))))
-    assert task.train
-    assert task.held_out
-    assert len(task.train) + len(task.held_out) == count
+    assert task.train and task.held_out and len(task.train) + len(task.held_out) == count
 
 
 def test_equal_questions_are_never_on_both_sides(tmp_path: Path) -> None:
@@ -157,11 +150,8 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty"),
         (b"\n \n", "is empty"),
         (GOOD_LINE, "only 1 different"),
-        (GOOD_LINE * 3, "only 1 different"),
-        (GOOD_LINE + b"{oops\n", "line 2, is not JSON"),
         (GOOD_LINE + b"\xff\n", "line 2, is not JSON"),
         (b"[" * 100_000, "line 1, is not JSON"),
         (b'{"question": "\\ud800", "answer": 1}', "line 1, is not JSON in UTF-8"),
@@ -169,8 +159,6 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
         (GOOD_LINE + b'{"answer": 1}', "line 2, has no text in `question` or `prompt`"),
         (b'{"question": " ", "answer": 1}', "line 1, has no text"),
         (b'{"question": 7, "answer": 1}', "line 1, has no text"),
-        (GOOD_LINE + b'{"question": "b"}', "line 2, has no `answer`"),
-        (GOOD_LINE + b'{"prompt": "b", "answer": 2}', "line 2, has the field 'prompt'"),
         *(
             (b'{"question": "a", "answer": ' + answer + b"}", "line 1, has an answer that is not an integer")
             for answer in (b'"x"', b"1.5", b"true", b"null", b'""', b"[1]", b'"1e3"', b"9" * 50, b"NaN")
@@ -229,13 +217,7 @@ def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damag
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [
-        ("wrong", "sha256 is not the one"),
-        ("long", "more than"),
-        ("short", "only"),
-        ("truncated", "only"),
-        ("missing", "404"),
-    ],
+    [("wrong", "sha256 is not"), ("long", "more than"), ("short", "only"), ("truncated", "only"), ("missing", "404")],
 )
 def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str) -> None:
     with served(Files) as url, pytest.raises(UsageError, match=reason) as caught:

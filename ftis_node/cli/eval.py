@@ -84,9 +84,8 @@ def evaluate(
         _refuse_questions(out, task, data)
     examples = chosen.held_out[:prompts]
     with contextlib.ExitStack() as stack:
-        scorer = stack.enter_context(
-            scoring(chosen.reward, chosen.scorer)
-        )  # what is missing is told before a model is loaded
+        # What is missing is told before a model is loaded.
+        scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
         lines = stack.enter_context(_opened(out)) if out is not None else None
         from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
@@ -103,13 +102,12 @@ def evaluate(
         of = {"of": "checkpoint"} if compare else {}
         ours = _measure(first, asked, _teller(advance, lines, of))
         theirs = _measure(second, asked, _teller(advance, lines, {"of": "base"})) if second is not None else None
-    other = _compared(ours, second, theirs) if second is not None and theirs is not None else None
     shown = _shown(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
         listed = {"examples": [_example(*pair) for pair in shown]} if compare or show else {}
-        print_json(_figures(first, asked, ours, other) | listed)
+        print_json(_figures(asked, ours, theirs) | listed)
     else:
-        _print(first, asked, ours, other)
+        _print(asked, ours, theirs)
         _print_examples(shown)
 
 
@@ -149,20 +147,12 @@ class _Questions:
 class _Result:
     """trained: `full` or `lora`, None for a model by its name. device, dtype: as torch names them."""
 
+    chosen: _Chosen
     figures: Evaluation
     judged: Sequence[Judged]
     trained: str | None
     device: str
     dtype: str
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """The other model, its figures, and the two beside each other."""
-
-    chosen: _Chosen
-    figures: Evaluation
-    paired: PairedFigures
 
 
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
@@ -197,6 +187,8 @@ def _other(
 
 def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
+    import torch
+
     from ftis_node.evaluate.episodes import Episodes
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
@@ -205,7 +197,9 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained
 
-    _release()
+    gc.collect()  # models that are gone hold themselves in cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     policy = load_trained(chosen.settings, chosen.found)
     chat = chat_in(chosen.run, policy.tokenizer, asked.task.template, chosen.settings)
     ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat)
@@ -215,22 +209,14 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
     outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
-    return _Result(outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
+    return _Result(chosen, outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
 
-def _compared(ours: _Result, chosen: _Chosen, theirs: _Result) -> _Compared:
+def _paired(ours: _Result, theirs: _Result) -> PairedFigures:
+    """The two beside each other."""
     from ftis_node.evaluate.greedy import Paired
 
-    return _Compared(chosen, theirs.figures, Paired.of(ours.judged, theirs.judged).figures())
-
-
-def _release() -> None:
-    """Give back the memory of a model that is gone."""
-    import torch
-
-    gc.collect()  # models hold themselves in cycles
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    return Paired.of(ours.judged, theirs.judged).figures()
 
 
 def _teller(
@@ -245,13 +231,15 @@ def _teller(
     return tell
 
 
-def _figures(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared | None) -> dict[str, Any]:
+def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[str, Any]:
     """The object of `--json`."""
     compared = {}
     if other is not None:
-        compared = {"base": other.chosen.row() | to_builtins(other.figures), "paired": to_builtins(other.paired)}
+        compared = {"base": other.chosen.row() | to_builtins(other.figures)}
+        compared["paired"] = to_builtins(_paired(result, other))
+    settings = result.chosen.settings
     return {
-        **chosen.row(),
+        **result.chosen.row(),
         "trained": result.trained,
         "device": result.device,
         "dtype": result.dtype,
@@ -259,7 +247,7 @@ def _figures(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compar
         "data": asked.task.data,
         "reward": asked.task.reward,
         "completion_tokens": asked.cap,
-        "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
+        "lora_alpha": settings.lora_alpha if settings.lora else None,
         **to_builtins(result.figures),
         **compared,
     }
@@ -273,8 +261,8 @@ def _shown(ours: _Result, theirs: _Result | None, count: int) -> list[tuple[Judg
     return pairs[:count]
 
 
-def _print(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared | None) -> None:
-    figures = result.figures
+def _print(asked: _Questions, result: _Result, other: _Result | None) -> None:
+    chosen, figures = result.chosen, result.figures
     trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
     say(f"{chosen.name}{trained} on {asked.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
@@ -282,7 +270,7 @@ def _print(chosen: _Chosen, asked: _Questions, result: _Result, other: _Compared
     say(f"  lenient    {_percent(figures.lenient)}  the last answer is right, whatever the format")
     say(f"  finished   {_percent(figures.finished)}  within {asked.cap} tokens")
     if other is not None:
-        _print_comparison(other)
+        _print_comparison(result, other)
     say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
 
 
@@ -291,8 +279,8 @@ def _how(chosen: _Chosen) -> str:
     return f"{step}, weights in NF4" if chosen.settings.quantisation == "nf4" else step
 
 
-def _print_comparison(other: _Compared) -> None:
-    paired = other.paired
+def _print_comparison(result: _Result, other: _Result) -> None:
+    paired = _paired(result, other)
     say("", f"beside it {other.chosen.name}{_how(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
@@ -313,8 +301,7 @@ def _print_examples(shown: Sequence[tuple[Judged, Judged | None]]) -> None:
 
 
 def _short(text: str) -> str:
-    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-    return escaped(cut)
+    return escaped(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
 
 
 def _rate(figures: Evaluation) -> str:

@@ -35,6 +35,9 @@ _PARTS = {
     "kv_cache": ("KV cache", "generating"),
     "sampling": ("drawing, reading prompts", "generating"),
 }
+# Fields of `Plan` that are settings.
+_CHOICES = ("dtype", "quantisation", "optimiser")
+_BATCHES = ("gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 
 
 def fit(
@@ -161,21 +164,14 @@ def _present(device: str) -> int:
 
 def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, vram_share: float | None) -> str:
     """The command line that does as planned."""
-    values = {
-        **({"vram_share": f"{vram_share:g}"} if vram_share is not None else {}),
-        "dtype": plan.dtype,
-        "quantisation": plan.quantisation,
-        "optimiser": plan.optimiser,
-        "gradient_checkpointing": str(plan.gradient_checkpointing).lower(),
-        "micro_batch_tokens": plan.micro_batch_tokens,
-        "generation_batch": plan.generation_batch,
-        **({"sharded": str(plan.sharded).lower()} if plan.devices > 1 else {}),
-    }
+    named = [f"vram_share={vram_share:g}"] if vram_share is not None else []
+    chosen = (*_CHOICES, *_BATCHES, *(["sharded"] if plan.devices > 1 else []))
+    named += [f"{name}={str(getattr(plan, name)).lower()}" for name in chosen]
     words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
     if devices != "cuda":
         words += ["--device" if plan.devices == 1 else "--devices", devices]
     words += ["--vram", f"{vram:g}"] if vram is not None else []
-    return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
+    return shlex.join(words + [word for pair in named for word in ("--set", pair)])
 
 
 def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, Any]:
@@ -189,16 +185,7 @@ def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, An
         "model": shape.name,
         "parameters": shape.parameters,
         "budget_gb": round(plan.budget / GB, 3),
-        "fits": plan.fits,
-        "lora": plan.lora,
-        "dtype": plan.dtype,
-        "quantisation": plan.quantisation,
-        "optimiser": plan.optimiser,
-        "devices": plan.devices,
-        "sharded": plan.sharded,
-        "gradient_checkpointing": plan.gradient_checkpointing,
-        "micro_batch_tokens": plan.micro_batch_tokens,
-        "generation_batch": plan.generation_batch,
+        **{name: getattr(plan, name) for name in ("fits", "lora", *_CHOICES, "devices", "sharded", *_BATCHES)},
         "memory": {part: round(size / GB, 3) for part, size in sizes.items()},
         "reasons": list(plan.reasons),
         "checkpoint_gb": round(one / GB, 3),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from msgspec import to_builtins
 
 from ftis_node.cli.common import KINDS, JsonOption, RewardOption, print_json
 from ftis_node.text import counted, say
@@ -37,18 +36,19 @@ def check(
     with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
         found = checked(source, loaded, advance)
     if json:
-        print_json(to_builtins(found))
+        print_json(found)
     else:
-        rows = f"{counted(found.rows, 'row')} to train on, {found.held_out} held out"
-        say(f"{found.task}: {rows}, judged by {found.reward}")
-        say(f"  gold answers  {found.accepted} right, {found.refused} wrong, {found.undecided} not checked")
-        say(f"  questions     {counted(found.duplicates, 'row')} asked before, {found.contradictions} with two answers")
-        say(f"  empty rows    {found.empty}")
-        fits = "not checked" if found.longest is None else f"{found.longest} tokens at most"
-        say(f"  prompts       {fits}, and {found.prompt_tokens} are allowed")
-        for what in found.unchecked:
+        rows = f"{counted(found['rows'], 'row')} to train on, {found['held_out']} held out"
+        say(f"{found['task']}: {rows}, judged by {found['reward']}")
+        say(f"  gold answers  {found['accepted']} right, {found['refused']} wrong, {found['undecided']} not checked")
+        doubles = counted(found["duplicates"], "row")
+        say(f"  questions     {doubles} asked before, {found['contradictions']} with two answers")
+        say(f"  empty rows    {found['empty']}")
+        fits = "not checked" if found["longest"] is None else f"{found['longest']} tokens at most"
+        say(f"  prompts       {fits}, and {found['prompt_tokens']} are allowed")
+        for what in found["unchecked"]:
             say(f"not checked: {what}")
-        for one in found.troubles:
-            say(f"error: {one.what}", f"       {one.fix}")
-    if found.troubles:
+        for one in found["troubles"]:
+            say(f"error: {one['what']}", f"       {one['fix']}")
+    if found["troubles"]:
         raise typer.Exit(1)

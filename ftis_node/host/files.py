@@ -98,3 +98,9 @@ def bytes_under(directory: Path) -> int:
         with suppress(OSError):  # somebody may take it away meanwhile
             total += file.lstat().st_size
     return total
+
+
+def standing(path: Path) -> Path:
+    """The path, or the nearest of its parents that exists."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())

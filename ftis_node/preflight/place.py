@@ -17,7 +17,7 @@ import psutil
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
-from ftis_node.host.files import bytes_under
+from ftis_node.host.files import bytes_under, standing
 from ftis_node.node.checkpointing import refuse_other_settings, wear
 from ftis_node.node.task_files import with_remembered
 from ftis_node.preflight.case import Case
@@ -144,12 +144,6 @@ def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
     """Bytes of one checkpoint: trained weights in fp32, and the optimiser's state."""
     trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
     return 4 * trained + plan.memory.optimiser
-
-
-def standing(path: Path) -> Path:
-    """The path, or the nearest of its parents that exists."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def file_system(path: Path) -> str:

@@ -17,31 +17,12 @@ from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import Math500
 from ftis_node.tasks.own import PythonFunction, make_task
 from ftis_node.tasks.packaged import ReasoningGym, Verifiers
-from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Replay, Score, Scorer, check_rule, score
+from ftis_node.tasks.rewards import JUDGED_RULES, Replay, Score, Scorer, check_rule, score
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task, TextCaps
 
-__all__ = [
-    "JUDGED_RULES",
-    "KINDS",
-    "PURE_RULES",
-    "RULES",
-    "Example",
-    "Replay",
-    "Score",
-    "Scorer",
-    "Source",
-    "Task",
-    "TextCaps",
-    "check_named",
-    "load_evaluation",
-    "load_task",
-    "make_task",
-    "score",
-    "scoring",
-    "source_of",
-    "with_columns",
-]
+# What other modules of this folder make, beside the functions below.
+__all__ = ["Example", "Replay", "Score", "Scorer", "Source", "Task", "TextCaps", "make_task", "score"]
 
 
 class _Unknown(Source):

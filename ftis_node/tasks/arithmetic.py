@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task, place_of
+from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task, digest_of, place_of
 
 _OPERANDS = range(1, 10)
 _HELD_OUT = {3: 0.3, 4: 0.02}  # shares of the prompts, by the number of operands
@@ -40,18 +39,9 @@ def arithmetic(operands: int = 3) -> Task:
         written = "".join(f"{sign}{operand}" for sign, operand in others)
         example = Example(f"{first}{written}=", str(values[-1]))
         (held_out if place_of(example.question) < _HELD_OUT[operands] else train).append(example)
-    rows = json.dumps([[e.question, e.answer] for e in train], separators=(",", ":"))
-    return Task(
-        name="arithmetic" if operands == 3 else f"arithmetic-{operands}",
-        train=tuple(train),
-        held_out=tuple(held_out),
-        data=hashlib.sha256(rows.encode()).hexdigest(),
-        template=PLAIN,
-        reward="integer",
-        completion_tokens=CAPS["arithmetic"][1],
-        prompt_tokens=CAPS["arithmetic"][0],
-        text=ARITHMETIC_TEXT,
-    )
+    name = "arithmetic" if operands == 3 else f"arithmetic-{operands}"
+    rows = tuple(train), tuple(held_out), digest_of(train)
+    return replace(Task.by_rule(name, *rows, "integer", CAPS["arithmetic"], PLAIN), text=ARITHMETIC_TEXT)
 
 
 class Arithmetic(Source):

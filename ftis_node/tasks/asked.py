@@ -45,20 +45,15 @@ class Asked(Scorer):
         self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
         self._rule, self._memory = rule, memory
         self._seconds, self._start_seconds = seconds, start_seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None  # while there is one
         self._connection: socket.socket | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Pid of the process, while there is one."""
-        return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
         self._left = UNANSWERED_A_GROUP
 
     def close(self) -> None:
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
+        process, connection = self.process, self._connection
+        self.process = self._connection = None
         if connection is not None:
             connection.close()
         if process is not None:
@@ -75,7 +70,7 @@ class Asked(Scorer):
         if self._left == 0:
             self.unanswered += 1
             return None
-        if self._process is not None and self._process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
             self.close()  # it died between two answers: the next one has no part in that
         connection = self._connection or self._start()
         began = time.monotonic()
@@ -101,7 +96,7 @@ class Asked(Scorer):
         self.started += 1
         try:
             with theirs:
-                self._process = self._spawn(theirs)
+                self.process = self._spawn(theirs)
             ours.settimeout(self._start_seconds)
             ready = ours.recv(1)
         except OSError:

@@ -52,8 +52,7 @@ def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 
     if sha256_of(path) == remote.sha256:
         return path
     try:
-        data = _download(remote, stall_s, time.monotonic() + total_s)
-        put_there(path, data)
+        put_there(path, _download(remote, stall_s, time.monotonic() + total_s))
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UsageError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
     return path

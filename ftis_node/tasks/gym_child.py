@@ -7,6 +7,7 @@ judge: there each answer gets a fork of its own, locked in by `jail`, in which o
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -19,17 +20,17 @@ TRAINING_SEED, HELD_OUT_SEED = 1, 1 << 20  # far apart: row n of a seed is row 0
 
 
 def rows(spec: str, seed: int, size: int) -> list[tuple[str, str]]:
-    """The (question, gold answer) of a task's tasks, interleaved by weight; the gold names its row, see `_Entries`.
+    """The (question, gold answer) of a task's tasks, interleaved by weight; the gold names its row, see `judge`.
 
     Raises ValueError for a name, a level or a weight that is none.
     """
-    entries, parts = _Entries(), parse(spec)
+    parts = parse(spec)
     total = sum(weight for _, _, weight in parts)
     made = []
     for name, level, weight in parts:
         count = max(1, size * weight // total)
         for index in range(count):
-            entry = entries.entry(name, level, seed, index)
+            entry = dataset(name, level, seed)[index]
             gold = json.dumps([name, level, seed, index, entry["answer"]], ensure_ascii=False, default=str)
             made.append(((index + 0.5) / count, str(entry["question"]), gold))
     return [(question, gold) for _, question, gold in sorted(made, key=lambda row: row[0])]
@@ -49,40 +50,27 @@ def parse(spec: str) -> list[tuple[str, int, int]]:
     return parts
 
 
-class _Entries:
-    """The rows of reasoning-gym's tasks, made when they are asked for."""
+@functools.cache
+def dataset(name: str, level: int, seed: int) -> Any:
+    """The rows of a task, made when they are asked for."""
+    from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum, create_dataset
 
-    def __init__(self) -> None:
-        self._datasets: dict[tuple[str, int, int], Any] = {}
+    if name not in DATASETS:
+        import difflib
 
-    def dataset(self, name: str, level: int, seed: int) -> Any:
-        from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum, create_dataset
-
-        key = name, level, seed
-        if key not in self._datasets:
-            if name not in DATASETS:
-                import difflib
-
-                near = difflib.get_close_matches(name, DATASETS, n=3)
-                raise ValueError(f"has no task {name!r}" + (f" (near to it: {', '.join(near)})" if near else ""))
-            chosen = {"seed": seed, "size": TRAINING_ROWS}
-            if level < 0:
-                self._datasets[key] = create_dataset(name, **chosen)
-            elif name not in CURRICULA:
-                raise ValueError(f"has no levels of {name!r}")
-            else:
-                curriculum = create_curriculum(name)
-                highest = max((len(one.levels) for one in curriculum.attributes.values()), default=1) - 1
-                if level > highest:
-                    raise ValueError(f"has levels 0 to {highest} of {name!r}")
-                curriculum.set_global_level(level)  # of each attribute, or its own highest
-                config = curriculum.generate_configuration(chosen)
-                self._datasets[key] = DATASETS[name][0](config=config)
-        return self._datasets[key]
-
-    def entry(self, name: str, level: int, seed: int, index: int) -> dict[str, Any]:
-        entry: dict[str, Any] = self.dataset(name, level, seed)[index]
-        return entry
+        near = difflib.get_close_matches(name, DATASETS, n=3)
+        raise ValueError(f"has no task {name!r}" + (f" (near to it: {', '.join(near)})" if near else ""))
+    chosen = {"seed": seed, "size": TRAINING_ROWS}
+    if level < 0:
+        return create_dataset(name, **chosen)
+    if name not in CURRICULA:
+        raise ValueError(f"has no levels of {name!r}")
+    curriculum = create_curriculum(name)
+    highest = max((len(one.levels) for one in curriculum.attributes.values()), default=1) - 1
+    if level > highest:
+        raise ValueError(f"has levels 0 to {highest} of {name!r}")
+    curriculum.set_global_level(level)  # of each attribute, or its own highest
+    return DATASETS[name][0](config=curriculum.generate_configuration(chosen))
 
 
 def judge(jail: ModuleType, seconds: float) -> Callable[[str, str, bool], float]:
@@ -90,18 +78,18 @@ def judge(jail: ModuleType, seconds: float) -> Callable[[str, str, bool], float]
     import reasoning_gym  # noqa: F401 - before anybody is locked in
     import sympy.parsing.sympy_parser  # noqa: F401
 
-    entries = _Entries()
     warm: set[tuple[str, int]] = set()
 
     def worth(gold: str, answer: str, _: bool) -> float:
         name, level, seed, index, right = json.loads(gold)
-        dataset, entry = entries.dataset(name, level, seed), entries.entry(name, level, seed, index)
+        rows_of = dataset(name, level, seed)
+        entry = rows_of[index]
         if str(entry["answer"]) != str(right):
             return 0.0  # another version, or a gold of one's own
         if (name, level) not in warm:  # what it imports and builds at first use, out of the jail and of its time
-            dataset.score_answer(right, entry)
+            rows_of.score_answer(right, entry)
             warm.add((name, level))
-        return float(jail.worth(lambda: dataset.score_answer(answer, entry), seconds))
+        return float(jail.worth(lambda: rows_of.score_answer(answer, entry), seconds))
 
     return worth
 
@@ -115,7 +103,7 @@ def _main(what: str, spec: str) -> dict[str, object]:
                 "held_out": rows(spec, HELD_OUT_SEED, HELD_OUT_ROWS),
             }
         for name, level, _ in parse(spec):
-            _Entries().dataset(name, level, TRAINING_SEED)
+            dataset(name, level, TRAINING_SEED)
     except (ValueError, AssertionError) as error:
         return {"refused": str(error) or "cannot be configured so"}
     return {}

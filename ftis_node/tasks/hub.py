@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftis_node.errors import UsageError, first_line
+from ftis_node.host.files import standing
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
@@ -51,10 +52,10 @@ class DatasetSplit:
     """Where the rows are. revision: of the dataset, 40 hex digits; None: the newest."""
 
     repo: str
-    split: str
-    revision: str | None
-    question: str
-    answer: str
+    split: str = "train"
+    revision: str | None = None
+    question: str = "question"
+    answer: str = "answer"
 
     @property
     def name(self) -> str:
@@ -70,14 +71,7 @@ def parse(name: str) -> DatasetSplit:
         raise UsageError(
             f"{name!a} names no dataset of a hub.", "Write hf:ORG/NAME:SPLIT, such as hf:openai/gsm8k:main/train."
         )
-    parts = found.groupdict()
-    return DatasetSplit(
-        parts["repo"],
-        parts["split"] or "train",
-        parts["revision"],
-        parts["question"] or "question",
-        parts["answer"] or "answer",
-    )
+    return DatasetSplit(**{part: value for part, value in found.groupdict().items() if value is not None})
 
 
 class HubDataset(Source):
@@ -92,11 +86,6 @@ class HubDataset(Source):
     @classmethod
     def mine(cls, name: str) -> bool:
         return name.startswith(HF)
-
-    @property
-    def rule(self) -> str:
-        """By which answers are judged."""
-        return self.reward or "integer"
 
     def foreseen(self) -> tuple[str | None, str | None]:
         return None, self.rule
@@ -209,7 +198,7 @@ def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
     from huggingface_hub import constants, hf_hub_download
 
     total = sum(files.values())
-    free = shutil.disk_usage(_existing(Path(constants.HF_HUB_CACHE))).free
+    free = shutil.disk_usage(standing(Path(constants.HF_HUB_CACHE))).free
     if total > 0.9 * free:
         raise UsageError(
             f"{source.name} has {rounded(total)}, and the disk has {rounded(free)} left.", "Make room on it."
@@ -265,7 +254,3 @@ def _refused(source: DatasetSplit, error: Exception) -> UsageError:
     else:
         what, fix = f"cannot be had: {first_line(error)}", "Try again: a download goes on where it stopped."
     return UsageError(f"The dataset {source.repo} {what}.", fix)
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)

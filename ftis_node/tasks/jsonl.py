@@ -217,11 +217,6 @@ class JsonLines(Source):
     def file(self) -> Path:
         return Path(self.name)
 
-    @property
-    def rule(self) -> str:
-        """By which answers are judged."""
-        return self.reward or "integer"
-
     def empty(self) -> int:
         return sum(row is BLANK for _, row in self.rows_in((self.data or self.file).read_bytes()))
 

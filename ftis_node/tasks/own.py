@@ -30,7 +30,7 @@ from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
+from ftis_node.tasks.task import Example, Task, digest_of
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
 _NAME_CHARACTERS = 64  # of a task in a run
@@ -67,28 +67,18 @@ def make_task(
         raise UsageError(f"A reward cannot take {reward_seconds} seconds.", "Give it a time, such as 5.")
     rule = reward if isinstance(reward, str) else "exact"
     check_rule(rule)
-    judged = isinstance(reward, str)
-    train, rest = _examples(rows, rule, judged=judged), _examples(held_out or (), rule, judged=judged)
+    gold = GOLDS[rule] if isinstance(reward, str) else (_any_text, "a text")
+    train, rest = _examples(rows, *gold), _examples(held_out or (), *gold)
     if not train:
         raise UsageError("The task has no rows.", "Give it two different questions at least.")
     if held_out is None:
         train, rest = split("The task", train)
-    text = TEMPLATES[rule] if template is None else template
-    if text.count("{question}") != 1:
+    if template is not None and template.count("{question}") != 1:
         raise UsageError("The template does not contain {question} exactly once.", "Write it there, once.")
-    return Task(
-        name="",
-        train=train,
-        held_out=rest,
-        data=_digest([[e.question, e.answer] for e in train]),
-        template=text,
-        reward=reward if isinstance(reward, str) else "",
-        completion_tokens=completion_tokens,
-        prompt_tokens=prompt_tokens,
-        text=TextCaps.beside(prompt_tokens, completion_tokens),
-        scorer=None if isinstance(reward, str) else Scorer(reward),
-        scorer_seconds=reward_seconds,
-    )
+    task = Task.by_rule("", train, rest, digest_of(train), rule, (prompt_tokens, completion_tokens), template)
+    if isinstance(reward, str):
+        return task
+    return replace(task, reward="", scorer=Scorer(reward), scorer_seconds=reward_seconds)
 
 
 class PythonFunction(Source):
@@ -135,7 +125,7 @@ class PythonFunction(Source):
         seconds = time.monotonic() - began
         if not task.train:
             raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
-        data = _digest([[e.question, e.answer] for e in task.train])
+        data = digest_of(task.train)
         if task.scorer is None:
             check_rule(task.reward)
             return replace(task, name=name, data=data)
@@ -266,8 +256,9 @@ def _function(name: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _examples(rows: Iterable[tuple[str, str | int]], rule: str, *, judged: bool) -> tuple[Example, ...]:
-    answer_of, wanted = GOLDS[rule] if judged else (_any_text, "a text")
+def _examples(
+    rows: Iterable[tuple[str, str | int]], answer_of: Callable[[Any], str | None], wanted: str
+) -> tuple[Example, ...]:
     examples = []
     for number, (question, answer) in enumerate(rows, start=1):
         gold = answer_of(answer)
@@ -301,11 +292,7 @@ def _code_digest(name: str, *functions: object) -> str:
                 "Write the function and its reward as plain functions in .py files.",
             )
         digests.add(hashlib.sha256(Path(path).read_bytes()).hexdigest())
-    return _digest(sorted(digests))
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(digests), separators=(",", ":")).encode()).hexdigest()
 
 
 def _told(error: BaseException) -> str:

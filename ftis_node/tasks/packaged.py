@@ -14,6 +14,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
 from ftis_node.tasks.rewards import Replay, Score, score_text
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task, TextCaps
+from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task
 
 _ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
 _PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
@@ -118,19 +119,10 @@ class Packaged(Source):
         pinned = [made.get("source", ""), [[row.question, row.answer] for row in train]]
         longest = max(len(row.question) for row in (*train, *held_out)) + len(self.template)
         prompt_tokens = min(max(longest // 2 + _CHAT_TOKENS, _PROMPT_TOKENS[0]), _PROMPT_TOKENS[1])
-        return Task(
-            name=name,
-            train=train,
-            held_out=held_out,
-            data=hashlib.sha256(json.dumps(pinned, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest(),
-            template=self.template,
-            reward=f"{self.package}:{version}",
-            completion_tokens=_COMPLETION_TOKENS,
-            prompt_tokens=prompt_tokens,
-            text=TextCaps.beside(prompt_tokens, _COMPLETION_TOKENS),
-            scorer=self.judge(self.package, name),
-            turns=made.get("turns", 1),
-        )
+        data = hashlib.sha256(json.dumps(pinned, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+        rule, caps = f"{self.package}:{version}", (prompt_tokens, _COMPLETION_TOKENS)
+        task = Task.by_rule(name, train, held_out, data, rule, caps, self.template)
+        return replace(task, scorer=self.judge(self.package, name), turns=made.get("turns", 1))
 
     @property
     def _spec(self) -> str:

@@ -125,8 +125,8 @@ def score(rule: str, text: str, answer: str) -> Score:
         raise UsageError(f"The reward rule {rule!r} needs a process of its own.", "Use `ftis_node.tasks.scoring`.")
     if rule == "exact":
         return score_text(lambda given: given == answer, text)
-    gold = parse_integer(answer)
-    given = _strict(text)
+    gold, answered = parse_integer(answer), answer_of(text)
+    given = None if answered is None else parse_integer(answered)
     right = gold is not None and given == gold
     return Score(float(right), given is not None, gold is not None and _last_integer(text) == gold)
 
@@ -180,12 +180,6 @@ def answer_of(text: str) -> str | None:
     if not opened or between.strip(_SPACE):
         return None
     return answer.removesuffix("</answer>")
-
-
-def _strict(text: str) -> int | None:
-    """The integer of a text that is exactly <think>…</think> <answer>integer</answer>."""
-    answer = answer_of(text)
-    return None if answer is None else parse_integer(answer)
 
 
 def _last_integer(text: str) -> int | None:

@@ -65,6 +65,11 @@ class Source(ABC):
         return None
 
     @property
+    def rule(self) -> str:
+        """By which answers are judged, where that can be chosen."""
+        return self.reward or "integer"
+
+    @property
     def file(self) -> Path | None:
         """The file that the name itself is."""
         return None

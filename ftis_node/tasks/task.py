@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftis_node.tasks.rewards import Scorer
@@ -88,6 +89,13 @@ class Example:
     place: str = field(default="", compare=False)
 
 
+def digest_of(rows: Sequence[Example]) -> str:
+    """The sha256 (hex) of the canonical JSON of the rows."""
+    return hashlib.sha256(
+        json.dumps([[e.question, e.answer] for e in rows], separators=(",", ":")).encode()
+    ).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
@@ -123,7 +131,7 @@ class Task:
         caps: tuple[int, int] = CAPS["gsm8k"],
         template: str | None = None,
     ) -> Task:
-        """A task with the template of its rule, unless another is given.
+        """A task with the template of its rule, unless another is given, and the caps of text beside those of tokens.
 
         Args:
             caps: longest prompt and completion, in tokens.

@@ -15,7 +15,6 @@ import string
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from ftis_node.errors import UsageError
@@ -40,31 +39,23 @@ _TAGGED = "<think></think><answer>{}</answer>"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Unskilled:
-    """An answer that needs no skill, a row on which it is rewarded, how many more are, and how many were tried."""
-
-    answer: str
-    row: Example
-    rewarded: int
-    rows: int
-
-
 def refuse_unskilled(task: Task) -> None:
     """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`.
 
     Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
     """
     if task.reward not in _COMPARING and (found := unskilled(task)) is not None:
+        answer, row, rewarded, rows = found
         raise UsageError(
-            f"The task {task.name} rewards {found.answer[-80:]!r} on {found.rewarded} of {found.rows} rows whose right "
-            f"answers differ, such as {found.row.question[-200:]!r} ({found.row.answer[:80]}).",
+            f"The task {task.name} rewards {answer[-80:]!r} on {rewarded} of {rows} rows whose right answers differ, "
+            f"such as {row.question[-200:]!r} ({row.answer[:80]}).",
             "Mend its reward or those rows, or leave that part of the task out: who answers so would learn nothing.",
         )
 
 
-def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
-    """The first answer that is rewarded on most rows though it needs no skill; None: none is, or time is up.
+def unskilled(task: Task, seconds: float = SECONDS) -> tuple[str, Example, int, int] | None:
+    """The first answer that is rewarded on most rows though it needs no skill; a row, on how many, and of how many
+    that were tried. None: none is, or time is up.
 
     Starts the process that judges, if the rule has one. Logs that it tries, and what it left out.
     """
@@ -86,7 +77,7 @@ def unskilled(task: Task, seconds: float = SECONDS) -> Unskilled | None:
                     if place + 1 - len(found) > misses:
                         break
                 else:
-                    return Unskilled(str(texts[found[0]]), rows[found[0]][0], len(found), len(rows))
+                    return str(texts[found[0]]), rows[found[0]][0], len(found), len(rows)
     return None
 
 

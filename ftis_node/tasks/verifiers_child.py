@@ -79,8 +79,7 @@ def load(name: str) -> Loaded:
     found = list(itertools.islice(taskset, ROWS))
     if not found:
         raise Refused(f"has no tasks in {name!r}")
-    for task in found[:1]:
-        _refuse_kind(name, task, single)
+    _refuse_kind(name, found[0], single)
     if any(task.data.image for task in found):
         raise Refused(f"needs a container for {name!r}; rewards of the text alone can be given here")
     loaded = Loaded(environment, found, turns)

@@ -15,7 +15,8 @@ JOIN = "join --dry-run --device cpu --home {tmp}/home"
 class Row:
     """A command line; its exit code; the words of what is wrong, and of what to do (regular expressions).
 
-    files: written before, by their names under {tmp}; `run` is a run file's text, changed by replacing its pairs.
+    files: written before, by their names under {tmp}; an empty one where the line names {tmp}/file. `run` is a run
+    file's text, changed by replacing its pairs.
     """
 
     line: str
@@ -33,7 +34,6 @@ def a_task(*rows: str) -> dict[str, Any]:
 EOS = f"eos = {list(RUN.eos)}", "eos = [1]"
 GOOD = '{"question": "1+1", "answer": "2"}'
 OTHER = GOOD.replace("1+1", "2+0")
-FILE: dict[str, str | bytes] = {"file": ""}
 EVAL = "eval --checkpoint"
 TASK = f"{JOIN} --task {{tmp}}/rows.jsonl"
 CHANGED = f"{JOIN} --run {{tmp}}/changed.toml"
@@ -54,7 +54,7 @@ ROWS = {
     ),
     "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
-    "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite", files=FILE),
+    "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite"),
     "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
     "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
@@ -113,10 +113,8 @@ ROWS = {
         for option in ("--peers", "--model", "--name", "--home", "--task", "--set")
     },
     # the home
-    "a home that is a file": Row("join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE),
-    "a home that is a file, in earnest": Row(
-        "join --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE
-    ),
+    "a home that is a file": Row("join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1),
+    "a home that is a file, in earnest": Row("join --home {tmp}/file", "home .* cannot be used", "--home", 1),
     "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
     "a home of another run": Row(
         f"{JOIN} --run {{tmp}}/other.toml",
@@ -131,21 +129,19 @@ ROWS = {
     "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "started before"),
     "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "started before"),
-    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another", files=FILE),
+    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another"),
     "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
     "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
     "a key that is none": Row(
         "keys import {tmp}/file --home {tmp}/home", "holds no key", "keys export", files={"file": "nonsense"}
     ),
     "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
-    "a key into a file": Row(
-        "keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1, files=FILE
-    ),
+    "a key into a file": Row("keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1),
     # run files
     "a run file that is missing": Row("run show {tmp}/none.toml", "cannot be read", "path"),
     "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
     "a run file that is no TOML": Row(CHECK, "Line 1 .*is not TOML", "line", files={"file": "run ="}),
-    "a run file without a run": Row(CHECK, r"no \[run\]", "run new", files=FILE),
+    "a run file without a run": Row(CHECK, r"no \[run\]", "run new"),
     "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
     "a run file too long": Row(CHECK, "longer than", "right file", files={"file": "#" * 70_000}),
     "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
@@ -184,7 +180,9 @@ ROWS = {
     ),
     "no data": Row(TASK, "is empty", "in every line", **a_task()),
     "one question": Row(TASK, r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
-    "a line that is no JSON": Row(TASK, "line 2, is not JSON", "Correct", **a_task(GOOD, "not json")),
+    "a line that is no JSON": Row(
+        TASK, "rows.jsonl, line 2, is not JSON in U", "Correct or", **a_task(GOOD, "not json")
+    ),
     "a line that is no object": Row(TASK, "line 1, .*object", "Write", **a_task("[]")),
     "no question": Row(TASK, "no text in", "Add the question", **a_task("{}")),
     "no answer": Row(TASK, "has no `answer`", "Add the answer", **a_task('{"question": "1"}')),
@@ -194,6 +192,8 @@ ROWS = {
     ),
     # fit, eval, bench, lab, demo
     "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
+    "a misspelt model": Row("fit --model qwen2.5-0,5b --vram 24", "no model 'qwen2.5-0,5b'", "Did you mean"),
+    "a model that no hub gives": Row("fit --model someone/unheard-of --vram 24", "cannot be loaded", "--model", 1),
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of the task 'x'", "--prompt-tokens"),
     "a model in place of a checkpoint": Row(
         f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
@@ -205,6 +205,11 @@ ROWS = {
     "a home without a checkpoint": Row(
         f"{EVAL} {{tmp}}/home --task arithmetic", "no checkpoint yet", "first step", 1, files={"home/run.toml": ""}
     ),
+    "a model that nobody knows": Row(f"{EVAL} tiny-q --task arithmetic", "no model 'tiny-q'", "tiny-a"),
+    "questions that are missing": Row(f"{EVAL} tiny-a --task gsm8k --data {{tmp}}/none.jsonl", "Cannot read", "exists"),
+    "no room for an answer": Row(f"{EVAL} tiny-a --task arithmetic --completion-tokens 100000", "room for", "."),
+    "an unknown setting of eval": Row(f"{EVAL} tiny-a --task arithmetic --set lora_alfa=3", "lora_alfa", "lora_alpha"),
+    "a setting of eval without a value": Row(f"{EVAL} tiny-a --task arithmetic --set lora_alpha", "no value", "KEY"),
     "an unknown test": Row(f"{EVAL} tiny-a --task poetry", "no task 'poetry'", "math500"),
     "verdicts to nowhere": Row(f"{EVAL} tiny-a --task arithmetic --out {{tmp}}/none/x", "cannot be written", "--out"),
     "verdicts over the questions": Row(
@@ -222,9 +227,7 @@ ROWS = {
     "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
     "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
-    "an experiment into a file": Row(
-        "lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1, files=FILE
-    ),
+    "an experiment into a file": Row("lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
     "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
     "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "is not TOML", "line", files={"x.toml": "="}),
@@ -245,15 +248,15 @@ ROWS = {
         "lab replay {tmp}/home --out {tmp}/home/x", "lies in the home", "outside", files={"home/metrics.jsonl": "{}\n"}
     ),
     "a replay over a file": Row(
-        "lab replay {tmp}/home --out {tmp}/file", "not empty", "--out", files={"home/metrics.jsonl": "{}\n", "file": ""}
+        "lab replay {tmp}/home --out {tmp}/file", "not empty", "--out", files={"home/metrics.jsonl": "{}\n"}
     ),
     "numbers that are none": Row("lab simulate --nodes x", "not a list of numbers", "--nodes 10"),
     "a demo over something else": Row(
         "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
     ),
-    "a demo under a file": Row("demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1, files=FILE),
+    "a demo under a file": Row("demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1),
     "a report to nowhere": Row(
         "bugreport --home {tmp}/home --out {tmp}/none/x.tar.gz", "cannot be written", "--out", 1
     ),
-    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out", files=FILE),
+    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out"),
 }
