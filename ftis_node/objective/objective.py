@@ -169,9 +169,9 @@ class Objective:
         with torch.no_grad():
             log_ratio = clamped_log_ratio(samples.by_chunk(samples.start), samples.generator)
             counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
-            chunks_of = torch.bincount(owner[counted], minlength=samples.lengths.numel())
-            estimates = ESTIMATORS[self.divergence](log_ratio[counted])
-            divergence = REDUCTIONS[self.reduction](estimates, owner[counted], chunks_of)
+            of, estimates = owner[counted], ESTIMATORS[self.divergence](log_ratio[counted])
+            sizes_of = torch.bincount(of, minlength=samples.lengths.numel())
+            divergence = REDUCTIONS[self.reduction](estimates, of, sizes_of)
             likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
             kept = kept_by_filter(samples.advantages, divergence, self.threshold)
             # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.

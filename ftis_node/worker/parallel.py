@@ -115,7 +115,7 @@ class Ranks:
         """The same step in all, each on the size of micro-batches that this one has."""
         own = self.engine.own_groups(asked.own_data, lambda rows: self._generate(m.Generate(rows, own=True)))
         mine = m.Step([*asked.groups, *own], asked.micro_batch_tokens)
-        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.micro_batch_tokens)
+        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.room.size)
         report: StepReport = self._all([mine, *[theirs] * len(self._others)])[0]
         return report
 
