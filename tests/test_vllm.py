@@ -118,20 +118,8 @@ def test_ids_without_a_token_are_ruled_out_in_few_bytes() -> None:
 # --- a server that was started wrongly --------------------------------------------------------------------------------
 
 
-def no_ids(server: VllmServer) -> None:
-    server.ids = False
-
-
-def raw(server: VllmServer) -> None:
-    server.processed = False
-
-
-def short(server: VllmServer) -> None:
-    server.longest = 12
-
-
-def no_lora(server: VllmServer) -> None:
-    server.lora = False
+def having(**changes: Any) -> Callable[[VllmServer], None]:
+    return lambda server: vars(server).update(changes)
 
 
 def other_tokenizer(server: VllmServer) -> None:
@@ -149,14 +137,13 @@ def other_weights(server: VllmServer) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (no_ids, "0.32"),
-        (raw, "--logprobs-mode processed_logprobs"),
-        (short, "--max-model-len"),
-        (no_lora, "--enable-lora --max-lora-rank 16"),
+        (having(ids=False), "0.32"),
+        (having(processed=False), "--logprobs-mode processed_logprobs"),
+        (having(longest=12), "--max-model-len"),
+        (having(lora=False), "--enable-lora --max-lora-rank 16"),
         (other_tokenizer, "tokenizer is another"),
         (other_weights, "off by"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_it_is_refused_by_the_name_of_what_is_missing(
     server: VllmServer, tmp_path: Path, wrong: Callable[[VllmServer], None], words: str
@@ -267,7 +254,7 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, t
     server.broken = True
     assert "500" in step(engine).away
     server.broken = False
-    raw(server)
+    server.processed = False
     assert "--logprobs-mode" not in str(step(engine).away), "advice is for the start"
     server.processed = True
     assert step(engine).away is None
