@@ -13,6 +13,7 @@ from torch import Tensor
 from ftis_node.errors import FtisError
 from ftis_node.learner import TrainingGroup
 from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room
 from tests.support.learners import (
     BATCH,
     FOREIGN,
@@ -96,7 +97,7 @@ def test_with_lora_only_the_lora_weights_move() -> None:
 @pytest.mark.parametrize("tokens", [1, 16, 40, 16_384])
 def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objective: str) -> None:
     one, other = learner(objective=objective), learner(objective=objective)
-    one.micro_batch_tokens, other.micro_batch_tokens = 10**6, tokens
+    one.room, other.room = Room(10**6), Room(tokens)
     batch = [*BATCH, *map(in_turns, BATCH)]
     expected, report = one.step(batch), other.step(batch)
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
@@ -110,7 +111,7 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
 @pytest.mark.parametrize("budget", [16, 40])
 def test_a_packed_micro_batch_keeps_within_its_budget(budget: int) -> None:
     subject = learner()
-    subject.micro_batch_tokens = budget
+    subject.room = Room(budget)
     sizes = decoder_sizes(subject)
     subject.step(BATCH)
     assert len(sizes) > 1 and max(sizes) <= budget

@@ -372,7 +372,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
 
 def test_an_interrupted_step_keeps_no_gradients() -> None:
     subject = learner()
-    subject.micro_batch_tokens = 16
+    subject.room = room.Room(16)
     subject.policy.causal_lm.get_decoder().register_forward_hook(lambda *_: interrupt())  # the second micro-batch ends
     with pytest.raises(Interrupted):
         subject.step(BATCH)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2ForCausalLM
 
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import NF4_BLOCK, NF4_BYTES, Setup, Workload, estimate
@@ -31,12 +32,15 @@ def quantised(dtype: str = "float32", **changes: Any) -> Policy:
 
 def small(dtype: torch.dtype) -> Policy:
     """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
-    from transformers import Qwen2ForCausalLM
-
     settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(tiny_config(vocab_size=32)).to(dtype).eval()
     return make_policy(model, tiny_tokenizer(), settings)
+
+
+def held(module: nf4.NF4Linear) -> int:
+    """Bytes of a weight of four bits and its scales."""
+    return sum(t.nbytes for t in (module.packed, module._scales.absmax, module._scales.state2.absmax))
 
 
 def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte() -> None:
@@ -46,9 +50,7 @@ def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte
     error = (packed.dense() - linear.weight).pow(2).mean().sqrt()
     assert 0.08 < float(error.detach()) < 0.10, "of the deviation of normal values, in blocks of 64"
     assert torch.equal(packed.dense(), packed.dense())
-    scales = packed._scales
-    held = sum(t.numel() * t.element_size() for t in (packed.packed, scales.absmax, scales.state2.absmax))
-    assert held == pytest.approx(NF4_BYTES * 512 * 384, rel=0.01)
+    assert held(packed) == pytest.approx(NF4_BYTES * 512 * 384, rel=0.01)
 
 
 def test_gradients_are_those_of_the_dequantised_weight() -> None:
@@ -115,20 +117,14 @@ def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded() -> No
 def test_memory_is_what_is_predicted() -> None:
     """The weights of a model whose sizes are powers of two, counted in tensors."""
     config = tiny_config(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
-    from transformers import Qwen2ForCausalLM
-
     shape = geometry_of(config, "small")
     settings = arithmetic_settings(model="m", lora=True, lora_rank=8, lora_targets=("q_proj",), quantisation="nf4")
     policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
-    held = sum(p.numel() * p.element_size() for p in policy.model.parameters())
-    for module in policy.model.modules():
-        if isinstance(module, nf4.NF4Linear):
-            scales = module._scales
-            parts = (module.packed, scales.absmax, scales.state2.absmax)
-            held += sum(t.numel() * t.element_size() for t in parts)
+    packed = (module for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
+    weights = sum(p.nbytes for p in policy.model.parameters()) + sum(map(held, packed))
     setup = Setup(True, "float32", "nf4", "adamw", False, 1024, 4, 8, ("q_proj",), "native")
     need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
-    assert need.weights == pytest.approx(held, rel=0.01)
+    assert need.weights == pytest.approx(weights, rel=0.01)
     dense = estimate(shape, Workload(48, 32, 4, 4), Setup(**{**vars(setup), "quantisation": "none"}), "cpu")
     assert need.one_layer - dense.one_layer == pytest.approx((4 + 4 / NF4_BLOCK) * 256 * 512)
 

@@ -12,6 +12,7 @@ from ftis_node.objective import PRESETS, Diagnostics, Objective
 from ftis_node.objective.diagnostics import TOLERANCE, WHOLE_POWER
 from ftis_node.step_report import BETS
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
+from tests.support.objective_batches import graded, packed
 
 LENGTHS = torch.tensor([3, 2, 4])
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4])
@@ -49,23 +50,15 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
 
 def test_by_hand() -> None:
     """Two tokens in one chunk: log ρ = −1 − 2 + 2.5 = −0.5, which is the weight of both."""
-    new = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    terms = PRESETS["ftis"].terms(
-        new=new,
-        start=new.detach(),
-        generator=torch.tensor([-2.5, -0.7]),
-        lengths=torch.tensor([3]),
-        advantages=torch.tensor([2.0]),
-        chunks=torch.tensor([0, 0, 1]),
-    )
-    weights = torch.tensor([math.exp(-0.5), math.exp(-0.5), math.exp(0.2)])
+    batch = packed([[-1.0, -2.0, -0.5]], [2.0], generator=[[-2.5, -0.7]], chunks=[0, 0, 1])
+    terms, gradient = graded(PRESETS["ftis"], batch)
+    d = torch.tensor([-0.5, 0.2], dtype=torch.float64)
+    weights = d[[0, 0, 1]].exp()
     torch.testing.assert_close(terms.importance, weights)
-    torch.testing.assert_close(terms.value, (2.0 * weights.sum() / 3)[None])
-    terms.value.sum().backward()
-    torch.testing.assert_close(new.grad, 2.0 * weights / 3)
-    d = torch.tensor([-0.5, 0.2])
+    torch.testing.assert_close(terms.value.detach(), (2.0 * weights.sum() / 3)[None])
+    torch.testing.assert_close(gradient, 2.0 * weights / 3)
     torch.testing.assert_close(terms.divergence, (torch.expm1(-d) + d).mean()[None])
-    torch.testing.assert_close(terms.sample_log_ratio, torch.tensor([-0.3]))
+    torch.testing.assert_close(terms.sample_log_ratio, torch.tensor([-0.3], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])
@@ -73,36 +66,17 @@ def test_the_gradient_is_that_of_the_value(name: str) -> None:
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
     def value(new: Tensor) -> Tensor:
-        return (
-            PRESETS[name]
-            .terms(
-                new=new,
-                start=start,
-                generator=claims,
-                lengths=LENGTHS,
-                advantages=ADVANTAGES.double(),
-                ended=torch.tensor([True, False, False]),
-                chunks=torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5]),
-            )
-            .value.sum()
-        )
+        return PRESETS[name].terms(new=new, start=start, generator=claims, chunks=CHUNKS, **samples).value.sum()
 
-    start = drawn(3)["start"].double()
+    start, ended = drawn(3)["start"].double(), torch.tensor([True, False, False])
+    samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
     claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
 def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
-    new = torch.tensor([-1.0, -2.0])
-    terms = PRESETS["vis"].terms(
-        new=new,
-        start=new,
-        generator=torch.tensor([-3.1]),
-        lengths=torch.tensor([2]),
-        advantages=torch.ones(1),
-        chunks=torch.zeros(2, dtype=torch.int64),
-    )
-    torch.testing.assert_close(terms.value, torch.tensor([math.exp(0.1) / 2]))
+    terms = PRESETS["vis"].terms(**packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0]))
+    assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
 @pytest.mark.parametrize(

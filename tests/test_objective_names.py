@@ -14,6 +14,7 @@ from torch import Tensor
 from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
 from ftis_node.objective import PRESETS, Objective, Terms
 from ftis_node.packet import Completion
+from tests.support.objective_batches import graded, packed
 
 LENGTHS = [3, 2, 4, 1]
 ADVANTAGES = [1.2, -0.7, 0.4, -1.5]
@@ -93,17 +94,8 @@ def dapo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: b
     return clipped((new - generator).exp(), advantage, 0.2, 0.28).sum()
 
 
-FORMULAS = {
-    "graft": graft,
-    "hacpo": hacpo,
-    "icepop": icepop,
-    "mis": mis,
-    "geo-rs": geo_rs,
-    "dppo": dppo,
-    "gspo": gspo,
-    "cispo": cispo,
-    "dapo": dapo,
-}
+KNOWN = (graft, hacpo, icepop, mis, geo_rs, dppo, gspo, cispo, dapo)
+FORMULAS = {formula.__name__.replace("_", "-"): formula for formula in KNOWN}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -138,19 +130,9 @@ def test_each_correction_acts_on_some_of_these_samples(name: str) -> None:
 
 def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
     """Three tokens here, two pieces there: s = e^(−1 + 1.5); then the floor, and one's own."""
-    objective, new = PRESETS["graft"], torch.tensor([-1.0, -1.0, -1.0])
     for claims, weight in (([-1.0, -2.0], 1.0), ([-0.9, -0.9], math.exp(-0.1)), ([-0.5, -0.5], 0.0)):
-        terms = objective.terms(
-            new=new,
-            start=new,
-            generator=torch.tensor([claims[0], claims[1]]),
-            lengths=torch.tensor([3]),
-            advantages=torch.tensor([1.0]),
-            own=torch.tensor([False]),
-            chunks=torch.tensor([0, 0, 1]),
-            written=torch.tensor([2]),
-        )
-        assert terms.value.item() == pytest.approx(3 * weight), claims
+        batch = packed([[-1.0] * 3], [1.0], generator=[claims], own=[False], chunks=[0, 0, 1], written=[2])
+        assert PRESETS["graft"].terms(**batch).value.item() == pytest.approx(3 * weight), claims
 
 
 @pytest.mark.parametrize("name", ["graft", "hacpo"])
@@ -158,21 +140,9 @@ def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
 def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name: str, count_end: bool) -> None:
     """As the learner calls it: `written` counts the sampled end."""
     for length in (1, 2, 3, 50):
-        policy = torch.linspace(-3.0, -0.1, length)
-        terms = (
-            PRESETS[name]
-            .replace(count_end=count_end)
-            .terms(
-                new=policy,
-                start=policy,
-                generator=policy,
-                lengths=torch.tensor([length]),
-                advantages=torch.tensor([1.0]),
-                ended=torch.tensor([True]),
-                own=torch.tensor([False]),
-                written=torch.tensor([length]),
-            )
-        )
+        policy = torch.linspace(-3.0, -0.1, length).tolist()
+        batch = packed([policy], [1.0], ended=[True], own=[False], written=[length])
+        terms = PRESETS[name].replace(count_end=count_end).terms(**batch)
         counted = length - (not count_end)
         assert terms.value.item() == pytest.approx(counted / (max(counted, 1) if name == "hacpo" else 1)), length
 
@@ -195,17 +165,9 @@ def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
     assert not foreign.judged, "it was picked by its reward, so it says nothing of claims"
     assert foreign.advantage == 0.1 and foreign.tokens == 3
     assert [sample.advantage for sample in batch("own")] == [-1.0, 1.0], "own groups keep theirs: GRPO"
-    new = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
-    terms = PRESETS["sgt"].terms(
-        new=new,
-        start=new.detach(),
-        generator=new.detach() - 5,
-        lengths=torch.tensor([3]),
-        advantages=torch.tensor([foreign.advantage], dtype=torch.float64),
-        own=torch.tensor([False]),
-    )
-    terms.value.sum().backward()
-    torch.testing.assert_close(new.grad, torch.full((3,), 0.1 / 3, dtype=torch.float64))
+    claims = [[-6.0, -7.0, -5.5]]
+    step = packed([[-1.0, -2.0, -0.5]], [foreign.advantage], generator=claims, own=[False])
+    torch.testing.assert_close(graded(PRESETS["sgt"], step)[1], torch.full((3,), 0.1 / 3, dtype=torch.float64))
 
 
 def test_corrections_combine_with_other_parts() -> None:

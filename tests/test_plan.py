@@ -68,7 +68,6 @@ def test_the_sizes_of_qwen_are_known_without_a_network(size: str) -> None:
     shape = geometry(f"qwen2.5-{size}")
     assert shape.parameters == PARAMETERS[size]
     assert shape.heads * shape.head_dim == shape.hidden
-    assert shape.tied == (size != "7b")
 
 
 def test_coder_and_instruct_have_the_shape_of_their_base() -> None:

@@ -138,14 +138,10 @@ def test_the_weights_have_the_dtype_asked_for_whatever_they_were_saved_in(
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
 
 
-def test_full_training_trains_everything(folder: Path) -> None:
-    policy = load_policy(settings(folder))
-    assert policy.kind == "full" and all(parameter.requires_grad for parameter in policy.model.parameters())
-
-
-def test_lora_trains_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:
+def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:
     plain, policy = load_policy(settings(folder)), load_policy(settings(folder, lora=True, lora_rank=4))
-    assert policy.kind == "lora"
+    assert all(parameter.requires_grad for parameter in plain.model.parameters())
+    assert (plain.kind, policy.kind) == ("full", "lora")
     trainable = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
     assert len(trainable) == 2 * 2 * 2, "A and B of q_proj and v_proj in two layers"
     assert all("lora_" in name for name in trainable)

@@ -105,7 +105,7 @@ def test_a_passing_shortage_costs_no_micro_batch() -> None:
     failing(subject, 3)
     report = subject.step(OWN)
     assert report.skipped is None and report.memory_retries == 3
-    assert subject.micro_batch_tokens == report.micro_batch_tokens == 16_384
+    assert subject.room.size == report.micro_batch_tokens == 16_384
 
 
 def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: list[float]) -> None:
@@ -117,7 +117,7 @@ def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: lis
     assert no_waiting == [1.0, 5.0, 15.0], "then in smaller pieces"
     for _ in range(5 * GROW_AFTER):
         assert subject.step(OWN).memory_retries == 0
-    assert subject.micro_batch_tokens == 16_384, "what fits again grows back, up to the plan"
+    assert subject.room.size == 16_384, "what fits again grows back, up to the plan"
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -127,7 +127,7 @@ def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing() -> Non
     failing(subject, 10**9)
     with pytest.raises(FtisError, match="single completion"):
         subject.step(long_batch())
-    assert subject.micro_batch_tokens == 103
+    assert subject.room.size == 103
     assert_same(weights_of(subject), before)
     assert all(parameter.grad is None for parameter in subject.trainable.values())
 
@@ -151,12 +151,12 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     failing(engine, 3)
     engine.evaluate()
     assert engine.evaluations.room.size < 64 and engine._generating.size == 64
-    tokens = engine.learner.micro_batch_tokens
+    tokens = engine.learner.room.size
     failing(engine, 3)
     answer = engine.generate(list(range(8)))
     assert answer.generation_batch < 64 and [len(group.rewards) for group in answer.groups] == [8] * 8
     assert engine.generate([1]).generation_batch == answer.generation_batch, "what was learned is kept"
-    assert engine.learner.micro_batch_tokens == tokens
+    assert engine.learner.room.size == tokens
 
 
 def test_what_a_home_learned_is_where_a_start_begins_and_not_where_it_ends() -> None:

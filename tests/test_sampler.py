@@ -11,10 +11,7 @@ from scipy.stats import chisquare
 
 from ftis_node.policy.generate import sampler
 from ftis_node.policy.generate.sampler import _invert, choose, noise_of
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.support.small_models import seeded
 
 
 def draw(

@@ -41,7 +41,6 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool
     decoded: float
     context: Context
     linears: tuple[Linear, ...]
@@ -52,7 +51,7 @@ class Geometry:
         Raises:
             UsageError: there is none.
         """
-        found = self._among(targets)
+        found = self.among(targets)
         if not found:
             names = sorted({linear.path.rpartition(".")[2] for linear in self.linears})
             raise UsageError(
@@ -66,11 +65,8 @@ class Geometry:
         """The linear modules that every layer has: all but the head's."""
         return tuple(linear for linear in self.linears if linear.count >= self.layers)
 
-    def has(self, targets: Sequence[str]) -> bool:
-        """Whether any of its linear modules is among these LoRA targets."""
-        return bool(self._among(targets))
-
-    def _among(self, targets: Sequence[str]) -> tuple[Linear, ...]:
+    def among(self, targets: Sequence[str]) -> tuple[Linear, ...]:
+        """As `targeted`; nothing where there is none."""
         return tuple(
             linear for linear in self.linears if any(f".{linear.path}".endswith(f".{target}") for target in targets)
         )

@@ -136,7 +136,7 @@ def _setups(
     geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool, half: Dtype
 ) -> list[Setup]:
     """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
-    small = device == "cpu" or geometry.parameters < SMALL_MODEL
+    group, small = workload.group, device == "cpu" or geometry.parameters < SMALL_MODEL
     step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
@@ -146,7 +146,7 @@ def _setups(
         optimiser="adamw",
         gradient_checkpointing=False,
         micro_batch_tokens=wishes.micro_batch_tokens or most,
-        generation_batch=wishes.generation_batch or _whole_groups(GENERATION_BATCH, workload),
+        generation_batch=wishes.generation_batch or max(group, GENERATION_BATCH // group * group),
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
         engine=wishes.engine,
@@ -156,7 +156,7 @@ def _setups(
     sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
     if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
         sizes[False] += _smaller(most, workload)
-    kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
+    kinds = (False, True) if geometry.among(wishes.lora_targets) else (False,)
     asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
     can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
     cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
@@ -229,10 +229,6 @@ def _shrunk(
 def enough_gb(size: int) -> float:
     """So many GB, to two decimals, are no less than `size` bytes."""
     return math.ceil(100 * size / GB) / 100
-
-
-def _whole_groups(rows: int, workload: Workload) -> int:
-    return max(workload.group, rows // workload.group * workload.group)
 
 
 def _reasons(

@@ -100,7 +100,7 @@ def bytes_under(directory: Path) -> int:
     return total
 
 
-def standing(path: Path) -> Path:
+def existing_folder(path: Path) -> Path:
     """The path, or the nearest of its parents that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.exists())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.step_report import Figures, StepReport
+from ftis_node.step_report import StepReport
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
 
@@ -84,15 +84,6 @@ class Learner:
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
 
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens that are computed together; setting it sets how many they may be."""
-        return self.room.size
-
-    @micro_batch_tokens.setter
-    def micro_batch_tokens(self, tokens: int) -> None:
-        self.room = Room(tokens)
-
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """Take one step (`objective.inner_steps` updates) on `groups`.
 
@@ -119,7 +110,7 @@ class Learner:
             diagnostics.add_idle(source, samples)
         for source, samples in batch.unreadable.items():
             diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
-        retries, used = self._retries, self.micro_batch_tokens
+        retries, used = self._retries, self.room.size
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
         gate, usual_length = self.gate, self.usual_length
@@ -137,7 +128,7 @@ class Learner:
         self.steps += 1
         if batch.computed:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
-            used = self.micro_batch_tokens
+            used = self.room.size
             self.room.fine()
             if not skipped:
                 self.loss_scale.fine()
@@ -150,7 +141,7 @@ class Learner:
             skipped=skipped,
             bad_steps=self._bad_steps,
             diverged=self._bad_steps >= BAD_STEPS,
-            warnings=self._warnings(summary.sources),
+            warnings=[] if self.objective.threshold is None else self._watch.observe(summary.sources, own=self.own),
             micro_batch_tokens=used,
             memory_retries=self._retries - retries,
             diagnostics=summary,
@@ -182,11 +173,13 @@ class Learner:
         while True:
             self.optimiser.drop_gradients()
             try:
-                with self._training():
-                    return self._gradient(batch, start)
+                self.policy.model.train()  # only gradient checkpointing needs it; without dropout all else is the same
+                return self._gradient(batch, start)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
+            finally:
+                self.policy.model.eval()
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
@@ -203,7 +196,7 @@ class Learner:
 
     def _computed(self, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         computed = []
-        for part in micro_batches(prompted, self.micro_batch_tokens):
+        for part in micro_batches(prompted, self.room.size):
             if not start:
                 check()
             computed.append(self._backward(part, batch, start))
@@ -216,7 +209,7 @@ class Learner:
 
         One that fails within a pass, also for want of memory, ends all: the others wait for it there.
         """
-        parts = list(micro_batches(team.share(prompted), self.micro_batch_tokens))
+        parts = list(micro_batches(team.share(prompted), self.room.size))
         first = prompted[0].samples[0]
         nothing = [Prompted(prompted[0].prompt_ids, [replace(first, scale=0.0)])]
         computed = []
@@ -305,15 +298,6 @@ class Learner:
             self.optimiser.step(norm=norm * self.loss_scale.value, scale=unscaled, updates=self.steps)
         return loss, norm * scale, None
 
-    @contextlib.contextmanager
-    def _training(self) -> Iterator[None]:
-        """Training mode. Only gradient checkpointing needs it; without dropout it changes nothing else."""
-        self.policy.model.train()
-        try:
-            yield
-        finally:
-            self.policy.model.eval()
-
     # --- diagnostics ----------------------------------------------------------------------------------------------
 
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
@@ -344,9 +328,6 @@ class Learner:
             if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective)
         ]
         return self.objective.next_gate(self.gate, torch.stack(successes) if successes else torch.empty(0))
-
-    def _warnings(self, sources: Mapping[str, Figures]) -> list[str]:
-        return [] if self.objective.threshold is None else self._watch.observe(sources, own=self.own)
 
     # --- what outlives the process --------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,13 +12,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import FtisError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
-from ftis_node.host.quiet import without
 from ftis_node.learner.copies import copied
 from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
 from ftis_node.learner.team import Team, portions
+from ftis_node.policy.nf4 import bitsandbytes
 from ftis_node.policy.room import patiently
 
 # Devices on which AdamW is one kernel that allocates nothing: short of memory, it has changed nothing.
@@ -215,12 +214,4 @@ def _master(parameter: Parameter) -> Parameter:
 
 def _eight_bit() -> Any:
     """bitsandbytes' AdamW, whose two moments take a byte each."""
-    try:
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
-        with without("kernels"):  # or it takes compiled code from the hub, which the optimiser does not need
-            from bitsandbytes.optim import AdamW8bit
-    except ImportError:
-        raise UsageError(
-            "8-bit AdamW needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use --set optimiser=adamw."
-        ) from None
-    return AdamW8bit
+    return bitsandbytes("optim", "8-bit AdamW", "--set optimiser=adamw").AdamW8bit

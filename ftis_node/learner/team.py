@@ -39,10 +39,6 @@ OTHERS_SECONDS = 2.0
 _DONE, _INTERRUPTED, _SHORT, _FAILED = range(4)
 
 
-class NoRoomError(MemoryError):
-    """Some rank had not enough memory for its share."""
-
-
 @dataclass(frozen=True)
 class Team:
     """This rank's view of all: its number and how many there are."""
@@ -86,7 +82,7 @@ class Team:
         """What ends the block in one rank ends it in all.
 
         Raises:
-            NoRoomError: some rank ran out of memory. Interrupted: some rank was asked to give up. FtisError: some rank
+            MemoryError: some rank ran out of memory. Interrupted: some rank was asked to give up. FtisError: some rank
                 failed otherwise; that one raises what it met.
         """
         mine: BaseException | None = None
@@ -101,7 +97,7 @@ class Team:
             raise Interrupted("It was given up.") from None
         if worst == _SHORT:
             mine = None  # its traceback holds the tensors that were there
-            raise NoRoomError("Out of memory on one of several devices.") from None
+            raise MemoryError("Out of memory on one of several devices.") from None
         if worst == _FAILED:
             raise mine if mine is not None and state == _FAILED else FtisError("Another device of this node failed.")
 

@@ -7,8 +7,7 @@ parts, and `PRESETS` holds the choices that have a name. `Terms` describes one m
 
 from ftis_node.objective.diagnostics import Diagnostics
 from ftis_node.objective.loss import Terms
-from ftis_node.objective.objective import Objective
-from ftis_node.objective.presets import PRESETS
+from ftis_node.objective.objective import PRESETS, Objective
 from ftis_node.objective.watch import FilterWatch
 
 __all__ = ["PRESETS", "Diagnostics", "FilterWatch", "Objective", "Terms"]

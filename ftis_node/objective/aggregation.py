@@ -39,26 +39,3 @@ AGGREGATIONS: Mapping[Aggregation, Callable[[Tensor, float | None], Tensor]] = M
         "fixed": _fixed,
     }
 )
-
-
-def sample_scale(aggregation: Aggregation, *, count_dropped: bool, group_size: int) -> float:
-    """c_i of a sample whose whole group has `group_size` completions."""
-    return 1.0 if aggregation == "token" or not count_dropped else 1.0 / group_size
-
-
-def batch_divisor(
-    aggregation: Aggregation,
-    *,
-    count_dropped: bool,
-    groups: int,
-    samples: int,
-    tokens: int,
-    dropped_samples: int,
-    dropped_tokens: int,
-) -> float:
-    """D of a batch; at least 1, since every value is 0 where all samples were dropped."""
-    if aggregation == "token":
-        divisor = tokens if count_dropped else tokens - dropped_tokens
-    else:
-        divisor = groups if count_dropped else samples - dropped_samples
-    return float(max(divisor, 1))

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from ftis_node.methods.choices import Mask, Trust
 from ftis_node.objective.importance import MAX_LOG_RATIO
-from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
 
 MaskFactor = Callable[[Samples, Tensor, float, float], Tensor]
@@ -38,9 +37,7 @@ MaskFactor = Callable[[Samples, Tensor, float, float], Tensor]
 
 def sample_log_ratio(samples: Samples, log_ratio: Tensor) -> Tensor:
     """Σ log ρ over a sample's counted chunks, clamped as one ratio is: log ρ `[C]` → `[N]`."""
-    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
-    kept = torch.where(counted, log_ratio, torch.zeros_like(log_ratio))
-    return segment_sum(kept, owner, samples.lengths.numel()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return samples.sum_counted_chunks(log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _token(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
@@ -52,10 +49,8 @@ def _sequence(samples: Samples, log_ratio: Tensor, low: float, high: float) -> T
 
 
 def _geometric(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
-    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
-    total = segment_sum(torch.where(counted, log_ratio, torch.zeros_like(log_ratio)), owner, samples.lengths.numel())
-    chunks = segment_sum(counted.to(total.dtype), owner, samples.lengths.numel())
-    return _within(total / chunks.clamp(min=1), low, high)[owner]
+    total, chunks = (samples.sum_counted_chunks(one) for one in (log_ratio, torch.ones_like(log_ratio)))
+    return _within(total / chunks.clamp(min=1), low, high)[samples.of_chunks(samples.owner)]
 
 
 def _binary_tv(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
@@ -99,8 +94,6 @@ TRUSTS: Mapping[Trust, TrustWeight] = MappingProxyType(
 
 def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Tensor:
     """w of each sample, 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
-    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
-    claimed = torch.where(counted, samples.generator, torch.zeros_like(samples.generator))
-    mean = segment_sum(claimed, owner, samples.lengths.numel()) / samples.written.clamp(min=1)
+    mean = samples.sum_counted_chunks(samples.generator) / samples.written.clamp(min=1)
     weight = TRUSTS[name]((likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), floor)
     return torch.where(samples.own, torch.ones_like(weight), weight)

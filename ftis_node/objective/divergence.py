@@ -38,10 +38,3 @@ REDUCTIONS: Mapping[Reduction, Callable[[Tensor, Tensor, Tensor], Tensor]] = Map
         "max": lambda values, owner, lengths: segment_max(values, owner, lengths.numel()).where(lengths > 0, 0.0),
     }
 )
-
-
-def sample_divergence(
-    log_ratio: Tensor, owner: Tensor, lengths: Tensor, *, estimator: Divergence, reduction: Reduction
-) -> Tensor:
-    """Divergence D of each sample: clamped d `[T]`, owner int64 `[T]`, lengths int64 `[N]` → `[N]`, dtype of d."""
-    return REDUCTIONS[reduction](ESTIMATORS[estimator](log_ratio), owner, lengths)

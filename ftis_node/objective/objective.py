@@ -1,16 +1,18 @@
-"""An objective is a choice of parts (arXiv 2605.22537, section 3); `presets` has those with a name."""
+"""An objective is a choice of parts (arXiv 2605.22537, section 3); `PRESETS` has those with a name."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftis_node.methods import METHODS
 from ftis_node.methods.choices import (
     PART_LIMITS,
     PART_NAMES,
@@ -23,27 +25,17 @@ from ftis_node.methods.choices import (
     Reduction,
     Trust,
 )
-from ftis_node.objective.advantages import ADVANTAGES, group_advantages
-from ftis_node.objective.aggregation import AGGREGATIONS, batch_divisor, sample_scale
-from ftis_node.objective.correction import MASKS, TRUSTS, sample_log_ratio, trust
-from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
+from ftis_node.objective.advantages import group_advantages
+from ftis_node.objective.aggregation import AGGREGATIONS
+from ftis_node.objective.correction import MASKS, sample_log_ratio, trust
+from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
 from ftis_node.objective.filter import kept_by_filter
 from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
-from ftis_node.objective.samples import Samples, pack
+from ftis_node.objective.samples import pack
 
-_KNOWN: Mapping[str, Collection[str]] = {
-    "advantage": ADVANTAGES,
-    "divergence": ESTIMATORS,
-    "reduction": REDUCTIONS,
-    "importance": IMPORTANCES,
-    "aggregation": AGGREGATIONS,
-    "ratio": PART_NAMES["ratio"],
-    "mask": MASKS,
-    "trust": TRUSTS,
-}
 _MAY_BE_NONE = ("threshold", "gate", "divisor", "epsilon", "epsilon_high", "imitation")
 
 
@@ -102,7 +94,7 @@ class Objective:
     own_only: bool = False
 
     def __post_init__(self) -> None:
-        for field, names in _KNOWN.items():
+        for field, names in PART_NAMES.items():
             if getattr(self, field) not in names:
                 raise ValueError(f"{field} must be one of {', '.join(names)}, not {getattr(self, field)!r}")
         for field, (limits, holds) in PART_LIMITS.items():
@@ -176,23 +168,19 @@ class Objective:
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
             log_ratio = clamped_log_ratio(samples.by_chunk(samples.start), samples.generator)
-            counted = samples.of_chunks(samples.counted)
-            owner = samples.of_chunks(samples.owner)[counted]
-            divergence = sample_divergence(
-                log_ratio[counted],
-                owner,
-                torch.bincount(owner, minlength=samples.lengths.numel()),
-                estimator=self.divergence,
-                reduction=self.reduction,
-            )
+            counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
+            of, estimates = owner[counted], ESTIMATORS[self.divergence](log_ratio[counted])
+            sizes_of = torch.bincount(of, minlength=samples.lengths.numel())
+            divergence = REDUCTIONS[self.reduction](estimates, of, sizes_of)
             likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
             kept = kept_by_filter(samples.advantages, divergence, self.threshold)
             # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
                 kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
-            factor = self._factor(samples, log_ratio, likelihood)
-            weighed = sample_log_ratio(samples, log_ratio)[samples.of_chunks(samples.owner)]
+            factor = MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
+            factor = factor * trust(samples, likelihood, self.trust, self.floor)[owner]
+            weighed = sample_log_ratio(samples, log_ratio)[owner]
             ratio = (weighed if importance.of_samples else log_ratio).exp()
             token_weights = samples.by_token(importance.weigh(ratio, self.truncation) * factor)
             gain = samples.advantages.abs() * samples.weights
@@ -204,21 +192,12 @@ class Objective:
             likelihood=likelihood,
             counted=samples.counted,
             log_ratio=samples.by_token(log_ratio),
-            sample_log_ratio=segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel()),
+            sample_log_ratio=segment_sum(log_ratio, owner, samples.lengths.numel()),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
             clipped=clip_active(samples, importance, clip),
             truncated=samples.by_token(log_ratio.exp() > self.truncation) & importance.truncates,
         )
-
-    def _factor(self, samples: Samples, log_ratio: Tensor, likelihood: Tensor) -> Tensor:
-        """What the corrections leave of each chunk, from log ρ `[C]` and s `[N]` → `[C]`."""
-        factor = torch.ones_like(log_ratio)
-        if self.mask != "none":
-            factor = factor * MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
-        if self.trust != "none":
-            factor = factor * trust(samples, likelihood, self.trust, self.floor)[samples.of_chunks(samples.owner)]
-        return factor
 
     @property
     def judges_all(self) -> bool:
@@ -227,7 +206,7 @@ class Objective:
 
     def sample_scale(self, group_size: int) -> float:
         """c_i of the loss −Σ_i c_i · value_i / D, for a sample of a whole group of `group_size`; see `aggregation`."""
-        return sample_scale(self.aggregation, count_dropped=self.count_dropped, group_size=group_size)
+        return 1.0 if self.aggregation == "token" or not self.count_dropped else 1.0 / group_size
 
     def batch_divisor(
         self, *, groups: int, samples: int, tokens: int, dropped_samples: int, dropped_tokens: int
@@ -238,15 +217,11 @@ class Objective:
         as kept. Dropped are those that `Terms.kept` denies, by the filter or the gate. Tokens are counted ones: without
         `count_end` the caller leaves out the sampled EOS of each sample that ended. At least 1.
         """
-        return batch_divisor(
-            self.aggregation,
-            count_dropped=self.count_dropped,
-            groups=groups,
-            samples=samples,
-            tokens=tokens,
-            dropped_samples=dropped_samples,
-            dropped_tokens=dropped_tokens,
-        )
+        if self.aggregation == "token":
+            divisor = tokens if self.count_dropped else tokens - dropped_tokens
+        else:
+            divisor = groups if self.count_dropped else samples - dropped_samples
+        return float(max(divisor, 1))  # every value is 0 where all samples were dropped
 
     def next_gate(self, level: float | None, likelihoods: Tensor) -> float | None:
         """m after a step, from m before it and `Terms.likelihood` of the step's own samples with Â > 0, `[n]`.
@@ -256,3 +231,9 @@ class Objective:
         matter.
         """
         return level if self.gate is None else next_level(level, likelihoods, self.gate)
+
+
+PRESETS: Mapping[str, Objective] = MappingProxyType(
+    {name: Objective(name, **parts()) for name, parts in METHODS.items()}
+)
+"""The objectives that have a name; `ftis_node.methods` says of each what it is and where it is from."""

@@ -49,6 +49,11 @@ class Samples:
             torch.where(self.counted, values, torch.zeros_like(values)), self.owner, self.lengths.numel()
         )
 
+    def sum_counted_chunks(self, values: Tensor) -> Tensor:
+        """Sum of each sample's counted chunks: `[C]` → `[N]`."""
+        kept = torch.where(self.of_chunks(self.counted), values, torch.zeros_like(values))
+        return segment_sum(kept, self.of_chunks(self.owner), self.lengths.numel())
+
 
 def pack(
     tokens: dict[str, Tensor],

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from ftis_node.errors import FtisError
 
@@ -55,6 +57,12 @@ class Header:
             *(self.run_id, self.author_digest, self.round, self.slot, self.policy_step),
             *(self.prompt_digest, self.finished, self.lengths),
         )
+
+    @staticmethod
+    def check(name: str, array: npt.NDArray[Any], dtype: type, *shape: int) -> None:
+        """Raise PacketError unless the array has this type and shape."""
+        if array.dtype != dtype or array.shape != shape:
+            raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")
 
     def encoded(self, version: int, raw: Sequence[bytes]) -> bytes:
         """The one spelling of a packet with this header and these raw bytes. Raises PacketError."""

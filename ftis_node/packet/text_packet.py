@@ -99,12 +99,8 @@ def pack_text_group(
 def encode_text(packet: TextPacket) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
     pieces, claims = sum(packet.lengths), sum(packet.lengths) + sum(packet.finished)
-    for name, array, dtype, size in (
-        ("pieces", packet.pieces, np.uint8, pieces),
-        ("logprobs", packet.logprobs, np.float32, claims),
-    ):
-        if array.dtype != dtype or array.shape != (size,):
-            raise PacketError(f"{name} must be {np.dtype(dtype)} [{size}], not {array.dtype} {list(array.shape)}")
+    packet.check("pieces", packet.pieces, np.uint8, pieces)
+    packet.check("logprobs", packet.logprobs, np.float32, claims)
     _check_lengths(packet.lengths, packet.finished)
     if type(packet.text) is not bytes or len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
         raise PacketError(f"{len(packet.text)} bytes of text are not those of the pieces")

@@ -217,21 +217,13 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
 def _check_parts(packet: Packet) -> None:
     _check_lengths(packet.lengths)
     tokens = sum(packet.lengths)
-    parts: list[tuple[str, npt.NDArray[Any], type, tuple[int, ...]]] = []
     if (given := packet.given) is not None:
         total, runs = int(given.runs[:, 1].sum(dtype=np.int64)), int(given.turns.sum(dtype=np.int64))
-        parts = [
-            ("turns", given.turns, np.uint8, (len(packet.lengths),)),
-            ("runs", given.runs, np.uint32, (runs, 2)),
-            ("given ids", given.ids, np.uint32, (total,)),
-        ]
-    for name, array, dtype, shape in (
-        *parts,
-        ("token_ids", packet.token_ids, np.uint32, (tokens,)),
-        ("logprobs", packet.logprobs, np.float32, (tokens,)),
-    ):
-        if array.dtype != dtype or array.shape != shape:
-            raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")
+        packet.check("turns", given.turns, np.uint8, len(packet.lengths))
+        packet.check("runs", given.runs, np.uint32, runs, 2)
+        packet.check("given ids", given.ids, np.uint32, total)
+    packet.check("token_ids", packet.token_ids, np.uint32, tokens)
+    packet.check("logprobs", packet.logprobs, np.float32, tokens)
     _check_runs(packet)
 
 

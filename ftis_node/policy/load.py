@@ -82,7 +82,7 @@ def load_policy(settings: Settings) -> Policy:
             source,
             output_loading_info=True,
             config=config,
-            dtype=_dtype(settings.dtype),
+            dtype=getattr(torch, settings.dtype or "float32"),
             use_safetensors=True,
             attn_implementation="sdpa",
             **where,
@@ -221,11 +221,6 @@ def choose_device(wanted: str) -> torch.device:
 def half_dtype(device: torch.device) -> Dtype:
     """The dtype of two bytes that a GPU computes in: float16 before Ampere, which emulates bfloat16 slowly."""
     return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
-
-
-def _dtype(wanted: str | None) -> torch.dtype:
-    """fp32 unless asked otherwise: full training in pure bf16 at lr 1e-6 rounds its updates away."""
-    return getattr(torch, wanted or "float32")  # type: ignore[no-any-return]
 
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:

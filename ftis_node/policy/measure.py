@@ -89,8 +89,6 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    tied = head is embedding
     heads = config.num_attention_heads
     return Geometry(
         name=name,
@@ -102,8 +100,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocabulary=embedding.shape[0],
-        tied=tied,
+        vocabulary=model.get_input_embeddings().weight.shape[0],
         decoded=reach(model) if understood(model) else 0,
         context=context_of(config),
         linears=_linears(model),

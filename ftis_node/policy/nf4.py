@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -93,10 +94,16 @@ def elements(model: nn.Module) -> int:
 @cache
 def kernels() -> Any:
     """bitsandbytes' functions. Raises UsageError where it is missing."""
+    return bitsandbytes("functional", "NF4", "bfloat16")
+
+
+def bitsandbytes(part: str, what: str, instead: str) -> Any:
+    """A module of the library. Raises UsageError where it is missing: `what` needs it, `instead` does without."""
     try:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
-        with without("kernels"):  # or it takes compiled code from the hub
-            from bitsandbytes import functional
+        with without("kernels"):  # or it takes compiled code from the hub, which nothing here needs
+            import_module("bitsandbytes")
+            return import_module(f"bitsandbytes.{part}")
     except ImportError:
-        raise UsageError("NF4 needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use bfloat16.") from None
-    return functional
+        fix = f"Run: pip install 'ftis-node[gpu]', or use {instead}."
+        raise UsageError(f"{what} needs bitsandbytes.", fix) from None

@@ -17,14 +17,14 @@ import psutil
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.host.files import bytes_under
+from ftis_node.host.files import bytes_under, existing_folder
 from ftis_node.observe.api import ask
 from ftis_node.observe.log_parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.machine import installed, memory_limit
-from ftis_node.preflight.place import file_system, standing
+from ftis_node.preflight.place import file_system
 from ftis_node.preflight.redaction import Redactor
 
 TAIL_BYTES = 1 << 20
@@ -111,7 +111,7 @@ def _public(case: Case) -> str:
 def _facts(case: Case) -> dict[str, object]:
     import torch
 
-    memory, place = psutil.virtual_memory(), standing(case.home.path)
+    memory, place = psutil.virtual_memory(), existing_folder(case.home.path)
     disk = shutil.disk_usage(place)
     cuda = torch.cuda.is_available()
     return {

@@ -17,7 +17,7 @@ import psutil
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
-from ftis_node.host.files import bytes_under, standing
+from ftis_node.host.files import bytes_under, existing_folder
 from ftis_node.node.checkpointing import refuse_other_settings, wear
 from ftis_node.node.task_files import with_remembered
 from ftis_node.preflight.case import Case
@@ -38,7 +38,7 @@ NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rcl
 
 def home(case: Case) -> Iterator[Finding | UserError]:
     """The home: whether it can be written, is free and of this version; and its key."""
-    place, parent = case.home, standing(case.home.path)
+    place, parent = case.home, existing_folder(case.home.path)
     if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"The home {place.path} cannot be used: {parent} is {_unfit(parent)}.", "Name another --home.")
     if not place.path.exists():
@@ -114,7 +114,7 @@ def disk(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.availability import cached
     from ftis_node.policy.names import resolve
 
-    place = standing(case.home.path)
+    place = existing_folder(case.home.path)
     kind = file_system(place)
     if kind in NETWORK_FILE_SYSTEMS | NETWORK_FUSE:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
@@ -133,7 +133,7 @@ def disk(case: Case) -> Iterator[Finding]:
     source = resolve(case.settings.model)
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
-    cache = standing(Path(constants.HF_HUB_CACHE))
+    cache = existing_folder(Path(constants.HF_HUB_CACHE))
     free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
     text = f"{rounded(free)} are free in {cache}; {case.settings.model} takes about {rounded(need)} there."
     advice = "Make room there, or set HF_HOME to a folder on another disk."

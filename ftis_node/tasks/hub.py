@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftis_node.errors import UsageError, first_line
-from ftis_node.host.files import standing
+from ftis_node.host.files import existing_folder
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
@@ -198,7 +198,7 @@ def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
     from huggingface_hub import constants, hf_hub_download
 
     total = sum(files.values())
-    free = shutil.disk_usage(standing(Path(constants.HF_HUB_CACHE))).free
+    free = shutil.disk_usage(existing_folder(Path(constants.HF_HUB_CACHE))).free
     if total > 0.9 * free:
         raise UsageError(
             f"{source.name} has {rounded(total)}, and the disk has {rounded(free)} left.", "Make room on it."

@@ -19,14 +19,10 @@ _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _UNKNOWN = "\uffff"
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's character for a byte → that byte as a Latin-1 character; other Latin-1 characters → one beyond them."""
-    others = [byte for byte in range(256) if byte not in _PRINTABLE]
-    alphabet = {byte: _UNKNOWN for byte in others} | {byte: chr(byte) for byte in _PRINTABLE}
-    return alphabet | {256 + place: chr(byte) for place, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+# GPT-2's character for a byte → that byte as a Latin-1 character; other Latin-1 characters → one beyond them.
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_ALPHABET = {byte: _UNKNOWN for byte in _OTHERS} | {byte: chr(byte) for byte in _PRINTABLE}
+_ALPHABET |= {256 + place: chr(byte) for place, byte in enumerate(_OTHERS)}
 
 
 def token_bytes(state: dict[str, Any], vocabulary: dict[str, int]) -> tuple[list[bytes], frozenset[int]]:

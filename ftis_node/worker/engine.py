@@ -280,7 +280,7 @@ class Engine:
             own_data: so many groups besides, made here on rows of one's own.
         """
         if micro_batch_tokens is not None:
-            self.learner.micro_batch_tokens = micro_batch_tokens
+            self.learner.room = Room(micro_batch_tokens)
         groups = [*groups, *self.own_groups(own_data, lambda rows: self.generate(rows, own=True))]
         taken = self.training_groups(groups)
         with self._phase("train"):

@@ -114,7 +114,7 @@ class Ranks:
         """The same step for all, each with the size of micro-batches that this one has."""
         own = self.engine.own_groups(asked.own_data, lambda rows: self._generate(m.Generate(rows, own=True)))
         mine = m.Step([*asked.groups, *own], asked.micro_batch_tokens)
-        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.micro_batch_tokens)
+        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.room.size)
         return [mine, *[theirs] * len(self._others)]
 
     def _here(self, request: m.Request[Any]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,7 +60,7 @@ class Drive:
         with device.counting() as counts:
             yield
         launches = sum(counts.launches.values())
-        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": _plain(counts.waits)}
+        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": dict(counts.waits)}
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
@@ -115,10 +114,6 @@ class Drive:
 def _same_tokens(some: ScoredPacket, others: ScoredPacket) -> bool:
     pairs = zip(completions_of(some), completions_of(others), strict=True)
     return all(one.token_ids.tolist() == other.token_ids.tolist() for one, other in pairs)
-
-
-def _plain(counter: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counter.items()))
 
 
 def main() -> None:

@@ -235,7 +235,10 @@ def reach(model: Any) -> float:
 
 
 class Decoder:
-    """Completions of some prompts under way, on the weights as they are now."""
+    """Completions of some prompts under way, on the weights as they are now.
+
+    static: whether the device does the same for a token as for the one before, until `grow` says otherwise.
+    """
 
     gaps = 0.125  # closing a gap moves the rows' keys and values
 
@@ -249,17 +252,13 @@ class Decoder:
         self._weights = _Weights.of(model)
         self._vocabulary = vocabulary
         self._cache = cache
+        self.static = cache.static
         self._positions = lengths  # of each row's next token
         positions = torch.arange(cache.width + tokens, device=lengths.device)
         cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
         self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
         self._logits: Tensor | None = None  # made by the first step, when the prompts' own are gone
-
-    @property
-    def static(self) -> bool:
-        """Whether the device does the same for a token as for the one before, until `grow` says otherwise."""
-        return self._cache.static
 
     def grow(self) -> Hashable:
         """Make room for the next token of each row; return what the shapes of `step` depend on, but for `keep`."""
@@ -281,7 +280,7 @@ class Decoder:
             gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
         x, bias = weights.norm(x), None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
-        if not self._cache.static:
+        if not self.static:
             return functional.linear(x, weights.head[: self._vocabulary], bias)
         if self._logits is None:
             self._logits = x.new_full((len(x), blocks_of(self._vocabulary)), -torch.inf)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,25 +31,13 @@ from ftis_node.policy.reference_model import reference
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
 
-class _Rows(Protocol):
-    """Completions under way: `grow`, then `step` gives each row a token and returns logits `[rows, ≥ V]` of the next.
+_Rows: TypeAlias = "Decoder | _Modules"
+"""Completions under way: `grow`, then `step` gives each row a token and returns logits `[rows, ≥ V]` of the next.
 
-    Logits of columns beyond V are -inf. `keep` drops rows.
+Logits of columns beyond V are -inf. `keep` drops rows.
 
-    gaps    which part of the rows must have ended for dropping them to pay
-    static  see `Decoder.static`
-    """
-
-    gaps: float
-
-    @property
-    def static(self) -> bool: ...
-
-    def grow(self) -> Hashable: ...
-
-    def step(self, tokens: Tensor) -> Tensor: ...
-
-    def keep(self, order: Ids, index: Tensor) -> None: ...
+gaps: which part of the rows must have ended for dropping them to pay; static: see `Decoder`.
+"""
 
 
 def native(
@@ -208,8 +196,8 @@ class _Modules:
         self._mask = mask.repeat_interleave(group, 0)
         self._positions = self._mask.sum(1)  # of each row's next token
 
-    def grow(self) -> None:
-        pass
+    def grow(self) -> Hashable:
+        return None
 
     def step(self, tokens: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
