@@ -157,8 +157,8 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
         with pytest.raises(Unreachable, match="nothing listens there"):
             await alice.connect(victim.author, [f"/ip4/127.0.0.1/tcp/1/p2p/{victim.peer_id}"])
         await alice.connect(BOB.author, await bob.addresses())
-        assert BOB.author in await alice.connected()
-        assert victim.author not in await alice.connected()
+        assert BOB.author in await alice.neighbours()
+        assert victim.author not in await alice.neighbours()
 
 
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_a_node_with_relays_starts_and_meets_them(tmp_path: Path) -> None:
         transport(ALICE, tmp_path / "alice", relays=tuple(await bob.addresses())) as alice,
     ):
         await alice.connect(BOB.author, await bob.addresses())
-        assert BOB.author in await alice.connected()
+        assert BOB.author in await alice.neighbours()
 
 
 async def eventually_connects(p2p: P2P, peer: PeerID) -> None:

@@ -77,7 +77,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
 async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path: Path, hasty: None) -> None:
     async with three(tmp_path) as (common, one, other):
         for node, lost in ((one, other), (other, one)):
-            node.swarm.membership.drop(lost.author)
+            node.swarm.membership.active_view.pop(lost.author)
             node.swarm.membership.addresses.forget(lost.author)
         await all_meet(common, one, other)
 
@@ -106,7 +106,7 @@ async def bereft(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
     """The same, after it has met Bob and lost him."""
     async with clocked(path) as (alice, now):
         alice.on_handshake(hello(), BOB.author)
-        alice.drop(BOB.author)
+        alice.active_view.pop(BOB.author)
         yield alice, now
 
 
@@ -172,7 +172,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
         assert not alice.addresses.called(BOB.author), "it is in the view"
-        alice.drop(BOB.author)
+        alice.active_view.pop(BOB.author)
         alice.addresses.forget(BOB.author)
         assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"

@@ -48,8 +48,8 @@ class Deaf(Libp2p):
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
         return self.answers[peer]
 
-    async def connected(self) -> set[bytes]:
-        return set()
+    async def neighbours(self) -> dict[bytes, list[str]]:
+        return {}
 
     async def disconnect(self, peer: bytes) -> None:
         pass
@@ -440,7 +440,7 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
     assert kept(tmp_path)["met"] == [address(CAROL, 7), address(BOB)], "the latest first, and no older one of a peer"
     for number in range(100, 300):
         greets(third, identity(number))
-        third.drop(identity(number).author)
+        third.active_view.pop(identity(number).author)
         third.save_cache()
     assert len(kept(tmp_path)["met"]) <= MET_MAX
 

@@ -223,7 +223,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     victim = await swarms.join(3, holder)
     await eventually(lambda: victim.pulling.rejections["wrong bytes"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table
-    await eventually(lambda: not victim.pulling.running(), "nothing is on its way")
+    await eventually(lambda: not victim.pulling.pulls, "nothing is on its way")
     assert known.announcement.author == author.author
     assert not any(victim.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda known: -1))
     assert victim.admitted == []
@@ -285,7 +285,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
     [(_, round, _)] = first.make(1)
     known = first.swarm.gossip.table.get(first.author, round)
     assert known is not None
-    first.swarm.membership.drop(second.author)
+    first.swarm.membership.active_view.pop(second.author)
     caller = stub(second.transport, first.identity)
     assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)).stranger
     target = Target(known, 0)

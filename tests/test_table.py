@@ -217,7 +217,7 @@ def test_a_sample_of_a_flood_is_new_to_the_peer_and_differs() -> None:
         bench.add(signed(number, 0), first_sender=identity(number + 1000).author)
     told = bench.table.sample(20, PEERS[5])
     for known in told:
-        known.tell(PEERS[5])
+        known.told[PEERS[5]] = known.have
     samples = [frozenset(known.id for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
     assert {len(sample) for sample in samples} == {5} and len(set(samples)) > 1
     assert not frozenset(known.id for known in told) & frozenset.union(*samples)
@@ -325,7 +325,7 @@ class TableMachine(RuleBasedStateMachine):
         assert all(known in self.table for known in drawn)
         assert sum(peer not in known.told for known in drawn) == min(count, new)
         for known in drawn if tell else ():
-            known.tell(peer)
+            known.told[peer] = known.have
 
     @invariant()
     def all_agrees(self) -> None:

@@ -89,7 +89,7 @@ async def test_an_address_is_this_nodes_own_and_leads_to_it(two: Two) -> None:
     assert address.endswith(f"/p2p/{BOB.peer_id}")
     await bob.serve(Door())
     await alice.connect(BOB.author, [address])
-    assert BOB.author in await alice.connected()
+    assert BOB.author in await alice.neighbours()
     assert set(await alice.neighbours()) == {BOB.author}
     assert alice.up and (await alice.health()) is not None
 
@@ -157,7 +157,7 @@ async def first_of(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int
 async def test_after_disconnecting_there_is_no_connection(two: Two) -> None:
     await meet(two, Door())
     await two[0].disconnect(BOB.author)
-    assert BOB.author not in await two[0].connected()
+    assert BOB.author not in await two[0].neighbours()
 
 
 async def test_a_node_that_serves_no_more_does_not_answer(two: Two) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -138,16 +138,6 @@ class AuthorBooks(Books[Author]):
         self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock
 
-    def earn(self, author: bytes, groups: int) -> None:
-        """Credit the author with so many groups that were trained on while its claims were sound."""
-        book = self.open(author)
-        book.sound += groups
-        book.evidence.add(self._clock(), groups)
-
-    def recorded(self) -> Iterator[bytes]:
-        """The authors with a record, banned or not."""
-        return (author for author, book in self.items() if book.has_record)
-
     def ban_of(self, author: bytes) -> Ban | None:
         """The author's ban, past or present."""
         book = self.get(author)
@@ -161,11 +151,6 @@ class AuthorBooks(Books[Author]):
         else:
             ban = self.strangers.setdefault(author, Ban())
         ban.extend(self._clock(), reason)
-
-    def take_stranger(self, author: bytes, ban: Ban) -> None:
-        """Restore a ban of an author without evidence from before a restart."""
-        if ban.level:
-            self.strangers[author] = ban
 
 
 def holder_books() -> Books[Holder]:

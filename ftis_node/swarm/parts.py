@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
 from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.pool import Newcomers, Pool, Scored, nobody
+from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096
 EPOCHS = 2
@@ -37,7 +37,7 @@ class Parts:
         run: Run,
         clock: Callable[[], float],
         rng: random.Random | None = None,
-        banned: Callable[[bytes], str | None] = nobody,
+        banned: Callable[[bytes], str | None] = lambda author: None,
     ) -> None:
         """
         Args:

@@ -145,7 +145,8 @@ class Reputation:
             return
         book.claims.add(figures)
         if book.claims.paid < DOUBTED:
-            self.authors.earn(author, groups)
+            book.sound += groups
+            book.evidence.add(self._clock(), groups)
         if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
             evidence = book.claims.evidence
             book.claims, book.sound = Claims(), 0
@@ -176,7 +177,7 @@ class Reputation:
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
-        if NEWCOMERS not in self._defences or not any(map(self.established, self.authors.recorded())):
+        if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):
             return None
         return max(1, batch // NEWCOMERS_PART)
 
@@ -332,7 +333,8 @@ class Reputation:
             sound = int(row["sound"])
             evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:
-                self.authors.take_stranger(author, ban)
+                if ban.level:
+                    self.authors.strangers[author] = ban
                 continue
             book = self.authors.open(author)
             book.sound, book.ban = sound, ban
