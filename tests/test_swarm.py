@@ -20,7 +20,7 @@ from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
+from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, member, packet, stub
 
 Key = tuple[bytes, int, int]
 
@@ -47,17 +47,14 @@ class Swarms:
     async def two(self) -> tuple[Member, Member]:
         first = await self.join(1)
         second = await self.join(2, first)
-        await eventually(lambda: first.met(second) and second.met(first), "the two have met")
+        await all_meet(first, second)
         return first, second
 
     async def three(self) -> tuple[Member, Member, Member]:
         first = await self.join(1)
         second = await self.join(2, first)
         third = await self.join(3, first)
-        await eventually(
-            lambda: first.met(second, third) and second.met(first, third) and third.met(first, second),
-            "all have met, also those who only knew the first",
-        )
+        await all_meet(first, second, third)  # also those who only knew the first
         return first, second, third
 
 

@@ -130,7 +130,7 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
 def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_there_is_room_for() -> None:
     bench = Bench(capacity=8)
     for number in range(1, 41):
-        bench.add(signed(number, 0), first_sender=None)
+        assert bench.add(signed(number, 0), first_sender=None) is Outcome.NEW and bench.known(number)
     assert len(bench.table) == 8 and len(bench.table._left) == 16
 
 
@@ -190,14 +190,6 @@ def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_r
             made = signed(number, round)
             assert few.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10]) is Outcome.NEW
             assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
-
-
-def test_a_full_table_makes_room_for_what_is_new() -> None:
-    bench = Bench(capacity=16)
-    for number in range(1, 41):
-        assert bench.add(signed(number, 0), first_sender=identity(number + 1000).author) is Outcome.NEW
-        assert bench.known(number)
-    assert len(bench.table) == 16
 
 
 def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:

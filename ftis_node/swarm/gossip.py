@@ -324,8 +324,7 @@ class Gossip:
         if known is not None:
             known.done |= self._answered.refused(announcement, age)
             for index, ref in enumerate(announcement.packets):
-                known_already = self._seen(announcement.author, announcement.round, ref.slot)
-                if known_already or not teaches(self._run, ref.right):
+                if self._seen(announcement.author, announcement.round, ref.slot) or not teaches(self._run, ref.right):
                     known.done |= 1 << index
 
 

@@ -14,16 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.swarm.books import (
-    ADMITTED_EVIDENCE,
-    STRIKES,
-    Author,
-    AuthorBooks,
-    Ban,
-    Holder,
-    holder_books,
-    struck_out,
-)
+from ftis_node.swarm.books import ADMITTED_EVIDENCE, STRIKES, Author, AuthorBooks, Ban, Holder, holder_books, struck_out
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.rounds import Rounds
