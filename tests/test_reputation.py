@@ -114,13 +114,13 @@ def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_
     for number in range(10):
         established(reputation, key(number))
     for number in range(100, 1100):
-        reputation.admitted(key(number), completions=1, tokens=1, size=1)
+        reputation.admitted(key(number), completions=1, tokens=1)
     assert all(reputation.established(key(number)) for number in range(10)) and len(reputation.authors) == 20
     established(reputation, key(2000))
     clock.now += books.EVIDENCE_HALF_LIFE
     for number in (*range(1, 10), 2000):
         established(reputation, key(number))
-    reputation.admitted(key(3000), completions=1, tokens=1, size=1)
+    reputation.admitted(key(3000), completions=1, tokens=1)
     assert not reputation.established(key(0)), "above their half, the one with the least fresh evidence goes"
     assert all(reputation.established(key(number)) for number in (*range(1, 10), 2000))
 

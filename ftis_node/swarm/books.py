@@ -70,7 +70,6 @@ class Author:
     late: int = 0
     no_signal: int = 0
     signal: float = 1.0
-    bytes: int = 0
     sound: int = 0
     completions: int = 0
     tokens: int = 0
@@ -93,7 +92,6 @@ class Holder:
     """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends."""
 
     delivered: int = 0
-    bytes: int = 0
     failures: int = 0
     fakes: int = 0
     lies: Counter[str] = field(default_factory=Counter)

@@ -181,7 +181,7 @@ class Pulling:
                 patience.put_off(SLOW_SECONDS)
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
                     brought = True
-                    self._reputation.delivered(holder, len(chunk.packet))
+                    self._reputation.delivered(holder)
                     group = self._admit(target, chunk.packet)
                 else:
                     missing = True
@@ -246,9 +246,7 @@ class Pulling:
             self._landed(target, left)
             target.known.have |= 1 << target.index
             lengths = arrival.group.packet.lengths
-            self._reputation.admitted(
-                arrival.group.author, completions=len(lengths), tokens=sum(lengths), size=len(arrival.body)
-            )
+            self._reputation.admitted(arrival.group.author, completions=len(lengths), tokens=sum(lengths))
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admit one packet with the right hash; the author is to blame for any further fault."""

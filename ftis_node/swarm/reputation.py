@@ -89,14 +89,13 @@ class Reputation:
 
     # --- authors: evidence ----------------------------------------------------------------------------------------
 
-    def admitted(self, author: bytes, *, completions: int, tokens: int, size: int) -> None:
+    def admitted(self, author: bytes, *, completions: int, tokens: int) -> None:
         """Count an admitted packet of the author."""
         book = self.authors.open(author)
         book.admitted += 1
         book.evidence.add(self._clock(), ADMITTED_EVIDENCE)
         book.completions += completions
         book.tokens += tokens
-        book.bytes += size
 
     def refused(self, author: bytes, reason: str) -> None:
         """Count a refused packet that the author signed; three within about an hour lead to a ban."""
@@ -210,11 +209,9 @@ class Reputation:
 
     # --- holders --------------------------------------------------------------------------------------------------
 
-    def delivered(self, holder: bytes, size: int) -> None:
+    def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
-        book = self.holders.open(holder)
-        book.delivered += 1
-        book.bytes += size
+        self.holders.open(holder).delivered += 1
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
