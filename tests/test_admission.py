@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import (
-    MAX_PACKET_BYTES,
-    Completion,
-    Group,
-    Packet,
-    decode,
-    encode,
-    packet_digest,
-    prompt_digests,
-)
+from ftis_node.packet import MAX_PACKET_BYTES, Completion, Group, Packet, decode, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run
@@ -109,20 +100,19 @@ def test_a_packet_above_the_runs_size_is_refused_before_it_is_decoded() -> None:
     assert refusal(bytes(RUN.packet_bytes_max + 1)) is Reason.TOO_LARGE
 
 
-def test_bytes_that_nobody_could_announce_are_held_against_the_holder() -> None:
-    outcome = admit(CONTEXT, AUTHOR, bytes(MAX_PACKET_BYTES + 1))
-    assert isinstance(outcome, Rejection)
-    assert (outcome.reason, outcome.blame) == (Reason.TOO_LARGE, Blame.HOLDER)
+OTHERS = [(served, Reason.WRONG_HASH) for served in (b"", b"rubbish", encode(honest())[:-1], encode(honest(slot=6)))]
 
 
-@pytest.mark.parametrize("served", [b"", b"rubbish", encode(honest())[:-1], encode(honest(slot=6))])
-def test_other_bytes_than_announced_are_held_against_the_holder(served: bytes) -> None:
+@pytest.mark.parametrize(("served", "why"), [*OTHERS, (bytes(MAX_PACKET_BYTES + 1), Reason.TOO_LARGE)])
+def test_other_bytes_than_announced_are_held_against_the_holder(served: bytes, why: Reason) -> None:
+    """Also those that nobody could announce."""
     outcome = admit(CONTEXT, AUTHOR, served, announced=(4, 5), digest=packet_digest(encode(honest())))
     assert isinstance(outcome, Rejection)
-    assert (outcome.reason, outcome.blame) == (Reason.WRONG_HASH, Blame.HOLDER)
+    assert (outcome.reason, outcome.blame) == (why, Blame.HOLDER)
 
 
 SHORT = completion([998], True)
+OTHER_PROMPT = CONTEXT.digest_of_row((draw(RUN.id, AUTHOR, 4, 5, ROWS) + 1) % ROWS)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +128,11 @@ SHORT = completion([998], True)
         (replace(honest(), finished=(True, True, True)), Reason.EOS_MISSING),
         *((with_token(index, id=eos), Reason.EOS_INTERIOR) for index in (0, 5) for eos in EOS),
         (with_token(10, id=998), Reason.EOS_UNDECLARED),
+        (honest(slot=RUN.slots), Reason.SLOT_OUT_OF_RANGE),
+        (
+            replace(honest(), prompt_digest=OTHER_PROMPT),
+            Reason.WRONG_PROMPT,
+        ),
     ],
 )
 def test_what_no_honest_author_of_the_run_makes_is_refused(made: Packet, reason: Reason) -> None:
@@ -147,17 +142,6 @@ def test_what_no_honest_author_of_the_run_makes_is_refused(made: Packet, reason:
 def test_a_packet_announced_under_another_round_or_slot_is_refused() -> None:
     assert refusal(honest(), announced=(4, 6)) is Reason.NOT_AS_ANNOUNCED
     assert refusal(honest(), announced=(5, 5)) is Reason.NOT_AS_ANNOUNCED
-
-
-def test_a_slot_beyond_the_runs_is_refused() -> None:
-    assert refusal(honest(slot=RUN.slots)) is Reason.SLOT_OUT_OF_RANGE
-    assert isinstance(admit(CONTEXT, AUTHOR, encode(honest(slot=RUN.slots - 1))), Group)
-
-
-def test_a_prompt_other_than_the_drawn_one_is_refused() -> None:
-    row = draw(RUN.id, AUTHOR, 4, 5, ROWS)
-    chosen = prompt_digests([PROMPTS[(row + 1) % ROWS]])
-    assert refusal(replace(honest(), prompt_digest=chosen)) is Reason.WRONG_PROMPT
 
 
 def test_a_packet_moved_to_another_slot_answers_the_wrong_prompt() -> None:
@@ -179,14 +163,13 @@ def test_an_impossible_logprob_is_refused(index: int, logprob: float) -> None:
     assert refusal(with_token(index, logprob=logprob)) is Reason.LOGPROB_OUT_OF_RANGE
 
 
-@pytest.mark.parametrize("logprob", [0.0, -0.0, 0.0009, LOGPROB_MIN + 1e-4, -1e-45])
-def test_a_logprob_at_the_edge_is_admitted(logprob: float) -> None:
-    assert isinstance(admit(CONTEXT, AUTHOR, encode(with_token(0, logprob=logprob))), Group)
+EDGES = [with_token(0, logprob=logprob) for logprob in (0.0, -0.0, 0.0009, LOGPROB_MIN + 1e-4, -1e-45)]
+EDGES += [honest(slot=RUN.slots - 1), honest(completions=[completion([1] * (CAP - 1) + [999], True)] * 3)]
 
 
-def test_a_full_length_completion_may_end_in_eos_by_itself() -> None:
-    full = [completion([1] * (CAP - 1) + [999], True)] * 3
-    assert isinstance(admit(CONTEXT, AUTHOR, encode(honest(completions=full))), Group)
+@pytest.mark.parametrize("made", EDGES)
+def test_a_logprob_a_slot_and_a_full_length_that_ends_in_eos_are_admitted_at_the_edge(made: Packet) -> None:
+    assert isinstance(admit(CONTEXT, AUTHOR, encode(made)), Group)
 
 
 def test_admission_changes_nothing_and_gives_the_same_answer_again() -> None:

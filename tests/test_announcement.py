@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.packet import MAX_PACKET_BYTES
-from ftis_node.swarm.announcement import (
-    Announcement,
-    PacketRef,
-    announce,
-    decode_announcement,
-)
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.signed import Malformed
 

@@ -124,8 +124,7 @@ def filled(known: set[bytes]) -> Shelf:
 
 
 def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
-    known = {ALICE.author}
-    shelf = filled(known)
+    shelf = filled({ALICE.author})
     assert len(shelf.records(KEY)) == MAX_RECORDS
     assert not shelf.keep(of(ALICE), ALICE.author), "the key is full, and says so"
     assert own(ALICE) in shelf.addresses().values(), "but took a peer of the view all the same"

@@ -272,6 +272,14 @@ async def read(uploads: Uploads, peer: bytes, contents: list[bytes]) -> list[int
     return [chunk.status async for chunk in uploads.serve(request, peer)]
 
 
+async def slots_taken(uploads: Uploads, contents: list[bytes]) -> list[AsyncIterator[ftis_pb2.FetchChunk]]:
+    """All slots for peers without a record, each by one that has read its first packet."""
+    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
+    others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
+    assert [(await anext(other)).status for other in others] == [HERE] * fetching.UPLOADS
+    return others
+
+
 async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair) -> None:
     contents = bodies(3)
     uploads = Uploads(holding(contents), Traffic())
@@ -296,9 +304,7 @@ async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest
     monkeypatch.setattr(fetching, "BUSY_AFTER", 0.1)
     contents = bodies(2)
     uploads = Uploads(holding(contents), Traffic(recorded=lambda peer: peer == BOB.author))
-    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
-    others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
-    assert [(await anext(other)).status for other in others] == [HERE] * fetching.UPLOADS
+    others = await slots_taken(uploads, contents)
     assert await read(uploads, ALICE.author, contents) == [BUSY, BUSY]
     assert await read(uploads, BOB.author, contents) == [HERE, HERE], "peers with a record have slots of their own"
     await others[0].aclose()  # type: ignore[attr-defined]
@@ -309,10 +315,7 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytes
     monkeypatch.setattr(fetching, "BUSY_AFTER", 5.0)
     contents = bodies(2)
     uploads = Uploads(holding(contents), Traffic())
-    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
-    others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
-    for other in others:
-        await anext(other)
+    others = await slots_taken(uploads, contents)
     greedy = [asyncio.create_task(read(uploads, ALICE.author, contents)) for _ in range(20)]
     await eventually(lambda: sum(task.done() for task in greedy) == 19, "all but one of its requests are refused")
     assert all(task.result() == [BUSY, BUSY] for task in greedy if task.done())

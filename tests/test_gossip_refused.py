@@ -13,7 +13,6 @@ from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
-from ftis_node.swarm.table import announcement_id
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
 
@@ -98,13 +97,11 @@ def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
 
 
 def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
-    made = [made_by(identity(1000 + number), packets=1) for number in range(20)]
-    for one in made:
-        alice.hear([entry(one)], MALLORY.author)
+    alice.fill(20)
     small = Limits(entries=3, mentions=5)
     request = alice.gossip.ask(BOB.author, small)
     assert len(request.mentions) == 5
-    wanted = [announcement_id(one.encode()) for one in made]
+    wanted = [known.id for known in alice.gossip.table]
     answer = ftis_pb2.ExchangeResponse(mentions=[mention(id) for id in range(10)], wanted=wanted)
     follow = alice.gossip.take(request, answer, BOB.author, small)
     assert follow is not None and len(follow.entries) == 3 and len(follow.wanted) == 3
@@ -115,11 +112,9 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
 def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker) -> None:
     mentions = [mention(1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
     request = ftis_pb2.ExchangeRequest(mentions=mentions)
-    made = [made_by(identity(1000 + number), packets=1) for number in range(gossip.ENOUGH_OPEN)]
-    for one in made[:-1]:
-        alice.hear([entry(one)], identity(5).author)
+    alice.fill(gossip.ENOUGH_OPEN - 1)
     assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
-    alice.hear([entry(made[-1])], identity(5).author)
+    alice.fill(gossip.ENOUGH_OPEN)
     alice.now += gossip.COUNT_SECONDS
     wanted = alice.gossip.answer(request, CAROL.author).wanted
     assert len(wanted) == gossip.A_FEW and all(id % 8 == 0 for id in wanted)
@@ -198,12 +193,8 @@ def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
     rng = random.Random(0)
-    for number in range(SESSIONS_MAX + 20):
-        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
-        bob.answers(identity(1000 + number).author, mentions)
-    for _ in range(20):
-        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
-        bob.answers(MALLORY.author, mentions)
+    for who in (*(identity(1000 + number) for number in range(SESSIONS_MAX + 20)), *[MALLORY] * 20):
+        bob.answers(who.author, [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)])
     assert len(bob.gossip._sessions) == SESSIONS_MAX
     assert len(bob.gossip._sessions[MALLORY.author].lacking) == LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):

@@ -52,7 +52,7 @@ async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_p
             return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="{}")
 
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
-        await FtisSwarm(Rude(lambda request, peer: None)).add_p2p_handlers(alice.p2p)  # type: ignore[arg-type, return-value]
+        await FtisSwarm(Rude()).add_p2p_handlers(alice.p2p)
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
     assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()

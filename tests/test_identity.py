@@ -93,10 +93,9 @@ def test_a_damaged_key_is_told_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_key_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="cannot be used"):
-        Identity.load_or_create(tmp_path / "file" / "key")
-    with pytest.raises(UserError, match="cannot be used"):
-        Identity.load_or_create(tmp_path)
+    for path in (tmp_path / "file" / "key", tmp_path):
+        with pytest.raises(UserError, match="cannot be used"):
+            Identity.load_or_create(path)
 
 
 def test_neither_text_nor_message_shows_the_secret() -> None:

@@ -150,14 +150,11 @@ def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(j
 
 
 async def test_a_private_run_is_never_named() -> None:
-    lan = Lan(HERE, lambda node: None)
-    await lan.start()
-    try:
+    private = make_run(founder=ANN.peer_id)
+    async with telling() as lan:
         with pytest.raises(ValueError, match="private"):
-            await lan.tell(make_run(founder=ANN.peer_id), ANN.author, 4001)
-        assert await look_around(HERE, 1.0) == []
-    finally:
-        await lan.close()
+            await lan.tell(private, ANN.author, 4001)
+        assert private.id not in {one.run for one in await look_around(HERE, 1.0)}
 
 
 async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
@@ -165,7 +162,6 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
     heard: list[LanNode] = []
     listener, liar = Lan(HERE, heard.append), AsyncZeroconf(interfaces=[HERE])
     await listener.start()
-
     try:
         async with member(9, tmp_path) as ann:
             crowd = [identity(number) for number in range(100, 100 + LAN_MAX + 20)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -18,7 +17,7 @@ from ftis_node.swarm.addresses import NetworkScope
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
+from tests.support.swarm import OTHER_RUN, RUN, Member, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
@@ -45,25 +44,11 @@ async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
         yield common, one, other
 
 
-async def all_meet(*nodes: Member) -> None:
-    def met() -> bool:
-        return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
-
-    await eventually(met, "everybody is in everybody's view")
-
-
 async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(
     tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three(tmp_path) as (common, one, slow):
-        again = asyncio.Event()
-        launch = slow.transport._launch
-
-        async def later() -> None:
-            await again.wait()
-            await launch()
-
-        monkeypatch.setattr(slow.transport, "_launch", later)
+        again = held_up(slow, monkeypatch)
         slow.transport.up = False  # its supervisor finds that out within 5 s, sooner than it would blame anybody
         os.kill(slow.transport.pid, signal.SIGSTOP)
         await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it")
@@ -77,7 +62,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
 async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path: Path, hasty: None) -> None:
     async with three(tmp_path) as (common, one, other):
         for node, lost in ((one, other), (other, one)):
-            node.swarm.membership.drop(lost.author)
+            node.swarm.membership.active_view.pop(lost.author)
             node.swarm.membership.addresses.forget(lost.author)
         await all_meet(common, one, other)
 
@@ -106,7 +91,7 @@ async def bereft(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
     """The same, after it has met Bob and lost him."""
     async with clocked(path) as (alice, now):
         alice.on_handshake(hello(), BOB.author)
-        alice.drop(BOB.author)
+        alice.active_view.pop(BOB.author)
         yield alice, now
 
 
@@ -172,7 +157,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
         assert not alice.addresses.called(BOB.author), "it is in the view"
-        alice.drop(BOB.author)
+        alice.active_view.pop(BOB.author)
         alice.addresses.forget(BOB.author)
         assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"

@@ -48,8 +48,8 @@ class Deaf(Libp2p):
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
         return self.answers[peer]
 
-    async def connected(self) -> set[bytes]:
-        return set()
+    async def neighbours(self) -> dict[bytes, list[str]]:
+        return {}
 
     async def disconnect(self, peer: bytes) -> None:
         pass
@@ -302,9 +302,8 @@ def fails(alice: Alone, times: int) -> None:
 
 
 def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
+    alice: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice = Alone()
     greets(alice, BOB)
     fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.active_view, "its p2pd may just be starting again"
@@ -418,6 +417,15 @@ def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
+def next_start(path: Path) -> Alone:
+    """Alice with the cache of earlier starts; her owner names nobody."""
+    alice = Alone(cache=path / "peers.json")
+    named = alice.addresses.trust([])
+    alice.addresses.recall()
+    alice.addresses.look_for(named)
+    return alice
+
+
 def kept(path: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = json.loads((path / "peers.json").read_text())
     return found
@@ -434,13 +442,12 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
     second = Alone(cache=cache)
     greets(second, CAROL, addresses=[address(CAROL, 7)])
     second.save_cache()
-    third = Alone(cache=cache)
-    third.addresses.recall()
+    third = next_start(tmp_path)
     assert set(third.addresses.strangers()) == {BOB.author, CAROL.author}, "a smaller view forgets nobody"
     assert kept(tmp_path)["met"] == [address(CAROL, 7), address(BOB)], "the latest first, and no older one of a peer"
     for number in range(100, 300):
         greets(third, identity(number))
-        third.drop(identity(number).author)
+        third.active_view.pop(identity(number).author)
         third.save_cache()
     assert len(kept(tmp_path)["met"]) <= MET_MAX
 
@@ -449,16 +456,12 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
 async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_without_it(
     tmp_path: Path, place: str
 ) -> None:
-    cache = tmp_path / "peers.json"
-    first = Alone(cache=cache)
+    first = Alone(cache=tmp_path / "peers.json")
     assert first.addresses.trust([at(place)]) == [at(place)]
     greets(first, BOB, addresses=[at(place)])
     greets(first, CAROL, addresses=[at(place, CAROL)])
     first.save_cache()
-    second = Alone(cache=cache)
-    named = second.addresses.trust([])
-    second.addresses.recall()
-    second.addresses.look_for(named)
+    second = next_start(tmp_path)
     for peer in (BOB, CAROL):
         assert await second.dials(peer.author) == [at(place, peer)]
 
@@ -466,13 +469,10 @@ async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_wi
 async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_at_its_next_start(
     tmp_path: Path,
 ) -> None:
-    cache = tmp_path / "peers.json"
-    first = Alone(cache=cache, host="192.168.7.7")
+    first = Alone(cache=tmp_path / "peers.json", host="192.168.7.7")
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
-    second = Alone(cache=cache)
-    second.addresses.trust([])
-    second.addresses.recall()
+    second = next_start(tmp_path)
     assert await second.dials(BOB.author) == []
     assert not second.addresses.hear([at(LAN, CAROL)], MALLORY.author)
     second.addresses.trust([at(LAN, CAROL)])
@@ -488,10 +488,7 @@ async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_network_
     assert not first.addresses.hear([at(LAN, CAROL), at(LAN, BOB, 4002)], MALLORY.author)
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
-    second = Alone(cache=tmp_path / "peers.json")
-    second.addresses.trust([])
-    second.addresses.recall()
-    assert await second.dials(BOB.author) == []
+    assert await next_start(tmp_path).dials(BOB.author) == []
 
 
 FORBIDDEN = (
@@ -554,11 +551,8 @@ def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_anot
 def test_a_damaged_cache_is_as_good_as_none_and_that_of_an_older_version_is_read(
     tmp_path: Path, content: str, known: list[bytes]
 ) -> None:
-    cache = tmp_path / "peers.json"
-    cache.write_bytes(content.encode(errors="surrogateescape"))
-    alice = Alone(cache=cache)
-    alice.addresses.recall()
-    assert alice.addresses.strangers() == known
+    (tmp_path / "peers.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert next_start(tmp_path).addresses.strangers() == known
 
 
 def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:

@@ -25,25 +25,21 @@ def authors(taken: list[Scored]) -> Counter[int]:
     return Counter(one.group.author[0] for one in taken)
 
 
-def test_of_one_author_the_freshest_group_goes_first() -> None:
-    subject, _ = pool()
-    for slot, born in enumerate([950, 990, 930, 970]):
-        subject.add(scored(1, 0, slot, born))
-    assert [one.born for one in subject.take(3)] == [990, 970, 950]
-    assert len(subject) == 1
-
-
 @given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
-def test_authors_take_turns(groups: dict[int, int], count: int, seed: int) -> None:
+def test_authors_take_turns_and_of_one_the_freshest_group_goes_first(
+    groups: dict[int, int], count: int, seed: int
+) -> None:
     subject, _ = pool(seed=seed)
     for author, number in groups.items():
         for slot in range(number):
-            subject.add(scored(author, 0, slot, 950 + slot))
+            subject.add(scored(author, 0, slot, 950 + slot * 7 % 10))
     taken = subject.take(count)
     assert len(taken) == min(count, sum(groups.values()))
     by_author = authors(taken)
     for author, number in groups.items():
         assert by_author[author] == number or by_author[author] >= max(by_author.values(), default=0) - 1
+        born = [one.born for one in taken if one.group.author[0] == author]
+        assert born == sorted((950 + slot * 7 % 10 for slot in range(number)), reverse=True)[: len(born)]
 
 
 def test_which_authors_come_first_is_a_matter_of_chance() -> None:
@@ -96,13 +92,6 @@ def test_a_group_is_kept_to_its_last_second_and_not_longer() -> None:
     subject.add(scored(2, 0, 0, 960))
     clock.now = 1060.1
     assert subject.waiting() == {} and subject.rows() == set()
-
-
-def test_an_empty_pool_gives_nothing() -> None:
-    subject, _ = pool()
-    assert subject.take(3) == [] and len(subject) == 0
-    subject.add(scored(1, 0, 0, 990))
-    assert subject.take(0) == [] and len(subject) == 1
 
 
 class PoolMachine(RuleBasedStateMachine):

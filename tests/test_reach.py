@@ -30,7 +30,7 @@ from ftis_node.swarm.wire import p2pd
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
 from tests.support.statuses import answered
-from tests.support.swarm import PATIENCE, eventually, identity, member, transport
+from tests.support.swarm import PATIENCE, all_meet, eventually, identity, member, transport
 
 # --- only dialling ----------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ async def test_a_node_that_only_dials_takes_full_part(tmp_path: Path) -> None:
         member(3, tmp_path, [open_one.address], listen=False) as shy,
     ):
         nodes = [open_one, other, shy]
-        await eventually(lambda: all(a.met(b) for a in nodes for b in nodes if a is not b), "all meet")
+        await all_meet(*nodes)
         assert shy.swarm.membership.reachability() is Reachability.OUTBOUND_ONLY
         assert open_one.swarm.membership.reachability() is Reachability.DIRECT
         assert shy.swarm.membership.own_addresses == []

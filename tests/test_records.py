@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
@@ -27,8 +26,8 @@ from ftis_node.swarm.wire.records import (
     MAX_LIFETIME,
     MAX_VALUE_BYTES,
     OwnerSigned,
+    key_bytes,
     pack_addresses,
-    record_key,
     unpack_addresses,
 )
 from tests.support.swarm import OTHER_RUN, RUN, identity, transport
@@ -41,7 +40,7 @@ VALIDATOR = OwnerSigned(BOB, RUN.id)
 
 def record(who: Identity = ALICE, value: bytes = PACKED, run_id: bytes = RUN.id, lifetime: float = 60) -> DHTRecord:
     unsigned = DHTRecord(
-        key=DHTID.generate(source=record_key(run_id)).to_bytes(),
+        key=key_bytes(run_id),
         subkey=MSGPackSerializer.dumps(who.peer_id),
         value=value,
         expiration_time=time.time() + lifetime,

@@ -114,13 +114,13 @@ def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_
     for number in range(10):
         established(reputation, key(number))
     for number in range(100, 1100):
-        reputation.admitted(key(number), completions=1, tokens=1, size=1)
+        reputation.admitted(key(number), completions=1, tokens=1)
     assert all(reputation.established(key(number)) for number in range(10)) and len(reputation.authors) == 20
     established(reputation, key(2000))
     clock.now += books.EVIDENCE_HALF_LIFE
     for number in (*range(1, 10), 2000):
         established(reputation, key(number))
-    reputation.admitted(key(3000), completions=1, tokens=1, size=1)
+    reputation.admitted(key(3000), completions=1, tokens=1)
     assert not reputation.established(key(0)), "above their half, the one with the least fresh evidence goes"
     assert all(reputation.established(key(number)) for number in (*range(1, 10), 2000))
 
@@ -329,7 +329,7 @@ def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
     made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
     read = decode_announcement(made.encode(), max_packets=RUN.slots)
     assert sys.getsizeof(read.packets.packed) < 100 + 40 * RUN.slots
-    assert list(read.packets) == refs and read.packets[-1] == refs[-1] and read.packets[1:3] == refs[1:3]
+    assert list(read.packets) == refs and read.packets[-1] == refs[-1]
     assert read.packets.largest == 4000 + RUN.slots - 1
 
 

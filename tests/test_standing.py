@@ -277,7 +277,7 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     established(before, ALICE)
     before.trained(ALICE, 1, figures(64, paid=3.0))
     before.ban(BOB, "it lied")
-    before.admitted(CAROL, completions=8, tokens=80, size=700)
+    before.admitted(CAROL, completions=8, tokens=80)
     clock.now += 100
     ReputationFile(tmp_path / "standing.json", before).write()
     later = Clock(7.0)
@@ -310,7 +310,7 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     reputation = Reputation(clock)
     assert reputation.report(ALICE).standing == "newcomer"
-    reputation.admitted(ALICE, completions=4, tokens=40, size=400)
+    reputation.admitted(ALICE, completions=4, tokens=40)
     reputation.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
     reputation.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
     told = reputation.report(ALICE)

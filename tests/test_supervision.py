@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -15,14 +14,14 @@ import psutil
 import pytest
 
 from ftis_node.swarm.wire import libp2p, p2pd
-from tests.support.swarm import Member, eventually, member
+from tests.support.swarm import Member, all_meet, eventually, held_up, member
 
 
 @contextlib.asynccontextmanager
 async def pair(path: Path) -> AsyncIterator[tuple[Member, Member]]:
     """Two nodes that have met."""
     async with member(1, path) as one, member(2, path, [one.address]) as two:
-        await eventually(lambda: one.met(two) and two.met(one), "they meet")
+        await all_meet(one, two)
         yield one, two
 
 
@@ -35,6 +34,11 @@ async def is_back(node: Member, pid: int) -> None:
     assert node.transport.pid != pid and not psutil.pid_exists(pid)
 
 
+async def goes_on(one: Member, two: Member) -> None:
+    made = one.make(2) | two.make(2)
+    await eventually(lambda: {*one.admitted, *two.admitted} == made, "both get what is made afterwards")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     async with pair(tmp_path) as (one, two):
@@ -44,8 +48,7 @@ async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_pa
         await is_back(one, pid)
         assert await one.transport.addresses() == addresses, "others find it where it was"
         await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
-        made = one.make(2) | two.make(2)
-        await eventually(lambda: {*one.admitted, *two.admitted} == made, "both get what is made afterwards")
+        await goes_on(one, two)
         assert one.met(two) and two.met(one)
 
 
@@ -55,20 +58,12 @@ async def test_a_node_that_lost_its_connection_to_its_own_p2pd_makes_another(tmp
         pid = one.transport.pid
         one.transport.p2p._client.control._read_task.cancel()
         await is_back(one, pid)
-        made = one.make(1) | two.make(1)
-        await eventually(lambda: {*one.admitted, *two.admitted} == made, "calls and answers arrive again")
+        await goes_on(one, two)
 
 
 async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(tmp_path) as (one, two):
-        again = asyncio.Event()
-        launch = one.transport._launch
-
-        async def later() -> None:
-            await again.wait()
-            await launch()
-
-        monkeypatch.setattr(one.transport, "_launch", later)
+        again = held_up(one, monkeypatch)
         pid = one.transport.pid
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: not one.transport.up, "it is noticed")
@@ -77,8 +72,7 @@ async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, mon
         assert one.met(two)
         again.set()
         await is_back(one, pid)
-        made = two.make(1)
-        await eventually(lambda: set(one.admitted) == made, "it goes on")
+        await goes_on(one, two)
 
 
 async def test_a_p2pd_that_cannot_be_started_is_tried_again(
@@ -100,8 +94,7 @@ async def test_a_p2pd_that_cannot_be_started_is_tried_again(
         os.kill(pid, signal.SIGKILL)
         await is_back(one, pid)
         assert tries == 3 and "Cannot allocate memory" in caplog.text
-        made = two.make(1)
-        await eventually(lambda: set(one.admitted) == made, "it goes on")
+        await goes_on(one, two)
 
 
 async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_asked_for(

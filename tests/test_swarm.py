@@ -20,7 +20,7 @@ from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
+from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, member, packet, stub
 
 Key = tuple[bytes, int, int]
 
@@ -47,17 +47,14 @@ class Swarms:
     async def two(self) -> tuple[Member, Member]:
         first = await self.join(1)
         second = await self.join(2, first)
-        await eventually(lambda: first.met(second) and second.met(first), "the two have met")
+        await all_meet(first, second)
         return first, second
 
     async def three(self) -> tuple[Member, Member, Member]:
         first = await self.join(1)
         second = await self.join(2, first)
         third = await self.join(3, first)
-        await eventually(
-            lambda: first.met(second, third) and second.met(first, third) and third.met(first, second),
-            "all have met, also those who only knew the first",
-        )
+        await all_meet(first, second, third)  # also those who only knew the first
         return first, second, third
 
 
@@ -223,7 +220,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     victim = await swarms.join(3, holder)
     await eventually(lambda: victim.pulling.rejections["wrong bytes"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table
-    await eventually(lambda: not victim.pulling.running(), "nothing is on its way")
+    await eventually(lambda: not victim.pulling.pulls, "nothing is on its way")
     assert known.announcement.author == author.author
     assert not any(victim.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda known: -1))
     assert victim.admitted == []
@@ -285,7 +282,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
     [(_, round, _)] = first.make(1)
     known = first.swarm.gossip.table.get(first.author, round)
     assert known is not None
-    first.swarm.membership.drop(second.author)
+    first.swarm.membership.active_view.pop(second.author)
     caller = stub(second.transport, first.identity)
     assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)).stranger
     target = Target(known, 0)

@@ -145,7 +145,7 @@ class Node:
         settings = changed(self.settings, values)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
         self.settings = components.stepper.settings = settings
-        components.swarm.change(settings.upload_mbit * 1e6 / 8)
+        components.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
         components.swarm.reports.telling = settings.tells_of_itself(private=bool(components.run_file.run.founder))
         components.saving.minutes = settings.checkpoint_minutes
         set_level(settings.log_level)

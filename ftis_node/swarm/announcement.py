@@ -8,9 +8,9 @@ receiver can budget the costlier one, the signature's.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
-from typing import Annotated, NamedTuple, overload
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,7 @@ class PacketRef(NamedTuple):
     right: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
-class PacketRefs(Sequence[PacketRef]):
+class PacketRefs:
     """The packet references of an announcement, kept as the signed 42 bytes each; objects would take 270."""
 
     __slots__ = ("packed",)
@@ -63,15 +63,10 @@ class PacketRefs(Sequence[PacketRef]):
     def __len__(self) -> int:
         return len(self.packed) // _REF.size
 
-    @overload
-    def __getitem__(self, index: int) -> PacketRef: ...
+    def __iter__(self) -> Iterator[PacketRef]:
+        return starmap(PacketRef, _REF.iter_unpack(self.packed))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[PacketRef]: ...
-
-    def __getitem__(self, index: int | slice) -> PacketRef | list[PacketRef]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> PacketRef:
         place = range(len(self))[index]
         return PacketRef(*_REF.unpack_from(self.packed, place * _REF.size))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -70,7 +70,6 @@ class Author:
     late: int = 0
     no_signal: int = 0
     signal: float = 1.0
-    bytes: int = 0
     sound: int = 0
     completions: int = 0
     tokens: int = 0
@@ -93,7 +92,6 @@ class Holder:
     """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends."""
 
     delivered: int = 0
-    bytes: int = 0
     failures: int = 0
     fakes: int = 0
     lies: Counter[str] = field(default_factory=Counter)
@@ -138,16 +136,6 @@ class AuthorBooks(Books[Author]):
         self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock
 
-    def earn(self, author: bytes, groups: int) -> None:
-        """Credit the author with so many groups that were trained on while its claims were sound."""
-        book = self.open(author)
-        book.sound += groups
-        book.evidence.add(self._clock(), groups)
-
-    def recorded(self) -> Iterator[bytes]:
-        """The authors with a record, banned or not."""
-        return (author for author, book in self.items() if book.has_record)
-
     def ban_of(self, author: bytes) -> Ban | None:
         """The author's ban, past or present."""
         book = self.get(author)
@@ -161,11 +149,6 @@ class AuthorBooks(Books[Author]):
         else:
             ban = self.strangers.setdefault(author, Ban())
         ban.extend(self._clock(), reason)
-
-    def take_stranger(self, author: bytes, ban: Ban) -> None:
-        """Restore a ban of an author without evidence from before a restart."""
-        if ban.level:
-            self.strangers[author] = ban
 
 
 def holder_books() -> Books[Holder]:

@@ -155,7 +155,7 @@ class Gossip:
             pushed = [self._entry(newest, peer)] if self._given.may(peer, newest.id) else []
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
-            known.tell(peer)
+            known.told[peer] = known.have
             age = math.ceil(self.table.clock() - known.born)
             mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
         return pushed, mentions
@@ -173,7 +173,7 @@ class Gossip:
         return given
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
-        known.tell(peer)
+        known.told[peer] = known.have
         age = self.table.clock() - known.born
         return ftis_pb2.Entry(announcement=known.data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
@@ -243,7 +243,7 @@ class Gossip:
         held = self._mask(mention.held)
         born = self.table.clock() - mention.age if mention.age else None
         if known is not None:
-            return self.table.note_holder(known, peer, held, born) and not known.settled
+            return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
         if mention.id not in self._dealt and mention.age <= self.table.kept_age:
             session = self._sessions[peer]
             if mention.id not in session.lacking and len(session.lacking) == LACKING_MAX:  # the oldest makes room
@@ -263,12 +263,8 @@ class Gossip:
         outcome = self._read(entry, first_sender)
         if outcome in (Outcome.FORGED, Outcome.MALFORMED):  # honest nodes check what they pass on
             self._reputation.lied(first_sender, f"passed on {outcome} announcements")
-        if outcome in (
-            Outcome.OLD,
-            Outcome.UNCHECKED,
-            Outcome.NO_MEMBER,
-        ):  # the sender may have lied about the age; a member's
-            # certificate may come later: ask another peer
+        # The sender may have lied about the age, and a member's certificate may come later: ask another peer.
+        if outcome in (Outcome.OLD, Outcome.UNCHECKED, Outcome.NO_MEMBER):
             return outcome
         known = self.table.find(id)
         for peer, session in self._sessions.items():
@@ -328,8 +324,7 @@ class Gossip:
         if known is not None:
             known.done |= self._answered.refused(announcement, age)
             for index, ref in enumerate(announcement.packets):
-                known_already = self._seen(announcement.author, announcement.round, ref.slot)
-                if known_already or not teaches(self._run, ref.right):
+                if self._seen(announcement.author, announcement.round, ref.slot) or not teaches(self._run, ref.right):
                     known.done |= 1 << index
 
 

@@ -23,9 +23,7 @@ AUTHOR_BYTES = 38
 SIGNATURE_BYTES = 64
 
 _PRIVATE_KEY_HEADER = bytes.fromhex("08011240")  # field 1: Ed25519; field 2: 64 bytes follow
-_AUTHOR_HEADER = bytes.fromhex(
-    "002408011220"
-)  # identity multihash of 36 bytes: field 1: Ed25519; field 2: 32 bytes follow
+_AUTHOR_HEADER = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: the same fields, 32 bytes follow
 _PEER_ID_CHARACTERS = 52
 
 

@@ -139,11 +139,6 @@ class Membership:
         self.own_addresses = varied(found, MAX_ADDRESSES)
         return self.own_addresses
 
-    async def _look_where(self, peer: bytes) -> None:
-        """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
-        with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self.addresses.scope.widen((await self._transport.neighbours()).get(peer, ()))
-
     def reachability(self) -> Reachability:
         """How peers can reach this node, by the evidence so far."""
         if not self._only_dials():
@@ -170,11 +165,11 @@ class Membership:
         if addresses is None:
             return False
         try:
-            if not addresses and peer in known and peer not in self.active_view and not await self._connected(peer):
+            if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
                 raise Unreachable(known.why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
-            if peer in known.named:
-                await self._look_where(peer)
+            if peer in known.named:  # its address may be a host name: the connection shows the network
+                known.scope.widen((await self._links()).get(peer, ()))
             hello = self._hello()
             if self._roster is not None:
                 hello.invitation = self._roster.ticket_for(peer)
@@ -211,11 +206,11 @@ class Membership:
             return "it only looks on"
         return self._roster.meet(peer, answer.certificates) if self._roster is not None else None
 
-    async def _connected(self, peer: bytes) -> bool:
-        """Whether p2pd has a connection to the peer, for example because the peer has called."""
+    async def _links(self) -> dict[bytes, list[str]]:
+        """The connections of p2pd by peer, also those that peers opened; none if it does not say."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            return peer in await self._transport.connected()
-        return False
+            return await self._transport.neighbours()
+        return {}
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         """Answer a handshake; a peer of the same run and major version enters the view.
@@ -309,10 +304,6 @@ class Membership:
         """Whether the run is open, or the key a member's."""
         return self._roster is None or self._roster.admits(peer)
 
-    def drop(self, peer: bytes) -> None:
-        """Remove a peer from the view; it may come back by a handshake."""
-        self.active_view.pop(peer, None)
-
     def answered(self, peer: bytes) -> None:
         """Note a successful call."""
         entry = self.active_view.get(peer)
@@ -365,9 +356,8 @@ class Membership:
         if not found and len(inbound) >= INBOUND_MAX:
             leaving = inbound
         elif len(self.active_view) >= VIEW_SIZE:
-            anchors = [peer for peer in self.active_view.values() if peer.found][
-                :ANCHORS
-            ]  # a dictionary keeps its order
+            # A dictionary keeps its order.
+            anchors = [peer for peer in self.active_view.values() if peer.found][:ANCHORS]
             leaving = [peer for peer in self.active_view.values() if peer not in anchors]
         else:
             return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
 from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.pool import Newcomers, Pool, Scored, nobody
+from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096
 EPOCHS = 2
@@ -37,26 +37,20 @@ class Parts:
         run: Run,
         clock: Callable[[], float],
         rng: random.Random | None = None,
-        banned: Callable[[bytes], str | None] = nobody,
+        banned: Callable[[bytes], str | None] = lambda author: None,
     ) -> None:
         """
         Args:
             clock, banned: see `Pool`.
         """
         self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, banned=banned)
-        self.late = 0  # parts of groups that were closed
-        self.doubled = 0  # second parts of one author for one row
         self._run = run
         self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
 
     def add(self, scored: Scored) -> bool:
-        """Add a part. False if its group is closed, or has one of its author already (counted), or as `Pool.add`."""
+        """Add a part. False if its group is closed, or has one of its author already, or as `Pool.add`."""
         key = key_of(scored.group)
-        if key in self._closed:
-            self.late += 1
-            return False
-        if any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
-            self.doubled += 1
+        if key in self._closed or any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
             return False
         return self.pool.add(scored)
 

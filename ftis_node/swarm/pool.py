@@ -24,22 +24,16 @@ class Scored:
         return len(set(self.rewards)) > 1
 
 
+@dataclass
 class Newcomers:
-    """Authors without a record, and the number of groups that all of them together may still have (None: no limit)."""
+    """Authors without a record, and the number of groups that all of them together may still have (None: no limit).
 
-    def __init__(
-        self,
-        is_one: Callable[[bytes], bool] = lambda author: False,
-        room: int | None = None,
-        record: Callable[[bytes], int] = lambda author: 0,
-    ) -> None:
-        """
-        Args:
-            record: how many groups of an author count towards its record.
-        """
-        self.room = room
-        self.is_one = is_one
-        self.record = record
+    record: returns how many groups of an author count towards its record.
+    """
+
+    is_one: Callable[[bytes], bool] = lambda author: False
+    room: int | None = None
+    record: Callable[[bytes], int] = lambda author: 0
 
     @property
     def full(self) -> bool:
@@ -70,10 +64,6 @@ class Want:
     rows: Iterable[int] = ()
 
 
-def nobody(author: bytes) -> None:
-    """No author is banned."""
-
-
 class Pool:
     """Foreign groups by author. Authors take turns; the freshest group of an author goes first.
 
@@ -89,7 +79,7 @@ class Pool:
         keep_all: bool = False,
         needed: Callable[[int], bool] = lambda row: False,
         needed_age: float = 0.0,
-        banned: Callable[[bytes], str | None] = nobody,
+        banned: Callable[[bytes], str | None] = lambda author: None,
     ) -> None:
         """
         Args:

@@ -100,7 +100,7 @@ class Pulling:
         self._rng = rng
         self._occupied_holders: set[bytes] = set()
         self._rests = HolderBackoff()
-        self._pulls: set[asyncio.Task[bool]] = set()
+        self.pulls: set[asyncio.Task[bool]] = set()  # the unfinished ones
         self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
 
     @property
@@ -108,10 +108,6 @@ class Pulling:
         """Whether the node would take a group now."""
         want = self._trade.want()
         return want.groups > 0 or want.answers > 0
-
-    def running(self) -> set[asyncio.Task[bool]]:
-        """The unfinished pulls."""
-        return self._pulls
 
     async def loop(self) -> None:
         """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
@@ -130,7 +126,7 @@ class Pulling:
             for holder, targets in by_holder.items():
                 self._occupied_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
-                self._pulls.add(task)
+                self.pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
             # Strangers' news must not make a node scan the table all the time.
             await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
@@ -148,7 +144,7 @@ class Pulling:
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
-        self._pulls.discard(task)
+        self.pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
         well = False
@@ -185,7 +181,7 @@ class Pulling:
                 patience.put_off(SLOW_SECONDS)
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
                     brought = True
-                    self._reputation.delivered(holder, len(chunk.packet))
+                    self._reputation.delivered(holder)
                     group = self._admit(target, chunk.packet)
                 else:
                     missing = True
@@ -250,9 +246,7 @@ class Pulling:
             self._landed(target, left)
             target.known.have |= 1 << target.index
             lengths = arrival.group.packet.lengths
-            self._reputation.admitted(
-                arrival.group.author, completions=len(lengths), tokens=sum(lengths), size=len(arrival.body)
-            )
+            self._reputation.admitted(arrival.group.author, completions=len(lengths), tokens=sum(lengths))
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admit one packet with the right hash; the author is to blame for any further fault."""

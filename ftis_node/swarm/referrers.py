@@ -5,10 +5,8 @@ from __future__ import annotations
 from ftis_node.swarm.bounded import Bounded
 
 REFERRERS_MAX = 1024
-MISSED_MIN, MISSED_PART = (
-    8,
-    0.75,
-)  # a doubted referrer named at least so many that did not answer, as number and as part
+# A doubted referrer named at least so many that did not answer, as number and as part.
+MISSED_MIN, MISSED_PART = 8, 0.75
 
 
 class Referrers:

@@ -14,16 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.swarm.books import (
-    ADMITTED_EVIDENCE,
-    STRIKES,
-    Author,
-    AuthorBooks,
-    Ban,
-    Holder,
-    holder_books,
-    struck_out,
-)
+from ftis_node.swarm.books import ADMITTED_EVIDENCE, STRIKES, Author, AuthorBooks, Ban, Holder, holder_books, struck_out
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.rounds import Rounds
@@ -98,14 +89,13 @@ class Reputation:
 
     # --- authors: evidence ----------------------------------------------------------------------------------------
 
-    def admitted(self, author: bytes, *, completions: int, tokens: int, size: int) -> None:
+    def admitted(self, author: bytes, *, completions: int, tokens: int) -> None:
         """Count an admitted packet of the author."""
         book = self.authors.open(author)
         book.admitted += 1
         book.evidence.add(self._clock(), ADMITTED_EVIDENCE)
         book.completions += completions
         book.tokens += tokens
-        book.bytes += size
 
     def refused(self, author: bytes, reason: str) -> None:
         """Count a refused packet that the author signed; three within about an hour lead to a ban."""
@@ -145,7 +135,8 @@ class Reputation:
             return
         book.claims.add(figures)
         if book.claims.paid < DOUBTED:
-            self.authors.earn(author, groups)
+            book.sound += groups
+            book.evidence.add(self._clock(), groups)
         if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
             evidence = book.claims.evidence
             book.claims, book.sound = Claims(), 0
@@ -176,7 +167,7 @@ class Reputation:
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
-        if NEWCOMERS not in self._defences or not any(map(self.established, self.authors.recorded())):
+        if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):
             return None
         return max(1, batch // NEWCOMERS_PART)
 
@@ -218,11 +209,9 @@ class Reputation:
 
     # --- holders --------------------------------------------------------------------------------------------------
 
-    def delivered(self, holder: bytes, size: int) -> None:
+    def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
-        book = self.holders.open(holder)
-        book.delivered += 1
-        book.bytes += size
+        self.holders.open(holder).delivered += 1
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -332,7 +321,8 @@ class Reputation:
             sound = int(row["sound"])
             evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:
-                self.authors.take_stranger(author, ban)
+                if ban.level:
+                    self.authors.strangers[author] = ban
                 continue
             book = self.authors.open(author)
             book.sound, book.ban = sound, ban

@@ -121,9 +121,7 @@ class Swarm:
         self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
         if roster is None:
             doubted = known.addresses.referrers.doubted
-            self._directory = transport.directory(
-                identity, run.id, known=self.knows, doubted=doubted, traffic=self.traffic
-            )
+            self._directory = transport.directory(identity, run.id, self.knows, doubted, self.traffic)
         self.supervisor = Supervisor(transport, self._revive)
         self._bootstraps: Sequence[str] = ()
         self._hints: Sequence[str] = ()
@@ -168,7 +166,7 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
-        pulls = self.pulling.running() if self.pulling is not None else ()
+        pulls = self.pulling.pulls if self.pulling is not None else ()
         tasks = (*self._tasks, *pulls, *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
@@ -189,10 +187,6 @@ class Swarm:
         )
         self.gossip.announce(announcement)
         self._to_exchange.set()
-
-    def change(self, upload_bytes: float) -> None:
-        """Change the payload that the node sends per second; 0: no limit."""
-        self.traffic.limit(upload_bytes)
 
     def hear_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of this run's nodes that mDNS named."""
@@ -267,9 +261,8 @@ class Swarm:
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
-            if may and (
-                self.reputation.shunned(peer) is not None or not self.membership.welcomes(peer)
-            ):  # not any more
+            # Not any more, that is: a stranger of a private run gets its "busy".
+            if may and (self.reputation.shunned(peer) is not None or not self.membership.welcomes(peer)):
                 self._cut(peer)
                 return
             yield chunk
@@ -284,7 +277,7 @@ class Swarm:
             await self._wait(self._to_exchange, self.interval if hungry else self.idle)
             view = self.membership.active_view
             for peer in [peer for peer in view if self.reputation.shunned(peer) or not self.membership.welcomes(peer)]:
-                self.membership.drop(peer)
+                view.pop(peer)
                 self._cut(peer)
             idle = [peer for peer in view if peer not in self._asking]
             for peer in self._rng.sample(idle, min(self._exchange_peers, len(idle))):
@@ -305,10 +298,7 @@ class Swarm:
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         self._tell(request, peer)
         for _ in range(QUESTIONS):
-            if request is None:
-                return
-            answer = await self._call(peer, request)
-            if answer is None:
+            if request is None or (answer := await self._call(peer, request)) is None:
                 return
             self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
@@ -334,7 +324,7 @@ class Swarm:
             return answer
         self.gossip.failed(request, peer)
         if self._settled():  # it restarted, or has forgotten this node among many others
-            self.membership.drop(peer)
+            self.membership.active_view.pop(peer, None)
         else:
             await self._greet(peer)
         return None

@@ -95,11 +95,6 @@ class Known:
         return (self.announcement.author, self.announcement.round)
 
     @property
-    def settled(self) -> bool:
-        """Whether no packet is left to pull."""
-        return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
-
-    @property
     def unsettled(self) -> int:
         """A bit mask of the packets that are left to pull."""
         return ((1 << len(self.announcement.packets)) - 1) & ~(self.done | self.pulling)
@@ -113,10 +108,6 @@ class Known:
             if peer in peers:
                 mask |= held
         return mask
-
-    def tell(self, peer: bytes) -> None:
-        """Note that `peer` learns of the announcement and of the packets that this node holds."""
-        self.told[peer] = self.have
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
@@ -295,7 +286,7 @@ class Table:
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
         limit = self.clock() - self.max_age
-        return [known for known in self._known.values() if not known.settled and known.born >= limit]
+        return [known for known in self._known.values() if known.unsettled and known.born >= limit]
 
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""
@@ -375,7 +366,7 @@ class Table:
             yield from ((0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled))
             return
         for known in self._known.values():
-            if not (worth.keys().isdisjoint(known.rows.values()) or known.settled):
+            if not worth.keys().isdisjoint(known.rows.values()) and known.unsettled:
                 mask = wanted(known) & known.unsettled
                 if found := [(worth[row], 1 << i) for i, row in known.rows.items() if row in worth and mask >> i & 1]:
                     yield max(found)[0], known.born, known, sum(bit for _, bit in found)

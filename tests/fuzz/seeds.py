@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgpack
 import numpy as np
-from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P
@@ -21,7 +20,7 @@ from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN as LIMITS
 from ftis_node.swarm.table import announcement_id
-from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses
 from tests.fuzz import records
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
@@ -137,7 +136,7 @@ def _store(*records: DHTRecord) -> bytes:
 
 
 def _records() -> list[bytes]:
-    key = DHTID.generate(source=record_key(RUN.id)).to_bytes()
+    key = key_bytes(RUN.id)
     made = []
     for who in PEERS[1:3]:
         value = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
-from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.wire.records import _message, pack_addresses, record_key
+from ftis_node.swarm.wire.records import _message, key_bytes, pack_addresses
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
 from tests.hostile.peer import CALL_SECONDS, Hostile, Target
@@ -45,8 +44,7 @@ class OnTheDht(Attack):
     @property
     def key(self) -> bytes:
         """Where the run's nodes leave their addresses."""
-        found: bytes = DHTID.generate(source=record_key(self.world.run.id)).to_bytes()
-        return found
+        return key_bytes(self.world.run.id)
 
 
 class Row02ExtBomb(OnTheDht):

@@ -53,7 +53,7 @@ class Crowd:
             author = target.known.announcement.author
             target.known.done |= 1 << target.index
             reputation.note_pull(author, STEP_SECONDS)
-            reputation.admitted(author, completions=12, tokens=2400, size=20_000)
+            reputation.admitted(author, completions=12, tokens=2400)
             signal = self.rng.random() < 0.6
             reputation.scored(author, [1.0] * 11 + [0.0 if signal else 1.0], signal=signal)
             if signal:

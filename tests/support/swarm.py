@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hivemind.p2p import PeerID
 
 from ftis_node.config.run import Run, RunFile
@@ -154,7 +155,9 @@ async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) 
 class Answers:
     """Handlers that a test fills in; the rest of what is asked is answered with nothing."""
 
-    def __init__(self, serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]) -> None:
+    def __init__(
+        self, serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]] | None = None
+    ) -> None:
         self._serve = serve
 
     def admits(self, peer: bytes) -> bool:
@@ -170,8 +173,9 @@ class Answers:
         return ftis_pb2.ExchangeResponse()
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        async for chunk in self._serve(request, peer):
-            yield chunk
+        if self._serve is not None:
+            async for chunk in self._serve(request, peer):
+                yield chunk
 
 
 def stub(caller: Libp2p, called: Identity) -> Any:
@@ -235,6 +239,25 @@ class Member:
 
     def met(self, *others: Member) -> bool:
         return {other.author for other in others} <= set(self.swarm.membership.active_view)
+
+
+def held_up(node: Member, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Its next p2pd starts only when the event is set."""
+    again, launch = asyncio.Event(), node.transport._launch
+
+    async def later() -> None:
+        await again.wait()
+        await launch()
+
+    monkeypatch.setattr(node.transport, "_launch", later)
+    return again
+
+
+async def all_meet(*nodes: Member) -> None:
+    def met() -> bool:
+        return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
+
+    await eventually(met, "everybody is in everybody's view")
 
 
 @contextlib.asynccontextmanager

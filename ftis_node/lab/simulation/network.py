@@ -169,9 +169,6 @@ class MemoryTransport:
         if (other := self._network.nodes.get(peer)) is not None:
             other.links.discard(self.author)
 
-    async def connected(self) -> set[bytes]:
-        return set(self.links)
-
     async def neighbours(self) -> dict[bytes, list[str]]:
         nodes = self._network.nodes
         return {peer: [_bare(text) for text in nodes[peer].machine_addresses] for peer in self.links if peer in nodes}

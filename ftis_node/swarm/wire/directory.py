@@ -141,7 +141,7 @@ class Directory:
         if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
             await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
 
-    async def _walk(self, key: bytes, take: Callable[[Answer], bool]) -> None:
+    async def _walk(self, key: bytes, take: Callable[[Answer], object]) -> None:
         if self._dht is not None:
             try:
                 await asyncio.wait_for(walk(self._dht, key, self._validator, take), DHT_SECONDS)
@@ -168,12 +168,7 @@ class Directory:
         await asyncio.gather(*(dht.leave_record(peer, record) for peer in self._outside))
         beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
         answers: list[Answer] = []
-
-        def all_of_them(answer: Answer) -> bool:
-            answers.append(answer)
-            return False
-
-        await self._walk(beside, all_of_them)
+        await self._walk(beside, answers.append)
         target = DHTID.from_bytes(record.key)
         answers.sort(key=lambda answer: target.xor_distance(answer.node))
         room: list[bool] = []

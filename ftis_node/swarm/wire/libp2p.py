@@ -162,10 +162,6 @@ class Libp2p:
             self._failures[peer] = why
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
-    async def connected(self) -> set[bytes]:
-        """The ids of the peers that p2pd has a connection to."""
-        return set(await self.neighbours())
-
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of p2pd's connections, without peer ids, by peer."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)

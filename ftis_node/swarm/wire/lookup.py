@@ -17,13 +17,13 @@ NAMED_NODES = 12  # calls to nodes that other nodes named
 NAMED_BY_ONE = 4  # used from each answer
 
 
-async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:
+async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callable[[Answer], object]) -> None:
     """Ask the nodes nearest to a key, nearest first, at most 24.
 
     The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
 
     Args:
-        take: takes each answer; True ends the walk.
+        take: takes each answer; what is true ends the walk.
     """
     target = DHTID.from_bytes(key)
     own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
@@ -40,7 +40,7 @@ async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callab
         for found in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
             if found is not None:
                 answer, others = found
-                enough |= take(answer)
+                enough |= bool(take(answer))
                 fresh = [(node, peer) for node, peer in others if peer not in asked]
                 named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
         if enough:

@@ -218,11 +218,8 @@ def _private(sockets: Path, *more: str) -> Any:
     relays only then.
     """
     modes = {_NO_KADEMLIA: {}, _KADEMLIA_CLIENT: {"dhtClient": 1}}
-    return type(
-        "_P2P",
-        (_Child,),
-        {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes},
-    )
+    settings = {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes}
+    return type("_P2P", (_Child,), settings)
 
 
 def _relaying(how: Listening) -> list[str]:

@@ -25,18 +25,13 @@ _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 
 
-def record_key(run_id: bytes, shard: str = "") -> str:
-    """The DHT key under which nodes of a run publish their addresses; the subkey is the peer id.
+def key_bytes(run_id: bytes, shard: str = "") -> bytes:
+    """The DHT key, 20 bytes, under which nodes of a run publish their addresses; the subkey is the peer id.
 
     Args:
         shard: hexadecimal digits, as many as its depth.
     """
-    return f"ftis/2/{run_id.hex()}/{shard}"
-
-
-def key_bytes(run_id: bytes, shard: str = "") -> bytes:
-    """The key as the DHT has it: 20 bytes."""
-    found: bytes = DHTID.generate(source=record_key(run_id, shard)).to_bytes()
+    found: bytes = DHTID.generate(source=f"ftis/2/{run_id.hex()}/{shard}").to_bytes()
     return found
 
 

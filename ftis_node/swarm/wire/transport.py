@@ -133,9 +133,6 @@ class Transport(Protocol):
     async def disconnect(self, peer: bytes) -> None:
         """Close all connections to `peer`; it may dial again."""
 
-    async def connected(self) -> set[bytes]:
-        """The connected peers."""
-
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of all connections, without peer ids, by peer."""
 
