@@ -17,14 +17,14 @@ import psutil
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.host.files import bytes_under
+from ftis_node.host.files import bytes_under, standing
 from ftis_node.observe.api import ask
 from ftis_node.observe.log_parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.machine import installed, memory_limit
-from ftis_node.preflight.place import file_system, standing
+from ftis_node.preflight.place import file_system
 from ftis_node.preflight.redaction import Redactor
 
 TAIL_BYTES = 1 << 20
@@ -35,7 +35,9 @@ _TOKENS = "*.token"
 def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = False) -> dict[str, str]:
     """Collect the parts of a report: name → text, without secrets and, by default, without addresses."""
     home = case.home
-    redactor = Redactor(_key(case), _secrets(case), _public(case), with_addresses=with_addresses)
+    # The numbers of the run and of its dataset's revision are no secrets.
+    public = " ".join(f"{found.run.id.hex()} {found.run.task} {found.run.reward}" for _, found in case.runs)
+    redactor = Redactor(_key(case), _secrets(case), public, with_addresses=with_addresses)
     parts: dict[str, Callable[[], str]] = {
         "facts.json": lambda: _json(_facts(case)),
         "doctor.json": lambda: _json([asdict(finding) for finding in findings]),
@@ -101,11 +103,6 @@ def _secrets(case: Case) -> Iterator[str]:
     key = _key(case) or b""
     yield key.hex()
     yield key[4:36].hex()
-
-
-def _public(case: Case) -> str:
-    """The numbers of the run and of its dataset's revision."""
-    return " ".join(f"{found.run.id.hex()} {found.run.task} {found.run.reward}" for _, found in case.runs)
 
 
 def _facts(case: Case) -> dict[str, object]:
