@@ -114,11 +114,6 @@ def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Cli,
     assert all(one.keys() == {"subject", "verdict", "text", "advice"} for one in findings)
 
 
-def test_options_of_one_doctor_are_not_lost_on_the_other(doctor: Cli) -> None:
-    code, out, err = doctor("--json", "net")
-    assert (code, out) == (2, "") and "ftis-node doctor net --json" in err
-
-
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
@@ -354,7 +349,6 @@ async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path)
     async with member(1, tmp_path) as node:
         given = Given({"host": "127.0.0.1", "quic": False})
         case = case_of(JoinOptions(Home(tmp_path / "home"), peers=(node.address,)), given.on(Home(tmp_path / "home")))
-        case.patience = 0.0
         found = await asyncio.to_thread(lambda: list(examine(case, [peers])))
     assert {one.subject: one.verdict for one in found}["peer"] == "ok"
     assert [(origin, file.run.id) for origin, file in case.runs] == [("--peers", RUN.id)]

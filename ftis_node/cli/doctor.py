@@ -72,7 +72,7 @@ def net(
     from ftis_node.config.settings import collect
     from ftis_node.observe.answers import Status
     from ftis_node.observe.api import ask
-    from ftis_node.preflight.net import looked_around, of_a_running_node
+    from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
     chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
     addresses, at = addresses_in(peers), Home(home.expanduser())
@@ -80,8 +80,9 @@ def net(
         status = ask(at.api_socket(), "/status", Status) if not addresses else None
     except UserError:
         status = None
-    found = looked_around(chosen, at, addresses, seconds) if status is None else iter(of_a_running_node(status))
-    raise typer.Exit(_report(found, json=json))
+    if status is None:
+        raise typer.Exit(_report(looked_around(look_around(chosen, at, addresses, seconds)), json=json))
+    raise typer.Exit(_report(iter(of_a_running_node(status)), json=json))
 
 
 def _named(context: typer.Context, name: str) -> bool:

@@ -44,6 +44,9 @@ def invite(
     json: JsonOption = False,
 ) -> None:
     """Print an invitation to this node's run: one line for `ftis-node join`. The node must run when it is used."""
+    from ftis_node.cli.asking import ask_daemon
+    from ftis_node.observe.answers import Status
+
     place, identity, run = _of(home)
     if run.founder and not _book(place, run).may_invite(identity.author, unix_seconds()):
         raise UserError(
@@ -59,7 +62,7 @@ def invite(
     made = make_invitation(
         identity,
         run.id,
-        address or _addresses(home),
+        address or ask_daemon(home, "/status", Status).addresses,
         now=unix_seconds(),
         seconds=valid,
         name=name,
@@ -254,10 +257,3 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
         ids = ", ".join(map(peer_id, named))
         raise UsageError(f"{len(named)} members call themselves {text!r}.", f"Name one of these peer ids: {ids}.")
     return named[0]
-
-
-def _addresses(home: Path) -> list[str]:
-    from ftis_node.cli.asking import ask_daemon
-    from ftis_node.observe.answers import Status
-
-    return ask_daemon(home, "/status", Status).addresses

@@ -35,7 +35,9 @@ _TOKENS = "*.token"
 def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = False) -> dict[str, str]:
     """Collect the parts of a report: name → text, without secrets and, by default, without addresses."""
     home = case.home
-    redactor = Redactor(_key(case), _secrets(case), _public(case), with_addresses=with_addresses)
+    # The numbers of the run and of its dataset's revision are no secrets.
+    public = " ".join(f"{found.run.id.hex()} {found.run.task} {found.run.reward}" for _, found in case.runs)
+    redactor = Redactor(_key(case), _secrets(case), public, with_addresses=with_addresses)
     parts: dict[str, Callable[[], str]] = {
         "facts.json": lambda: _json(_facts(case)),
         "doctor.json": lambda: _json([asdict(finding) for finding in findings]),
@@ -101,11 +103,6 @@ def _secrets(case: Case) -> Iterator[str]:
     key = _key(case) or b""
     yield key.hex()
     yield key[4:36].hex()
-
-
-def _public(case: Case) -> str:
-    """The numbers of the run and of its dataset's revision."""
-    return " ".join(f"{found.run.id.hex()} {found.run.task} {found.run.reward}" for _, found in case.runs)
 
 
 def _facts(case: Case) -> dict[str, object]:

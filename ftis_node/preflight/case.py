@@ -34,7 +34,6 @@ class Case:
     Attributes:
         options: the flags of `join` beside the settings. layers: the settings for a task, and the origin of each.
         starting: a daemon is to start, so the home must be free.
-        patience: seconds to wait for what peers find out about this node.
         runs: every run that was met, with its origin; the first is the one to join.
         refused: the run asks for something that only this node's owner may name; its files are not opened.
         task: the task, once it is loaded. download: bytes of its files that a start would fetch first, and their URL.
@@ -50,7 +49,6 @@ class Case:
     options: JoinOptions
     layers: Layers
     starting: bool = False
-    patience: float = 3.0
     runs: list[tuple[Origin, RunFile]] = field(default_factory=list)
     refused: bool = False
     task: Task | None = None

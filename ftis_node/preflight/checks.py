@@ -15,6 +15,7 @@ from ftis_node.preflight.finding import Check, Finding, View, examine, refusals
 
 # Seconds for a check that imports torch or transformers, perhaps from a cold disk.
 _HEAVY = 60.0
+_PATIENCE = 3.0  # seconds to wait for what peers find out about this node
 
 
 def _run_of_peers(case: Case) -> None:
@@ -35,16 +36,15 @@ def _run_of_peers(case: Case) -> None:
 
 def _peers(case: Case) -> Iterator[Finding]:
     """The peers that were named, and their run; without any, a running daemon's network, or the peers of the home."""
-    from ftis_node.preflight.net import looked_around, of_a_running_node
+    from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
     from ftis_node.swarm.known_addresses import KnownAddresses
 
     peers = case.options.peers
     if peers or (case.status is None and KnownAddresses.read(case.home.peers).all):
         # Beside a running daemon, which has the port.
         settings = case.settings if case.status is None else case.settings.model_copy(update={"port": 0})
-        yield from looked_around(
-            settings, case.home, peers, case.patience, lambda run: case.runs.append(("--peers", run))
-        )
+        met = look_around(settings, case.home, peers, _PATIENCE, lambda run: case.runs.append(("--peers", run)))
+        yield from looked_around(met)
     elif case.status is not None:
         yield from of_a_running_node(case.status)
 

@@ -125,8 +125,7 @@ def workload(case: Case) -> Workload:
     if case.run_file is not None:
         run = case.run_file.run
         return Workload(**run.caps, batch_groups=batch_groups)
-    name = case.task_name if case.task_known else "gsm8k"
-    caps = CAPS.get(name, CAPS["gsm8k"])  # a file has the caps of gsm8k
+    caps = CAPS.get(case.task_name if case.task_known else "", CAPS["gsm8k"])  # a file has the caps of gsm8k
     if case.task is not None:
         caps = (case.task.prompt_tokens, case.task.completion_tokens)
     return Workload(*caps, RUN_DEFAULTS["group"], batch_groups)

@@ -61,12 +61,9 @@ def of_a_running_node(status: Status) -> list[Finding]:
     return found
 
 
-def looked_around(
-    settings: Settings, home: Home, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
-) -> Iterator[Finding]:
+def looked_around(findings: AsyncGenerator[Finding, None]) -> Iterator[Finding]:
     """Yield the findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        findings = look_around(settings, home, peers, patience, met)
 
         async def following() -> Finding | None:
             return await anext(findings, None)

@@ -24,11 +24,11 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     Args:
         whole: all checks of the dry run were made; else those of `join` alone, and they may have found wrong settings.
     """
-    run, home = _run(case), case.home.path
+    run, home, own, file = _run(case), case.home.path, case.own_task, str(case.options.own_data)
     report: dict[str, object] = {
         "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
         "task": _task(case) if case.task_known else None,
-        "own_data": _own_data(case),
+        "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
         "problems": [{"what": one.what, "fix": one.fix} for one in case.problems],
     }
@@ -98,12 +98,6 @@ def _task(case: Case) -> dict[str, object]:
         about["sha256"] = case.task.data
         about["bytes"] = next((file.stat().st_size for file in case.source.files), about["bytes"])
     return about
-
-
-def _own_data(case: Case) -> dict[str, object] | None:
-    if (own := case.own_task) is None:
-        return None
-    return {"file": str(case.options.own_data), "rows": len(own.train), "held_out": len(own.held_out)}
 
 
 def _kind(plan: Plan) -> str:
