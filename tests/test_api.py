@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +20,31 @@ import pytest
 from msgspec.structs import fields
 from typer.testing import CliRunner
 
-from ftis_node.cli import app
+from ftis_node.cli import _COMMANDS, app
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
-from ftis_node.observe.api import Answer, Api, ask
+from ftis_node.observe.api import ask
+from ftis_node.observe.api_server import Answer, Api
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.swarm.wire.transport import Health
+from tests.support.command_lines import root
 from tests.support.statuses import LOADING, TRAINING, answered, peer
+
+HEAVY = {"aiohttp", "asyncio", "cryptography", "hivemind", "msgspec", "numpy", "psutil", "rich", "torch"}
+HEAVY |= {"ftis_node.config.run", "ftis_node.config.settings", "ftis_node.packet"}  # pydantic is typer's too
+ENDING = f"""
+import sys
+from ftis_node.cli import main
+try:
+    main()
+finally:
+    print(*{HEAVY} & {{*sys.modules}}, file=sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -185,3 +201,46 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: P
         silent.listen()
         with pytest.raises(UserError, match="did not answer within"):
             ask(socket_path, "/status", dict, timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("--version", ""),
+        ("--help", "rich"),
+        ("status", "msgspec rich"),
+        ("status --json", "msgspec"),
+        ("health", "msgspec"),
+        ("peers", "msgspec"),
+        ("top --once", "msgspec rich"),
+        ("page", "msgspec"),
+        ("set wait=30", "msgspec"),
+        ("pause", "msgspec"),
+        ("finish", "msgspec"),
+        ("logs", "msgspec"),
+    ],
+)
+async def test_a_command_imports_what_it_needs_and_nothing_else(
+    command: str, needed: str, socket_path: Path, tmp_path: Path
+) -> None:
+    async def ordered(order: Mapping[str, str]) -> Mapping[str, str]:
+        return order
+
+    status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
+    actions: dict[str, Answer] = {"/pause": lambda: status, "/finish": lambda: status}
+    reads: dict[str, Answer] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
+    (tmp_path / "node.log").write_text("2026-11-25 16:49:43,546 INFO Step 1\n")
+    Home(tmp_path).record_runtime(socket_path.parent)
+    api = Api(reads, actions, orders={"/set": ordered})
+    await api.start(socket_path)
+    words = [sys.executable, "-c", ENDING, *command.split()]
+    ended = await asyncio.to_thread(
+        subprocess.run, words, env=os.environ | {"FTIS_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    await api.close()
+    assert (ended.returncode, sorted(ended.stderr.split())) == (0, sorted(needed.split())) and ended.stdout
+
+
+def test_the_help_of_all_commands_says_what_each_says_of_itself() -> None:
+    for name, (_, says) in _COMMANDS.items():
+        assert inspect.cleandoc(root().get_command(None, name).help).partition("\n\n")[0].replace("\n", " ") == says

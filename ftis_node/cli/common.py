@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.config.run import TASKS
+from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, in_json, say
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.worker.restore import Checkpoint
 
-KINDS = f"{TASKS}."  # what --task takes
+KINDS = f"{TASK_KINDS}."  # what --task takes
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]

@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+TASK_KINDS = (
+    "arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, verifiers:NAME, or Python: "
+    "package.module:function"
+)
+"""The tasks that a person can name, for help and errors."""
+
 
 @dataclass(frozen=True)
 class TaskProfile:

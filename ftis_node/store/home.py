@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-import psutil
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
@@ -184,6 +183,8 @@ class Home:
         """Write down the runtime directory and the child processes: clients read them, and so does the next start's
         reaper.
         """
+        import psutil
+
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
         record = Runtime(os.getpid(), str(directory), started)
         replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
@@ -196,6 +197,8 @@ class Home:
     @staticmethod
     def lives(record: Runtime | None) -> bool:
         """Whether the daemon of this record is there still."""
+        import psutil
+
         try:
             return record is not None and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, ValueError):
@@ -211,6 +214,8 @@ class Home:
         record = self.runtime()
         if record is None:
             return
+        import psutil
+
         for pid, started in record.children.items():
             with suppress(psutil.Error, ValueError, ProcessLookupError):
                 process = psutil.Process(int(pid))
