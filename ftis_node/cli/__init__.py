@@ -1,4 +1,5 @@
-"""The command line: one file a command group, no logic."""
+"""The command line: one file a command group, no logic. A command's docstring is its help; it raises UserError for what
+a person can mend, and ends with `sys.exit` or `typer.Exit` where its exit code is not 0."""
 
 from __future__ import annotations
 
@@ -18,81 +19,61 @@ import ftis_node
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
 from ftis_node.text import say
 
-# A command's module and function, or a group's module, which has it as `app`; and what `--help` says of it.
+# The commands and groups, and what `--help` says of each. A group is the `app` of the module of its name.
 _COMMANDS = {
-    "bugreport": ("bugreport.bugreport", "Pack what helps to find a mistake into one file; send nothing."),
-    "demo": ("demo.demo", "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything."),
-    "eval": (
-        "eval.evaluate",
-        "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, and accuracy whatever the format.",
-    ),
-    "export": (
-        "export.export",
-        "Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.",
-    ),
-    "fit": ("fit.fit", "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot."),
-    "join": (
-        "join.join",
-        "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
-    ),
-    "status": ("local.status", "Show what the node on this home is doing."),
-    "health": (
-        "local.health",
-        "Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. Supervisors use it.",
-    ),
-    "peers": ("local.peers", "Show the peers it works with, and those left out and why."),
-    "top": (
-        "top.top",
-        "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
-    ),
-    "page": (
-        "local.page",
-        "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
-    ),
-    "watch": (
-        "watch.watch",
-        "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
-    ),
-    "logs": ("logs.logs", "The last lines of the log of the node on this home, also after it has ended."),
-    "pause": (
-        "life.pause",
-        "After this step the node saves and lets go of its GPU (or cores); it stays in the swarm and serves its peers.",
-    ),
-    "resume": ("life.resume", "Load the model again and go on from the last checkpoint."),
-    "finish": (
-        "life.finish",
-        "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
-    ),
-    "stop": ("life.stop", "Ask the node to finish its step, save and end, all within half a minute."),
-    "set": (
-        "life.set_",
-        "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
-    ),
-    "id": ("local.show_id", "This node's peer id, and its addresses if it is running."),
-    "invite": (
-        "invitations.invite",
-        "Print an invitation to this node's run: one line for `ftis-node join`. The node must run when it is used.",
-    ),
-    "members": ("invitations.members", "List the members of a private run that this node knows, and those removed."),
-    "remove": ("invitations.remove", "Remove a member from a private run. What it has received already stays with it."),
-    "runs": ("runs.runs", "List the open runs of the local network, whose nodes were started with --lan."),
-    "run": ("run", "The public contract of a swarm."),
-    "config": ("config", "The settings, layer upon layer."),
-    "keys": ("keys", "A node's key: whoever has it is that node."),
-    "doctor": ("doctor", "Looks for what is wrong and says what to do."),
-    "bench": ("bench", "Measurements."),
-    "lab": ("lab", "Many nodes in one place: experiments and what they show."),
+    "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
+    "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",
+    "eval": "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, "
+    "and accuracy whatever the format.",
+    "export": "Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.",
+    "fit": "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.",
+    "join": "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
+    "status": "Show what the node on this home is doing.",
+    "health": "Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. "
+    "Supervisors use it.",
+    "peers": "Show the peers it works with, and those left out and why.",
+    "top": "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
+    "page": "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
+    "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
+    "logs": "The last lines of the log of the node on this home, also after it has ended.",
+    "pause": "After this step the node saves and lets go of its GPU (or cores); "
+    "it stays in the swarm and serves its peers.",
+    "resume": "Load the model again and go on from the last checkpoint.",
+    "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
+    "stop": "Ask the node to finish its step, save and end, all within half a minute.",
+    "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
+    "id": "This node's peer id, and its addresses if it is running.",
+    "invite": "Print an invitation to this node's run: one line for `ftis-node join`. "
+    "The node must run when it is used.",
+    "members": "List the members of a private run that this node knows, and those removed.",
+    "remove": "Remove a member from a private run. What it has received already stays with it.",
+    "runs": "List the open runs of the local network, whose nodes were started with --lan.",
+    "run": "The public contract of a swarm.",
+    "config": "The settings, layer upon layer.",
+    "keys": "A node's key: whoever has it is that node.",
+    "doctor": "Looks for what is wrong and says what to do.",
+    "bench": "Measurements.",
+    "lab": "Many nodes in one place: experiments and what they show.",
+}
+# Where a command is that is not the function of its name in the module of its name.
+_PLACES = {
+    "eval": "eval.evaluate",
+    "id": "local.show_id",
+    "set": "life.set_",
+    **{name: f"local.{name}" for name in ("status", "health", "peers", "page")},
+    **{name: f"life.{name}" for name in ("pause", "resume", "finish", "stop")},
+    **{name: f"invitations.{name}" for name in ("invite", "members", "remove")},
 }
 
 
 @functools.cache
 def _made(name: str) -> Any:
-    module, _, function = _COMMANDS[name][0].partition(".")
+    module, function = _PLACES.get(name, f"{name}.{name}").split(".")
     found, alone = import_module(f"{__name__}.{module}"), typer.Typer(pretty_exceptions_enable=False)
-    if function:
-        alone.command(name)(getattr(found, function))
-    else:
+    if hasattr(found, "app"):
         alone.add_typer(found.app, name=name)
+    else:
+        alone.command(name)(getattr(found, function))
     return get_group(alone).commands[name]
 
 
@@ -109,7 +90,7 @@ class _Commands(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help of all commands together, without importing one."""
-        listed: Any = {name: TyperCommand(name, help=says) for name, (_, says) in _COMMANDS.items()}
+        listed: Any = {name: TyperCommand(name, help=says) for name, says in _COMMANDS.items()}
         TyperGroup(commands=listed, params=self.params, help=self.help).format_help(ctx, formatter)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -133,7 +132,6 @@ def join(
         tell_invitation(invited)
     if case.origins["model"] == "default":
         say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     if dry_run:
         _print_report(case, json=json)
     elif background:

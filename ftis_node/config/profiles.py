@@ -58,6 +58,7 @@ class MachineProfile:
 
     @property
     def settings(self) -> dict[str, object]:
+        """The values by setting, without their reasons."""
         return {name: value for name, (value, _) in self.choices.items()}
 
 

@@ -36,6 +36,8 @@ RUN_FILE_CHARACTERS_MAX = 1 << 16
 
 
 class RunDefaults(TypedDict):
+    """Values of a `Run` that nobody chose."""
+
     group: int
     slots: int
     temperature: float

@@ -41,7 +41,7 @@ class Api:
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, path: Path) -> None:
-        """Listens on a unix socket with mode 0600."""
+        """Listen on a unix socket with mode 0600. Raises OSError; changes the process's umask for a moment."""
         await self._runner.setup()
         previous = os.umask(0o177)  # so that there is no moment at which others could connect
         try:
@@ -50,6 +50,7 @@ class Api:
             os.umask(previous)
 
     async def close(self) -> None:
+        """Stop answering."""
         await self._runner.cleanup()
 
 

@@ -129,6 +129,7 @@ class Web:
             )
 
     async def close(self) -> None:
+        """Stop answering; a page that was never started is left alone."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -202,6 +203,7 @@ class Names:
     any_address: bool = False
 
     def hold(self, host: str) -> bool:
+        """Whether a Host header names this page."""
         name, _, port = host.lower().rpartition(":")
         if self.port == HTTP_PORT and not (name and port.isdecimal()):
             name, port = host.lower(), str(HTTP_PORT)
@@ -261,6 +263,7 @@ class Guests:
         return found.session
 
     def know(self, cookie: str) -> bool:
+        """Whether a cookie is that of a browser that was let in and not shut out since."""
         return _key(cookie) in {_key(one.session) for one in self._invitations.values() if one.session}
 
 

@@ -63,7 +63,11 @@ def data(case: Case) -> None:
 
 
 def own_data(case: Case) -> None:
-    """The file of rows that only this node trains on."""
+    """Load the file of rows that only this node trains on into the case.
+
+    Raises:
+        UsageError: the file is unsound, its rule has no file, or a batch has no room for it.
+    """
     options = case.options
     if options.own_data is None:
         if options.own_reward is not None:

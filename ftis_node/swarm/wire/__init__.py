@@ -6,6 +6,7 @@ used here. They are entered without their `__init__`, so that the network proces
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
@@ -27,4 +28,5 @@ def _enter_hivemind() -> None:
         vars(sys.modules["hivemind.utils"]).update(used)
 
 
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # its own handlers log what peers do
 _enter_hivemind()
