@@ -39,7 +39,7 @@ class MetricsLog:
             self._tidy()  # what a killed process left
 
     def write(self, event: str, **facts: Any) -> None:
-        """Write one line, at once, and tell the tracker; a full part is set aside first. Raises OSError on a full disk."""
+        """Write one line, at once, and tell the tracker; a full part is set aside first. Raises OSError."""
         if self._older_bytes is not None and self._file.tell() >= self._part_bytes:
             self._begin_part()
         self._file.write(json.dumps({"time": time.time(), "event": event, **facts}).encode() + b"\n")
