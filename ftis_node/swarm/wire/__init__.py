@@ -17,8 +17,9 @@ def _enter_hivemind() -> None:
     found = None if "hivemind" in sys.modules else find_spec("hivemind")
     for place in found.submodule_search_locations or () if found is not None else ():
         for name in ("hivemind", "hivemind.dht", "hivemind.utils"):
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [str(Path(place).parent.joinpath(*name.split(".")))]
+            folder = Path(place).parent.joinpath(*name.split("."))
+            spec = ModuleSpec(name, None, origin=str(folder / "__init__.py"), is_package=True)
+            spec.submodule_search_locations = [str(folder)]
             sys.modules[name] = module_from_spec(spec)
         from hivemind.utils.logging import get_logger
         from hivemind.utils.serializer import MSGPackSerializer
