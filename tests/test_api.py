@@ -235,3 +235,16 @@ async def test_a_command_imports_what_it_needs(
 def test_the_help_of_all_commands_says_what_each_says_of_itself() -> None:
     for name, says in _COMMANDS.items():
         assert inspect.cleandoc(root().get_command(None, name).help).partition("\n\n")[0].replace("\n", " ") == says
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        ("node.daemon", {"torch", "scipy", "transformers", "rich"}),
+        ("lab.simulation.simulate", {"hivemind", "rich", "torch", "transformers"}),
+        ("worker.messages", {"hivemind", "rich", "torch", "transformers"}),
+    ],
+)
+def test_a_process_is_without_what_it_never_uses(module: str, never: set[str]) -> None:
+    code = f"import ftis_node.{module}, sys; sys.exit(bool({never} & {{*sys.modules}}))"
+    subprocess.run([sys.executable, "-c", code], check=True)

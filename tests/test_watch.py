@@ -33,14 +33,7 @@ from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.roster import Roster
-from ftis_node.swarm.self_report import (
-    FENCE,
-    REPORT_BYTES_MAX,
-    REPORTS_TOLD,
-    SelfReport,
-    SelfReports,
-    read_report,
-)
+from ftis_node.swarm.self_report import FENCE, REPORT_BYTES_MAX, REPORTS_TOLD, SelfReport, SelfReports, read_report
 from ftis_node.swarm.signed import Malformed
 from tests.support.browser import Browser, missing
 from tests.support.cli import refused

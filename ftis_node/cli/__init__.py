@@ -95,11 +95,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    name="ftis-node",
-    cls=_Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="ftis-node", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 

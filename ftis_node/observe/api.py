@@ -62,12 +62,7 @@ def ask(
 
 
 def ask_text(
-    path: Path | None,
-    route: str,
-    *,
-    action: bool = False,
-    timeout: float = 5.0,
-    order: Mapping[str, str] | None = None,
+    path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0, order: Mapping[str, str] | None = None
 ) -> bytes:
     """The text of a running daemon's answer.
 

@@ -51,12 +51,7 @@ _CUTS = (
 
 
 def node_view(
-    status: Status,
-    peers: Sequence[PeerRow] = (),
-    lines: Sequence[str] = (),
-    hint: str = "",
-    *,
-    whole: bool = True,
+    status: Status, peers: Sequence[PeerRow] = (), lines: Sequence[str] = (), hint: str = "", *, whole: bool = True
 ) -> RenderableType:
     """A node at a glance; fits 80 columns.
 
