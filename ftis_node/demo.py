@@ -24,12 +24,12 @@ from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
 from ftis_node.observe.terminal import console, words
-from ftis_node.observe.view import nodes_view, number
+from ftis_node.observe.view import nodes_view
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
-from ftis_node.text import counted
+from ftis_node.text import counted, number
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0

@@ -69,6 +69,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def number(value: float | None, form: str, scale: float = 1.0) -> str:
+    """A value times `scale` in a form of `format`, whole (``d``) as it is; a dash for None."""
+    return "–" if value is None else format(value if form == "d" else value * scale, form)
+
+
 def duration(seconds: float) -> str:
     """A duration for people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
     whole = round(seconds)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +20,31 @@ import pytest
 from msgspec.structs import fields
 from typer.testing import CliRunner
 
-from ftis_node.cli import app
+from ftis_node.cli import _COMMANDS, app
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
-from ftis_node.observe.api import Answer, Api, ask
+from ftis_node.observe.api import ask
+from ftis_node.observe.api_server import Answer, Api
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.swarm.wire.transport import Health
+from tests.support.command_lines import root
 from tests.support.statuses import LOADING, TRAINING, answered, peer
+
+HEAVY = {"aiohttp", "asyncio", "cryptography", "hivemind", "msgspec", "numpy", "psutil", "rich", "torch"}
+HEAVY |= {"ftis_node.config.run", "ftis_node.config.settings", "ftis_node.packet"}  # pydantic is typer's too
+ENDING = f"""
+import sys
+from ftis_node.cli import main
+try:
+    main()
+finally:
+    print(*sorted({HEAVY} & {{*sys.modules}}), file=sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -185,3 +201,50 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: P
         silent.listen()
         with pytest.raises(UserError, match="did not answer within"):
             ask(socket_path, "/status", dict, timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("needed", "commands"),
+    [
+        ("", ["--version"]),
+        ("rich", ["--help"]),
+        ("msgspec", ["status --json", "health", "peers", "page", "set wait=30", "pause", "finish", "logs"]),
+        ("msgspec rich", ["status", "top --once"]),
+    ],
+)
+async def test_a_command_imports_what_it_needs(
+    needed: str, commands: list[str], socket_path: Path, tmp_path: Path
+) -> None:
+    async def ordered(order: Mapping[str, str]) -> Mapping[str, str]:
+        return order
+
+    status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
+    reads: dict[str, Answer] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
+    (tmp_path / "node.log").write_text("It began.\n")
+    Home(tmp_path).record_runtime(socket_path.parent)
+    api = Api(reads, {"/pause": lambda: status, "/finish": lambda: status}, orders={"/set": ordered})
+    await api.start(socket_path)
+    environment = os.environ | {"FTIS_HOME": str(tmp_path)}
+    for command in commands:
+        words = [sys.executable, "-c", ENDING, *command.split()]
+        ended = await asyncio.to_thread(subprocess.run, words, env=environment, capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr.strip()) == (0, needed), command
+    await api.close()
+
+
+def test_the_help_of_all_commands_says_what_each_says_of_itself() -> None:
+    for name, says in _COMMANDS.items():
+        assert inspect.cleandoc(root().get_command(None, name).help).partition("\n\n")[0].replace("\n", " ") == says
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        ("node.daemon", {"torch", "scipy", "transformers", "rich"}),
+        ("lab.simulation.simulate", {"hivemind", "rich", "torch", "transformers"}),
+        ("worker.messages", {"hivemind", "rich", "torch", "transformers"}),
+    ],
+)
+def test_a_process_is_without_what_it_never_uses(module: str, never: set[str]) -> None:
+    code = f"import ftis_node.{module}, sys; sys.exit(bool({never} & {{*sys.modules}}))"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -54,12 +54,8 @@ def test_what_is_shown_reads_back_as_the_same_settings(profile: str, cli: Cli, t
     file = tmp_path / "shown.toml"
     file.write_text(out)
     there = collect(task="", flags={}, file=file, environment={})[0]
-    assert (
-        there
-        == collect(task="arithmetic", flags={"profile": profile, "model": 'a"b\\\x7f', "wait": "inf"}, environment={})[
-            0
-        ]
-    )
+    flags = {"profile": profile, "model": 'a"b\\\x7f', "wait": "inf"}
+    assert there == collect(task="arithmetic", flags=flags, environment={})[0]
 
 
 def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -> None:

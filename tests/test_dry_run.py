@@ -88,7 +88,7 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
     sections = [path.read_text().split("## What leaves your machine\n")[1].split("\n## ")[0] for path in described]
     for text in (NOTICE, join_command.__doc__ or "", *sections):
         assert "self-report" in text and "--name" in text, text
-    (option,) = (one for one in root().commands["join"].params if one.name == "name")
+    (option,) = (one for one in root().get_command(None, "join").params if one.name == "name")
     assert "self-report" in str(vars(option)["help"])
 
 

@@ -70,7 +70,7 @@ def test_a_value_that_a_setting_does_not_take_is_told_by_the_settings(
 def test_the_help_names_each_kind_of_task(command: str) -> None:
     found = root()
     for word in command.split():
-        found = found.commands[word]
+        found = found.get_command(None, word)
     (option,) = (one for one in found.params if one.name == "task")
     assert all(
         f"{kind}:" in str(vars(option)["help"]) for kind in ("hf", "verifiers", "reasoning-gym", "package.module")

@@ -18,7 +18,7 @@ import pytest
 from ftis_node.cli import main
 from ftis_node.config.run import RunFile, dump_run_file, make_hints, parse_run_file
 from ftis_node.observe.answers import Peers, Status, read
-from ftis_node.observe.api import Api
+from ftis_node.observe.api_server import Api
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
 from ftis_node.observe.prometheus import exposition

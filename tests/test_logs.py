@@ -65,9 +65,7 @@ def fresh_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(
-    formatter: logging.Formatter,
-) -> None:
+def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(formatter: logging.Formatter) -> None:
     line = formatter.format(record("peer says %s", FORGED))
     assert line.isprintable(), "one line, and nothing that moves a cursor or turns text"
     assert "forged" in line and "end" in line, "nothing is lost"

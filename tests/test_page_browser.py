@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ftis_node.observe.api import link
 from ftis_node.observe.history import History
-from ftis_node.observe.web import Route, Web, json_route, link
+from ftis_node.observe.web import Route, Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import SCRIPT
 from tests.support.step_events import step

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.observe.api import link
 from ftis_node.observe.history import History
-from ftis_node.observe.web import Web, json_route, link
+from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer

@@ -16,7 +16,8 @@ import ftis_node
 from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
-from ftis_node.observe.api import Api, ask_text
+from ftis_node.observe.api import ask_text
+from ftis_node.observe.api_server import Api
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
 from ftis_node.step_report import DeviceSeconds, StepFigures
 from tests.support.documented import EVENTS, exposed, keys, metrics

@@ -103,11 +103,6 @@ print(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0)))
     assert told[0] == told[1]
 
 
-def test_a_simulation_loads_no_hivemind() -> None:
-    code = "import sys; import ftis_node.lab.simulation.simulate; sys.exit('hivemind' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_the_machines_clocks_are_back_after_a_simulation() -> None:
     before = boot_seconds(), unix_seconds()
     Simulation(Scenario(nodes=2, seconds=1200.0)).run()

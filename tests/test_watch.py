@@ -20,8 +20,9 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.node.observer import EXPORTED, Observer
+from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import Web, json_route, link, read_token
+from ftis_node.observe.web import Web, json_route
 from ftis_node.packet import packet_digest
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report

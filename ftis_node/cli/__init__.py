@@ -1,47 +1,102 @@
-"""The command line: one file a command group, no logic."""
+"""The command line: one file a command group, no logic. A command's docstring is its help; it raises UserError for what
+a person can mend, and ends with `sys.exit` or `typer.Exit` where its exit code is not 0."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 import ftis_node
-from ftis_node.cli import (
-    bench,
-    bugreport,
-    config,
-    demo,
-    doctor,
-    eval,
-    export,
-    fit,
-    invitations,
-    join,
-    keys,
-    lab,
-    life,
-    local,
-    logs,
-    run,
-    runs,
-    task,
-    top,
-    watch,
-)
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
-from ftis_node.swarm import invitation
 from ftis_node.text import say
 
+# The commands and groups, and what `--help` says of each. A group is the `app` of the module of its name.
+_COMMANDS = {
+    "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
+    "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",
+    "eval": "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, "
+    "and accuracy whatever the format.",
+    "export": "Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.",
+    "fit": "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.",
+    "join": "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
+    "status": "Show what the node on this home is doing.",
+    "health": "Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. "
+    "Supervisors use it.",
+    "peers": "Show the peers it works with, and those left out and why.",
+    "top": "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
+    "page": "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
+    "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
+    "logs": "The last lines of the log of the node on this home, also after it has ended.",
+    "pause": "After this step the node saves and lets go of its GPU (or cores); "
+    "it stays in the swarm and serves its peers.",
+    "resume": "Load the model again and go on from the last checkpoint.",
+    "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
+    "stop": "Ask the node to finish its step, save and end, all within half a minute.",
+    "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
+    "id": "This node's peer id, and its addresses if it is running.",
+    "invite": "Print an invitation to this node's run: one line for `ftis-node join`. "
+    "The node must run when it is used.",
+    "members": "List the members of a private run that this node knows, and those removed.",
+    "remove": "Remove a member from a private run. What it has received already stays with it.",
+    "runs": "List the open runs of the local network, whose nodes were started with --lan.",
+    "run": "The public contract of a swarm.",
+    "config": "The settings, layer upon layer.",
+    "keys": "A node's key: whoever has it is that node.",
+    "doctor": "Looks for what is wrong and says what to do.",
+    "bench": "Measurements.",
+    "task": "A task's rows, before a run is made of them.",
+    "lab": "Many nodes in one place: experiments and what they show.",
+}
+# Where a command is that is not the function of its name in the module of its name.
+_PLACES = {
+    "eval": "eval.evaluate",
+    "id": "local.show_id",
+    "set": "life.set_",
+    **{name: f"local.{name}" for name in ("status", "health", "peers", "page")},
+    **{name: f"life.{name}" for name in ("pause", "resume", "finish", "stop")},
+    **{name: f"invitations.{name}" for name in ("invite", "members", "remove")},
+}
+
+
+@functools.cache
+def _made(name: str) -> Any:
+    module, function = _PLACES.get(name, f"{name}.{name}").split(".")
+    found, alone = import_module(f"{__name__}.{module}"), typer.Typer(pretty_exceptions_enable=False)
+    if hasattr(found, "app"):
+        alone.add_typer(found.app, name=name)
+    else:
+        alone.command(name)(getattr(found, function))
+    return get_group(alone).commands[name]
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when it is called, so that none pays for what another needs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: Any = dict.fromkeys(_COMMANDS)
+
+    def get_command(self, ctx: object, name: str) -> Any:
+        """The command of this name, or None."""
+        return _made(name) if name in _COMMANDS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of all commands together, without importing one."""
+        listed: Any = {name: TyperCommand(name, help=says) for name, says in _COMMANDS.items()}
+        TyperGroup(commands=listed, params=self.params, help=self.help).format_help(ctx, formatter)
+
+
 app = typer.Typer(
-    name="ftis-node",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="ftis-node", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 
@@ -58,38 +113,6 @@ def root(
     ] = False,
 ) -> None:
     """Different language models learn from one another, peer to peer."""
-
-
-app.command("bugreport")(bugreport.bugreport)
-app.command("demo")(demo.demo)
-app.command("eval")(eval.evaluate)
-app.command("export")(export.export)
-app.command("fit")(fit.fit)
-app.command("join")(join.join)
-app.command("status")(local.status)
-app.command("health")(local.health)
-app.command("peers")(local.peers)
-app.command("top")(top.top)
-app.command("page")(local.page)
-app.command("watch")(watch.watch)
-app.command("logs")(logs.logs)
-app.command("pause")(life.pause)
-app.command("resume")(life.resume)
-app.command("finish")(life.finish)
-app.command("stop")(life.stop)
-app.command("set")(life.set_)
-app.command("id")(local.show_id)
-app.command("invite")(invitations.invite)
-app.command("members")(invitations.members)
-app.command("remove")(invitations.remove)
-app.command("runs")(runs.runs)
-app.add_typer(run.app, name="run")
-app.add_typer(task.app, name="task")
-app.add_typer(config.app, name="config")
-app.add_typer(keys.app, name="keys")
-app.add_typer(doctor.app, name="doctor")
-app.add_typer(bench.app, name="bench")
-app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
@@ -121,7 +144,7 @@ def _refuse_misplaced(words: Sequence[str]) -> None:
     for option, value in pairwise(words):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")
-        if option in ("--peers", "--task", "--run") and value.startswith(invitation.PREFIX):
+        if option in ("--peers", "--task", "--run") and value.startswith("ftis:"):
             raise UsageError(f"{option} was given an invitation.", "It stands alone: `ftis-node join ftis:…`.")
 
 

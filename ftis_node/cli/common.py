@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.config.run import TASKS
+from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, in_json, say
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.worker.restore import Checkpoint
 
-KINDS = f"{TASKS}."  # what --task takes
+KINDS = f"{TASK_KINDS}."  # what --task takes
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]
@@ -112,7 +112,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_in(text: str) -> int:
-    """The seconds in a time such as 30m, 12h or 7d. Raises UsageError."""
+    """The seconds in a time such as 30m, 12h or 7d. Raises UsageError if it is none, or 2^31 seconds or more."""
     number, unit = text[:-1], _UNITS.get(text[-1:])
     if unit is None or not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) * unit < 1 << 31:
         raise UsageError(f"{text!r} is no time.", "Write minutes, hours or days: 30m, 12h, 7d.")
@@ -120,5 +120,5 @@ def seconds_in(text: str) -> int:
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """The parts between commas."""
+    """The parts between commas, without spaces; empty ones are left out."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -12,7 +12,7 @@ from pathlib import Path
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.logs import as_object, begin_output
+from ftis_node.observe.logs import Growing, as_object, begin_output
 from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.3
@@ -78,19 +78,14 @@ class _News:
     """New log lines that the owner should see at once: warnings, and all about the peers that were named."""
 
     def __init__(self, log: Path, names: Sequence[str]) -> None:
-        self._log = log
-        self._names = names
-        self._read = log.stat().st_size if log.exists() else 0
+        self._log, self._names = log, names
+        self._growing = Growing(log, added=True) if log.exists() else None
 
     def lines(self) -> Iterator[str]:
         """Those since the last call."""
-        with suppress(OSError), self._log.open("rb") as file:
-            if self._log.stat().st_size < self._read:
-                self._read = 0  # it was rotated
-            file.seek(self._read)
-            *complete, rest = file.read().split(b"\n")
-            self._read = file.tell() - len(rest)
-            for event in (as_object(line.decode(errors="replace")) for line in complete):
+        with suppress(OSError):
+            self._growing = self._growing or Growing(self._log)
+            for event in map(as_object, self._growing.lines()):
                 message = str(event.get("message", ""))
                 if event.get("level") in ALARMING or any(name in message for name in self._names):
                     yield message

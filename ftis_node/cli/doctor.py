@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +46,6 @@ def doctor(
                 f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
             )
         return
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import case_of
     from ftis_node.preflight.checks import examined
@@ -68,7 +66,6 @@ def net(
     json: JsonOption = False,
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     from ftis_node.config.settings import collect
     from ftis_node.observe.answers import Status
     from ftis_node.observe.api import ask

@@ -23,7 +23,7 @@ from ftis_node.cli.common import (
     print_json,
     tell_choice,
 )
-from ftis_node.config.run import TASKS
+from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
 
@@ -43,7 +43,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
     ],
-    task: Annotated[str, typer.Option(help=f"math500, {TASKS}; of training data the tenth held out.")],
+    task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
     base: Annotated[
         str | None,
         typer.Argument(metavar="[BASE]", help="With --compare: what to compare with; default: the checkpoint's model."),

@@ -189,7 +189,8 @@ def tell_invitation(invited: Invitation) -> None:
 
 
 def keep_invitation(home: Home, invitation: Invitation) -> None:
-    """Write an invitation into the home, for a daemon in the background. The home is this user's alone."""
+    """Write an invitation into the home, for a daemon in the background, in a file that its owner alone can
+    read. Makes the home if need be. Raises OSError."""
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_bytes(home.invitation, invitation.text.encode())
     home.invitation.chmod(0o600)

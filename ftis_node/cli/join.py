@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, Rewar
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
-from ftis_node.config.run import TASKS
+from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
@@ -56,7 +55,7 @@ def join(
         str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
     ] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
-    task: Annotated[str | None, typer.Option(help=f"{TASKS}. Default: the run's.")] = None,
+    task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     question: QuestionOption = None,
@@ -133,7 +132,6 @@ def join(
         tell_invitation(invited)
     if case.origins["model"] == "default":
         say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     if dry_run:
         _print_report(case, json=json)
     elif background:

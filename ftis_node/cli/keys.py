@@ -32,7 +32,7 @@ def export(
     home: HomeOption = DEFAULT_HOME,
     json: JsonOption = False,
 ) -> None:
-    """Copies the key of a home into a file that only you can read."""
+    """Copy the key of a home into a file that only you can read."""
     from ftis_node.swarm.identity import Identity
 
     identity = Identity.load(Home(home.expanduser()).key)

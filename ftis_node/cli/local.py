@@ -11,6 +11,7 @@ from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_facts, print_json
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import PeerRow, Peers, Status
+from ftis_node.observe.api import link, read_token
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import called, counted, duration, say, with_names
 
@@ -57,8 +58,6 @@ def page(
 ) -> None:
     """The link to the node's page. Its holder can see everything the node shows, and change nothing."""
     import webbrowser
-
-    from ftis_node.observe.web import link, read_token
 
     place = Home(home.expanduser())
     address = ask_daemon(home, "/status", Status).page

@@ -35,7 +35,7 @@ def runs(
 
 
 def heard(host: str, seconds: float) -> list[LanNode]:
-    """The nodes that tell of themselves. Raises UserError without multicast."""
+    """Listen for so many seconds; return the nodes that tell of themselves. Raises UserError without multicast."""
     from ftis_node.swarm.lan import look_around
 
     with waiting("Listening for nodes on the local network"):
@@ -76,7 +76,7 @@ def the_run(host: str) -> tuple[str, ...]:
 
 
 def by_run(nodes: Sequence[LanNode]) -> dict[bytes, list[LanNode]]:
-    """The nodes of each run that can be dialled."""
+    """The nodes that can be dialled, by run id; runs in the order in which they were found."""
     found: dict[bytes, list[LanNode]] = {}
     for node in nodes:
         if node.addresses:

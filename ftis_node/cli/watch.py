@@ -13,6 +13,7 @@ from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.errors import UsageError
 from ftis_node.host.loading import loading
+from ftis_node.observe.api import link, read_token
 from ftis_node.observe.logs import log_to
 from ftis_node.store.home import Home
 from ftis_node.text import counted, say
@@ -65,7 +66,7 @@ def watch(
         import uvloop
 
         from ftis_node.node.observer import Observer
-        from ftis_node.observe.web import Web, link, read_token
+        from ftis_node.observe.web import Web
 
     def tell(server: Web) -> None:
         say(f"Page: {link(server.address, read_token(place.page_token))}", error=True, flush=True)

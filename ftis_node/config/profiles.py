@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+TASK_KINDS = (
+    "arithmetic, gsm8k, a .jsonl or .csv file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, verifiers:NAME, or Python: "
+    "package.module:function"
+)
+"""The tasks that a person can name, for help and errors."""
+
 
 @dataclass(frozen=True)
 class TaskProfile:
@@ -52,6 +58,7 @@ class MachineProfile:
 
     @property
     def settings(self) -> dict[str, object]:
+        """The values by setting, without their reasons."""
         return {name: value for name, (value, _) in self.choices.items()}
 
 

@@ -36,6 +36,8 @@ RUN_FILE_CHARACTERS_MAX = 1 << 16
 
 
 class RunDefaults(TypedDict):
+    """Values of a `Run` that nobody chose."""
+
     group: int
     slots: int
     temperature: float
@@ -43,12 +45,6 @@ class RunDefaults(TypedDict):
 
 # Defaults of a run; the group size is the paper's.
 RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
-
-TASKS = (
-    "arithmetic, gsm8k, a .jsonl or .csv file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, verifiers:NAME, or Python: "
-    "package.module:function"
-)
-"""The tasks that a person can name, for help and errors."""
 
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""

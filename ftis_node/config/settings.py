@@ -406,11 +406,7 @@ class Layers:
 
 
 def collect(
-    *,
-    task: str,
-    flags: Mapping[str, Any],
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
+    *, task: str, flags: Mapping[str, Any], file: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[Settings, dict[str, str]]:
     """Settle all layers; return the settings and the origin of each.
 

@@ -145,11 +145,13 @@ class Memory:
 
     @property
     def training(self) -> int:
+        """Bytes at the peak of a step."""
         layers = self.activations + max(self.one_layer, self.logits)
         return self._always + self.gradients + max(layers, self.update)
 
     @property
     def generating(self) -> int:
+        """Bytes at the peak of generation."""
         return self._always + self.kv_cache + self.sampling
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 import resource
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    import asyncio
 
 WANTED = 65_536  # a limit of a thousand million, as containers have, makes programs slow that go through it
 ROOM = 16  # that must be free before the node goes on: a new compute process takes about ten
@@ -51,6 +54,8 @@ async def wait_for_room(error: Exception, stopping: asyncio.Event) -> OutOfFiles
     Raises:
         Exception: `error` itself, if it is another one.
     """
+    import asyncio
+
     if not ran_out(error):
         raise error
     logger.error("Too many files are open (the limit is %d); the node goes on when some are closed.", limit())

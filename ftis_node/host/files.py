@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-import psutil
-
 Kept = TypeVar("Kept")
 
 logger = logging.getLogger(__name__)
@@ -68,6 +66,8 @@ def removed_if_it_fails(path: Path) -> Iterator[None]:
 
 def remove_unfinished(directory: Path) -> None:
     """Remove what `replace_bytes` left there in processes that were killed."""
+    import psutil
+
     for file in directory.glob("*.*.tmp"):
         pid = file.suffixes[-2][1:]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):

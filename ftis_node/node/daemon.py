@@ -40,7 +40,7 @@ from ftis_node.node.schedule import Schedule
 from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, signs, status_row
 from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.answers import Planned, Status
-from ftis_node.observe.api import Answer
+from ftis_node.observe.api_server import Answer
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.step_report import TakenStep

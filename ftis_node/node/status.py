@@ -32,7 +32,6 @@ from ftis_node.observe.answers import (
     Rows,
     Status,
 )
-from ftis_node.observe.view import number
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
@@ -41,7 +40,7 @@ from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Outcome
-from ftis_node.text import with_names
+from ftis_node.text import number, with_names
 from ftis_node.worker.messages import plan_row
 
 if TYPE_CHECKING:

@@ -1,27 +1,21 @@
-"""The local API: HTTP on a unix socket that only its owner can open."""
+"""How commands reach a running node: they ask its local API (`observe.api_server`), and link to its page."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-import msgspec
-from aiohttp import web
+from urllib.parse import urlencode
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.answers import Kind, read
 
-Answer = Callable[[], Mapping[str, object]]
-Order = Callable[[Mapping[str, str]], Awaitable[Mapping[str, object]]]
-Text = Callable[[], bytes]
-TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 LOOK_INTO_LOG = "Look into node.log in its home."
+TOKEN_BYTES = 32
 
 
 class NoDaemon(UserError):
@@ -29,66 +23,6 @@ class NoDaemon(UserError):
 
     def __init__(self) -> None:
         super().__init__("No ftis-node daemon is running on this home.", "Start one with `ftis-node join`.")
-
-
-class Api:
-    """Serves JSON answers under GET to `reads` and POST to `actions`, and Prometheus' text under GET to `texts`.
-
-    `orders` are POSTed with a JSON object of texts; the UserError of one is answered with status 422.
-    """
-
-    def __init__(
-        self,
-        reads: dict[str, Answer],
-        actions: dict[str, Answer],
-        texts: Mapping[str, Text] = MappingProxyType({}),
-        orders: Mapping[str, Order] = MappingProxyType({}),
-    ) -> None:
-        app = web.Application()
-        app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
-        app.add_routes(web.post(path, _handler(answer)) for path, answer in actions.items())
-        app.add_routes(web.get(path, text_handler(text)) for path, text in texts.items())
-        app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
-        self._runner = web.AppRunner(app, access_log=None)
-
-    async def start(self, path: Path) -> None:
-        """Listens on a unix socket with mode 0600."""
-        await self._runner.setup()
-        previous = os.umask(0o177)  # so that there is no moment at which others could connect
-        try:
-            await web.UnixSite(self._runner, str(path)).start()
-        finally:
-            os.umask(previous)
-
-    async def close(self) -> None:
-        await self._runner.cleanup()
-
-
-def _handler(answer: Answer) -> Any:
-    async def handle(request: web.Request) -> web.Response:
-        return web.json_response(answer())
-
-    return handle
-
-
-def _order_handler(order: Order) -> Any:
-    async def handle(request: web.Request) -> web.Response:
-        try:
-            return web.json_response(await order(msgspec.json.decode(await request.read(), type=dict[str, str])))
-        except UserError as error:
-            refusal = {"what": error.what, "fix": error.fix}
-            return web.json_response(refusal, status=http.HTTPStatus.UNPROCESSABLE_ENTITY)
-
-    return handle
-
-
-def text_handler(text: Text) -> Any:
-    """A handler that answers Prometheus' text."""
-
-    async def handle(request: web.BaseRequest) -> web.Response:
-        return web.Response(body=text(), headers={"Content-Type": TEXT})
-
-    return handle
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -128,12 +62,7 @@ def ask(
 
 
 def ask_text(
-    path: Path | None,
-    route: str,
-    *,
-    action: bool = False,
-    timeout: float = 5.0,
-    order: Mapping[str, str] | None = None,
+    path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0, order: Mapping[str, str] | None = None
 ) -> bytes:
     """The text of a running daemon's answer.
 
@@ -166,3 +95,28 @@ def ask_text(
         raise NoDaemon from error
     finally:
         connection.close()
+
+
+def read_token(path: Path) -> str:
+    """The token of a home, made at its first use, in a file that only its owner can read.
+
+    Raises:
+        OSError: the file can be neither read nor written.
+    """
+    try:
+        kept = path.read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError:
+        kept = ""
+    if len(kept) >= TOKEN_BYTES:
+        path.chmod(0o600)
+        return kept
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def link(address: str, token: str) -> str:
+    """The address with the token in it, which a browser exchanges for a cookie."""
+    return f"{address}?{urlencode({'token': token})}"

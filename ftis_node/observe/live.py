@@ -12,9 +12,9 @@ from rich.text import Text
 
 from ftis_node.observe.answers import CheckpointStatus, PeerRow, Status
 from ftis_node.observe.terminal import words
-from ftis_node.observe.view import number, sparkline
+from ftis_node.observe.view import sparkline
 from ftis_node.step_report import GpuFigures
-from ftis_node.text import counted, duration, rounded
+from ftis_node.text import counted, duration, number, rounded
 
 _COLOURS = {
     "ONLINE": "green",
@@ -51,12 +51,7 @@ _CUTS = (
 
 
 def node_view(
-    status: Status,
-    peers: Sequence[PeerRow] = (),
-    lines: Sequence[str] = (),
-    hint: str = "",
-    *,
-    whole: bool = True,
+    status: Status, peers: Sequence[PeerRow] = (), lines: Sequence[str] = (), hint: str = "", *, whole: bool = True
 ) -> RenderableType:
     """A node at a glance; fits 80 columns.
 

@@ -101,7 +101,7 @@ def older_parts(path: Path) -> list[LogPart]:
 
 
 def set_aside(path: Path) -> None:
-    """Make the present file the latest of the older parts; nothing happens if it is one already."""
+    """Make the present file the latest of the older parts; nothing happens if it is one already. Raises OSError."""
     number = _next_number(older_parts(path))
     with suppress(FileNotFoundError):
         path.rename(path.with_name(f"{path.stem}-{number:08d}{path.suffix}"))

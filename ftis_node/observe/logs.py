@@ -44,6 +44,7 @@ class Tail(logging.Handler):
         self.lines: deque[str] = deque(maxlen=count)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's line, and forget the oldest beyond the number."""
         self.lines.append(self.format(record))
 
 
@@ -53,7 +54,6 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     Args:
         view: gets the lines in place of stderr, always as text.
     """
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     handlers: list[logging.Handler] = [view] if view is not None else []
     if view is None and not _is_output(home):  # which nobody rotates, and would have all of it a second time
         handlers.append(logging.StreamHandler(sys.stderr))
@@ -188,11 +188,11 @@ def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -
     Raises:
         FileNotFoundError: there is no log.
     """
-    growing = _Growing(path)
+    growing = Growing(path)
     recent = deque[str](maxlen=count)
     for number in range(OLDER, 0, -1):
         with suppress(FileNotFoundError):
-            older = _Growing(path.with_name(f"{path.name}.{number}"))
+            older = Growing(path.with_name(f"{path.name}.{number}"))
             if older.file != growing.file:  # which was rotated just now
                 recent.extend(older.lines())
     recent.extend(growing.lines())
@@ -215,12 +215,21 @@ def last_lines(path: Path, count: int) -> list[str]:
     return lines[-count:]
 
 
-class _Growing:
-    """A file that is written to and rotated meanwhile. `file`: which one is open, as device and inode."""
+class Growing:
+    """A file that is written to and rotated meanwhile. `file`: which one is open, as device and inode.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        added: only what is added from now on.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, added: bool = False) -> None:
         self._path = path
         self._begin()
+        if added:
+            self._data.seek(0, os.SEEK_END)
 
     def _begin(self) -> None:
         self._data = self._path.open("rb")

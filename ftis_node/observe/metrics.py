@@ -39,7 +39,7 @@ class MetricsLog:
             self._tidy()  # what a killed process left
 
     def write(self, event: str, **facts: Any) -> None:
-        """Writes one line, at once."""
+        """Write one line, at once, and tell the tracker; a full part is set aside first. Raises OSError."""
         if self._older_bytes is not None and self._file.tell() >= self._part_bytes:
             self._begin_part()
         self._file.write(json.dumps({"time": time.time(), "event": event, **facts}).encode() + b"\n")
@@ -48,7 +48,7 @@ class MetricsLog:
             self._tracker.take(event, facts)
 
     def close(self) -> None:
-        """Also waits until the older parts are compressed."""
+        """Close log and tracker; wait until the older parts are compressed."""
         self._file.close()
         if self._tracker is not None:
             self._tracker.close()

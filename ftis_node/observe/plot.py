@@ -24,7 +24,7 @@ def check_drawing() -> None:
 
 
 def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str) -> None:
-    """Draws pass@1 against seconds, one line a node, as a PNG.
+    """Draw pass@1 against seconds, one line a node, as a PNG. Raises OSError if `path` cannot be written.
 
     Args:
         curves: label → (seconds, pass@1) in order.

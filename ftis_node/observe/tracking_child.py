@@ -18,6 +18,7 @@ Log = Callable[[int, dict[str, float]], None]
 
 
 def tensorboard(name: str) -> tuple[Log, Callable[[], None]]:
+    """Functions that write figures of a step into files of the folder `name`, and that end it."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(name)
@@ -31,6 +32,7 @@ def tensorboard(name: str) -> tuple[Log, Callable[[], None]]:
 
 
 def wandb(name: str) -> tuple[Log, Callable[[], None]]:
+    """As `tensorboard`, of a run of this name; offline unless WANDB_MODE says otherwise, without code or machine."""
     import wandb
 
     settings = wandb.Settings(
@@ -54,6 +56,7 @@ def wandb(name: str) -> tuple[Log, Callable[[], None]]:
 
 
 def trackio(name: str) -> tuple[Log, Callable[[], None]]:
+    """As `wandb`; local unless TRACKIO_SPACE_ID names a space. Sets TRACKIO_DIR to this folder by default."""
     os.environ.setdefault("TRACKIO_DIR", os.getcwd())
     import trackio
 
@@ -69,6 +72,8 @@ def trackio(name: str) -> tuple[Log, Callable[[], None]]:
 
 
 def main(kind: str, name: str) -> None:
+    """Write each line of stdin (JSON: step, figures) with a tracker until it ends; figures that are not finite are left
+    out."""
     log, finish = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}[kind](name)
     for line in sys.stdin:
         told = json.loads(line)

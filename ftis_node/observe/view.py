@@ -9,6 +9,7 @@ from rich.table import Table
 
 from ftis_node.observe.answers import Status
 from ftis_node.observe.terminal import words
+from ftis_node.text import number
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -56,9 +57,3 @@ def _row(status: Status) -> list[str]:
         number(status.bytes_in, ".2f", 1e-6),
         number(status.bytes_out, ".2f", 1e-6),
     ]
-
-
-def number(value: float | None, form: str, scale: float = 1.0) -> str:
-    if value is None:
-        return "–"
-    return format(value if form == "d" else value * scale, form)

@@ -7,7 +7,6 @@ import hmac
 import ipaddress
 import json
 import logging
-import os
 import secrets
 from asyncio import Transport
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,10 +20,10 @@ from aiohttp import web
 
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.observe.api import TOKEN_BYTES
 
 logger = logging.getLogger(__name__)
 
-TOKEN_BYTES = 32
 CODE_SECONDS = 30.0
 GUESTS_MAX = 16
 CONNECTIONS_MAX = 64  # a browser opens six, Prometheus one
@@ -60,31 +59,6 @@ class Route:
     path: str
     handler: Handler
     open: bool = False
-
-
-def read_token(path: Path) -> str:
-    """The token of a home, made at its first use, in a file that only its owner can read.
-
-    Raises:
-        OSError: the file can be neither read nor written.
-    """
-    try:
-        kept = path.read_text(encoding="ascii", errors="replace").strip()
-    except FileNotFoundError:
-        kept = ""
-    if len(kept) >= TOKEN_BYTES:
-        path.chmod(0o600)
-        return kept
-    token = secrets.token_urlsafe(TOKEN_BYTES)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
-    return token
-
-
-def link(address: str, token: str) -> str:
-    """The address with the token in it, which a browser exchanges for a cookie."""
-    return f"{address}?{urlencode({'token': token})}"
 
 
 def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]]) -> Route:
@@ -155,6 +129,7 @@ class Web:
             )
 
     async def close(self) -> None:
+        """Stop answering; a page that was never started is left alone."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -228,6 +203,7 @@ class Names:
     any_address: bool = False
 
     def hold(self, host: str) -> bool:
+        """Whether a Host header names this page."""
         name, _, port = host.lower().rpartition(":")
         if self.port == HTTP_PORT and not (name and port.isdecimal()):
             name, port = host.lower(), str(HTTP_PORT)
@@ -287,6 +263,7 @@ class Guests:
         return found.session
 
     def know(self, cookie: str) -> bool:
+        """Whether a cookie is that of a browser that was let in and not shut out since."""
         return _key(cookie) in {_key(one.session) for one in self._invitations.values() if one.session}
 
 

@@ -25,7 +25,7 @@ LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which tak
 
 
 def run(case: Case) -> None:
-    """The run of the home or of a file, and whether this node can join it."""
+    """Add the run of the home or of a file to the case. Raises UsageError if it cannot be read or joined."""
     found = known_run(case.home, case.options.run)
     if found is not None:
         case.runs.append(("the home" if case.home.run_file.exists() else "--run", found))
@@ -33,7 +33,7 @@ def run(case: Case) -> None:
 
 
 def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
-    """Refuse a run that this node cannot join.
+    """Refuse a run that this node cannot join; the case remembers that it was refused.
 
     Args:
         ours: its owner agreed to it before, so it may name what others' may not.
@@ -48,13 +48,13 @@ def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
 
 
 def settings(case: Case) -> None:
-    """The settings, the name of the model, and the library of a tracker."""
+    """Check settings, the model's name, and that a tracker is installed. Raises UserError."""
     resolve(case.settings.model)
     refuse_untracked(case.settings.track)
 
 
 def data(case: Case) -> None:
-    """The task's files, if they are here and not large."""
+    """Load the task into the case, if its files are here and not large. Raises UserError if they are unsound."""
     if case.refused or not case.task_known:
         return
     case.download = case.source.download() or case.download
@@ -63,7 +63,11 @@ def data(case: Case) -> None:
 
 
 def own_data(case: Case) -> None:
-    """The file of rows that only this node trains on."""
+    """Load the file of rows that only this node trains on into the case.
+
+    Raises:
+        UsageError: the file is unsound, its rule has no file, or a batch has no room for it.
+    """
     options = case.options
     if options.own_data is None:
         if options.own_reward is not None:
@@ -77,7 +81,11 @@ def own_data(case: Case) -> None:
 
 
 def large_data(case: Case) -> None:
-    """The task of the peers' run; a task that is code, or large. Whatever it is, whether it rewards skill."""
+    """Load the task of the peers' run into the case, or one that is code, or large; check that it rewards skill.
+
+    Raises:
+        UserError: it cannot be loaded, or its rule rewards anything.
+    """
     if case.refused or not case.task_known:
         return
     if case.task is None and case.runs and case.runs[0][0] == "--peers" and case.options.task is None:
@@ -89,6 +97,6 @@ def large_data(case: Case) -> None:
 
 
 def addresses(case: Case) -> Iterator[UserError]:
-    """The addresses to dial."""
+    """What is wrong with the addresses to dial, one error each."""
     for text in case.options.peers:
         yield from noted(partial(parse_address, text))

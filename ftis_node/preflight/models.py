@@ -132,7 +132,7 @@ def workload(case: Case) -> Workload:
 
 
 def checkpoints(case: Case) -> None:
-    """The home's checkpoints: whether the planned kind of training can go on from them."""
+    """Check that the planned kind of training can go on from the home's checkpoints. Raises UserError if not."""
     from ftis_node.node.checkpointing import refuse_other_model
     from ftis_node.store.checkpoints import labelled, newest_facts
 
@@ -200,7 +200,11 @@ def _refuse_rows(case: Case, words: Any) -> None:
 
 
 def weights(case: Case) -> None:
-    """The weights: whether they load, and this program computes what they mean; where they are here, and have room."""
+    """Load the weights, where they are here and have room, and compare what they compute with their own forward pass.
+
+    Raises:
+        UserError: they do not load, differ, or the vLLM server of the settings cannot be used.
+    """
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.policy.availability import cached

@@ -37,7 +37,11 @@ NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rcl
 
 
 def home(case: Case) -> Iterator[Finding | UserError]:
-    """The home: whether it can be written, is free and of this version; and its key."""
+    """Check that the home can be written, is free and of this version, and its key; the case gets what the home knows.
+
+    Raises:
+        UserError: it cannot be used at all, or its key is damaged.
+    """
     place, parent = case.home, existing_folder(case.home.path)
     if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"The home {place.path} cannot be used: {parent} is {_unfit(parent)}.", "Name another --home.")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-import psutil
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
@@ -186,6 +185,8 @@ class Home:
         """Write down the runtime directory and the child processes: clients read them, and so does the next start's
         reaper.
         """
+        import psutil
+
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
         record = Runtime(os.getpid(), str(directory), started)
         replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
@@ -198,6 +199,8 @@ class Home:
     @staticmethod
     def lives(record: Runtime | None) -> bool:
         """Whether the daemon of this record is there still."""
+        import psutil
+
         try:
             return record is not None and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, ValueError):
@@ -213,6 +216,8 @@ class Home:
         record = self.runtime()
         if record is None:
             return
+        import psutil
+
         for pid, started in record.children.items():
             with suppress(psutil.Error, ValueError, ProcessLookupError):
                 process = psutil.Process(int(pid))

@@ -6,7 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from ftis_node.config.run import TASKS, Run
+from ftis_node.config.profiles import TASK_KINDS
+from ftis_node.config.run import Run
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import Arithmetic
 from ftis_node.tasks.csv_rows import CsvRows
@@ -32,7 +33,7 @@ class _Unknown(Source):
 
     def _load(self) -> Task:
         known = did_you_mean(self.name, (name for kind in KINDS for name in kind.names))
-        raise UsageError(f"There is no task {self.name!r}.", f"{known}Use {TASKS}; for `eval` also math500.")
+        raise UsageError(f"There is no task {self.name!r}.", f"{known}Use {TASK_KINDS}; for `eval` also math500.")
 
 
 KINDS: tuple[type[Source], ...] = (
@@ -46,7 +47,7 @@ KINDS: tuple[type[Source], ...] = (
     Verifiers,
     PythonFunction,
 )
-"""Each kind of task; a name is of the first that takes it. `config.run.TASKS` describes them for people."""
+"""Each kind of task; a name is of the first that takes it. `config.profiles.TASK_KINDS` describes them for people."""
 
 
 def source_of(name: str, **said: Any) -> Source:

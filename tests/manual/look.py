@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from ftis_node.observe.web import link, read_token
+from ftis_node.observe.api import link, read_token
 from ftis_node.store.home import Home
 from ftis_node.swarm.chronicle import Chronicle
 from tests.support.browser import Browser, missing

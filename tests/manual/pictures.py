@@ -24,10 +24,10 @@ from rich.console import Console
 from ftis_node.cli.top import HINT, LINES
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.observe.answers import Peers, Status
-from ftis_node.observe.api import ask
+from ftis_node.observe.api import ask, link, read_token
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
-from ftis_node.observe.web import Web, json_route, link, read_token
+from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser
 from tests.support.daemons import Daemon
 from tests.support.watched import watched

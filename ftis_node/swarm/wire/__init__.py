@@ -1,1 +1,33 @@
-"""Peers over libp2p. No other room imports hivemind; the rest of the swarm knows `transport.Transport` only."""
+"""Peers over libp2p. No other room imports hivemind; the rest of the swarm knows `transport.Transport` only.
+
+Three of hivemind's packages import all that it has, and so torch and scipy: 200 MB and two seconds for nothing that is
+used here. They are entered without their `__init__`, so that the network process has no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+
+
+def _enter_hivemind() -> None:
+    found = None if "hivemind" in sys.modules else find_spec("hivemind")
+    for place in found.submodule_search_locations or () if found is not None else ():
+        for name in ("hivemind", "hivemind.dht", "hivemind.utils"):
+            folder = Path(place).parent.joinpath(*name.split("."))
+            spec = ModuleSpec(name, None, origin=str(folder / "__init__.py"), is_package=True)
+            spec.submodule_search_locations = [str(folder)]
+            sys.modules[name] = module_from_spec(spec)
+        from hivemind.utils.logging import get_logger
+        from hivemind.utils.serializer import MSGPackSerializer
+        from hivemind.utils.timed_storage import get_dht_time
+
+        used = {"get_logger": get_logger, "MSGPackSerializer": MSGPackSerializer, "get_dht_time": get_dht_time}
+        vars(sys.modules["hivemind.utils"]).update(used)
+
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # its own handlers log what peers do
+_enter_hivemind()
