@@ -49,11 +49,12 @@ def patient() -> Iterator[Judge]:
 @real_data
 @pytest.mark.parametrize("of", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patient: Judge, of: int) -> None:
-    golds = [example.answer for example in load_evaluation("math500", data=MATH500).held_out[::of]]
+    every = [example.answer for example in load_evaluation("math500", data=MATH500).held_out]
+    golds, others = every[::of], sorted({*every})[:: max(4, of)]
     scores = [patient(f"<think>so</think><answer>{gold}</answer>", gold) for gold in golds]
     assert sum(s.reward for s in scores) == len(scores) == 500 // of
     assert all(s.formatted and s.lenient for s in scores)
-    assert not [pair for pair in itertools.pairwise(sorted({*golds})[:: max(1, 4 // of)]) if patient.same(*pair)]
+    assert not [pair for pair in itertools.pairwise(others) if patient.same(*pair)]
     assert patient.started == 1
 
 
