@@ -90,7 +90,7 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) 
     (tmp_path / "key").write_bytes(ALICE.to_bytes())
     before = set(os.listdir("/tmp"))
     network = await Libp2p.start(Listening(tmp_path / "key", sockets, "127.0.0.1"))
-    await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(network.p2p)
+    await FtisSwarm(Answers()).add_p2p_handlers(network.p2p)
     names = {path.name.split("-")[0] for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)}
     assert names == {"p2pd", "p2pclient"}
     assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("hivemind")]
@@ -98,11 +98,6 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) 
     await network.close()
     assert not psutil.pid_exists(pid)
     assert [path for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)] == []
-
-
-async def nothing():  # type: ignore[no-untyped-def]
-    for chunk in ():
-        yield chunk
 
 
 async def test_its_addresses_end_in_its_peer_id(tmp_path: Path) -> None:
@@ -213,7 +208,7 @@ async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, m
 
 async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(tmp_path: Path) -> None:
     async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
-        await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(bob.p2p)
+        await FtisSwarm(Answers()).add_p2p_handlers(bob.p2p)
         await alice.connect(BOB.author, await bob.addresses())
         for length in (MAX_MESSAGE_BYTES + 1, 1 << 32, (1 << 64) - 1):
             _, reader, writer = await alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
@@ -241,7 +236,7 @@ async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the
         given_up: dict[object, asyncio.Future[bytes]] = {}
         cancelled: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         cancelled.cancel()
-        await FtisSwarm(GivesUp(lambda request, peer: nothing())).add_p2p_handlers(bob.p2p)
+        await FtisSwarm(GivesUp()).add_p2p_handlers(bob.p2p)
         await alice.connect(BOB.author, await bob.addresses())
         caller = stub(alice, BOB)
         with pytest.raises(TimeoutError):
