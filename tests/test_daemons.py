@@ -19,7 +19,6 @@ from tests.support.daemons import PATIENCE, Daemon, Join, gone, run_cli
 from tests.support.documented import check, check_daemon
 
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
-SMALL = ("--set", "batch_groups=4", "--set", "eval_prompts=4")  # steps are counted here, and nothing has to be learned
 # Nobody listens there; a connection is refused at once.
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 
@@ -84,11 +83,11 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     run_file = tmp_path / "run.toml"
     assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
     peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
-    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json", *SMALL)
+    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
     node = join("node", *flags)
     status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
     assert "alone" in status["reason"]
-    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port), *SMALL)
+    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port))
     node.wait(used(late), "it uses the peer that came, without a restart")
     assert node.status()["state"] == "ONLINE"
     for line in node.home.log.read_text().splitlines():
@@ -109,7 +108,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
     harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
 ) -> None:
-    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP, *SMALL)
+    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -130,8 +129,8 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
     base = tmp_path_factory.mktemp("strangers")
     run_file = base / "other.toml"
     assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
-    one = Daemon(base / "one", "--model", "tiny-a", *SMALL)
-    other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file), *SMALL)
+    one = Daemon(base / "one", "--model", "tiny-a")
+    other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file))
     try:
         other.flags += ("--peers", one.start(new_group=True).address())
         yield one, other.start(new_group=True)

@@ -326,7 +326,7 @@ def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, j
     options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")
     assert run_cli("run", "new", *options, "-o", str(file)).returncode == 0
     assert load_run_file(file).run.parts == 3
-    flags = ("--run", str(file), "--set", "batch_groups=6", "--set", "eval_prompts=4", "--set", "eval_every=1000")
+    flags = ("--run", str(file), "--set", "batch_groups=6", "--set", "eval_every=1000")
     a = join("a", "--model", "tiny-a", *flags)
     b = join("b", "--model", "tiny-b", "--peers", a.address(), *flags)
     c = join("c", "--model", "tiny-c", "--peers", a.address(), *flags)
