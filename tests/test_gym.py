@@ -184,9 +184,7 @@ def in_its_form(name: str, payload: str) -> str:
     return f"[{payload}]" if name in FORMED.split() else payload
 
 
-@pytest.mark.parametrize(
-    "name", [EVALUATED[0], *(pytest.param(name, marks=SLOW) for name in EVALUATED[1:])]
-)
+@pytest.mark.parametrize("name", [EVALUATED[0], *(pytest.param(name, marks=SLOW) for name in EVALUATED[1:])])
 def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path) -> None:
     """That is why they are in the jail; a release that mends one of them fails here, and that is good news."""
     path = tmp_path / "ran"

@@ -105,7 +105,13 @@ TRAIN = textwrap.dedent(
 @pytest.mark.parametrize(
     ("module", "text", "settings"),
     [
-        pytest.param("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True}, id="LoRA", marks=pytest.mark.slow),
+        pytest.param(
+            "bitsandbytes",
+            "raise RuntimeError('no CUDA library fits')",
+            {"lora": True},
+            id="LoRA",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "kernels",  # bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
             "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')",
