@@ -74,13 +74,7 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
     }
 
 
-FAST = {(STEPS[0], False), (STEPS[1], True), (STEPS[2], False), (STEPS[-1], False)}
-CASES = [*((steps, False) for steps in STEPS), *((steps, True) for steps in (1, *STEPS[1:4]))]
-
-
-@pytest.mark.parametrize(
-    ("steps", "alone"), [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize(("steps", "alone"), [(steps, steps in (STEPS[1], STEPS[3])) for steps in STEPS])
 async def test_every_page_is_whole_after(
     tmp_path: Path, browser: Browser, swarm: WatchedSimulation, steps: int, alone: bool
 ) -> None:

@@ -192,11 +192,6 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
     ("kind", "dtype", "targets", "quantisation"),
     [
         *itertools.product(("qwen",), ("float32", "bfloat16"), ((), ATTENTION, ALL), ("none",)),
-        *(
-            pytest.param("llama", dtype, targets, "none", marks=pytest.mark.slow)
-            for dtype in ("float32", "bfloat16")
-            for targets in ((), ATTENTION)
-        ),
         *itertools.product(("llama",), ("float32", "bfloat16"), (ALL,), ("none",)),
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],

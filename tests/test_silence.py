@@ -36,7 +36,12 @@ def environment(folder: Path, hub: Hub) -> dict[str, str]:
     listening = listening_in(folder / "listening")
     known = {name: text for name, text in os.environ.items() if name not in {"HF_HUB_OFFLINE", "CI", *QUIET}}
     path = os.pathsep.join((listening["PYTHONPATH"], *sys.path))
-    asked = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
+    asked = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(folder / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "TESTS_START_PLAIN": "1",
+    }
     return known | asked | listening | {"PYTHONPATH": path}
 
 
@@ -102,24 +107,13 @@ TRAIN = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize(
-    ("module", "text", "settings"),
-    [
-        pytest.param(
-            "bitsandbytes",
-            "raise RuntimeError('no CUDA library fits')",
-            {"lora": True},
-            id="LoRA",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "kernels",  # bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
-            "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')",
-            {"lora": True, "optimiser": "adamw8bit"},
-            id="the 8-bit optimiser",
-        ),
-    ],
-)
+NO_CUDA = ("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True})
+# bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
+FROM_THE_HUB = "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')"
+KERNELS = ("kernels", FROM_THE_HUB, {"lora": True, "optimiser": "adamw8bit"})
+
+
+@pytest.mark.parametrize(("module", "text", "settings"), [pytest.param(*NO_CUDA, marks=pytest.mark.slow), KERNELS])
 def test_training_does_without_a_broken_library_and_without_compiled_code_from_the_hub(
     module: str, text: str, settings: dict[str, object], tmp_path: Path
 ) -> None:

@@ -36,7 +36,6 @@ BEGINNING = 1148  # pixels
 TOKEN = "t" * 43
 FULL_SPEED = ("--set", "learning_rate=2e-4")
 LORA_SPEED = ("--set", "learning_rate=3e-3")
-WHOLE = ("--set", "batch_groups=24", "--set", "eval_prompts=256")
 KINDS = {
     "A": ("--model", "tiny-a", "--full", *FULL_SPEED),
     "B": ("--model", "tiny-b", "--full", *FULL_SPEED),
@@ -51,8 +50,8 @@ def swarm(place: Path, steps: int) -> Iterator[Daemon]:
     try:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()
-            own = ("--name", name, "--seed", str(number), "--set", "self_report=always")
-            common = (*own, "--set", "min_peers=2", "--set", "patience=90", *WHOLE)
+            own = ("--name", name, "--seed", str(number), "--set", "self_report=always", "--set", "eval_prompts=256")
+            common = (*own, "--set", "min_peers=2", "--set", "patience=90", "--set", "batch_groups=24")
             daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
         daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
         yield daemons[0]

@@ -49,7 +49,7 @@ PASSED = (
     *("NOTIFY_SOCKET", "WATCHDOG_", *SET_BY_IMPORTS, *QUIET),
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-HEAVY = {"join", "demo", "lab", "ftis_node.worker"}  # they import what a zygote does, or start what does
+HEAVY = {"join", "demo", "ftis_node.worker"}  # they import what a zygote does, or start what does
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
