@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,67 +30,46 @@ def sockets_of(node: Member) -> list[Path]:
     return sorted(node.transport.listening.sockets.glob("*.sock"))
 
 
-async def is_back(node: Member, pid: int) -> None:
-    await eventually(lambda: node.swarm.supervisor.restarts > 0, "another p2pd is there", 30)
+async def is_back(node: Member, pid: int, times: int = 1) -> None:
+    await eventually(lambda: node.swarm.supervisor.restarts >= times, "another p2pd is there", 30)
     assert node.transport.pid != pid and not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+HARMS: tuple[Callable[[Member], object], ...] = (
+    lambda node: os.kill(node.transport.pid, signal.SIGKILL),
+    lambda node: os.kill(node.transport.pid, signal.SIGSTOP),
+    lambda node: node.transport.p2p._client.control._read_task.cancel(),  # it says that it lives, but no call arrives
+)
+
+
+async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_and_goes_on(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, two):
         await eventually(lambda: len(sockets_of(one)) == 2, "all sockets are there")
-        addresses, pid = await one.transport.addresses(), one.transport.pid
-        os.kill(pid, how)
-        await is_back(one, pid)
-        assert await one.transport.addresses() == addresses, "others find it where it was"
-        await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
-        made = one.make(2) | two.make(2)
-        await eventually(lambda: {*one.admitted, *two.admitted} == made, "both get what is made afterwards")
+        addresses, made = await one.transport.addresses(), set()
+        for times, harm in enumerate(HARMS, start=1):
+            pid = one.transport.pid
+            harm(one)
+            await is_back(one, pid, times)
+            assert await one.transport.addresses() == addresses, "others find it where it was"
+            await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
+            made |= one.make(2) | two.make(2)
+            await eventually(
+                lambda made=made: {*one.admitted, *two.admitted} == made, "both get what is made afterwards"
+            )
         assert one.met(two) and two.met(one)
 
 
-async def test_a_node_that_lost_its_connection_to_its_own_p2pd_makes_another(tmp_path: Path) -> None:
-    """p2pd lives and says so, but no call of a peer arrives, and no answer."""
-    async with pair(tmp_path) as (one, two):
-        pid = one.transport.pid
-        one.transport.p2p._client.control._read_task.cancel()
-        await is_back(one, pid)
-        made = one.make(1) | two.make(1)
-        await eventually(lambda: {*one.admitted, *two.admitted} == made, "calls and answers arrive again")
-
-
-async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(tmp_path) as (one, two):
-        again = asyncio.Event()
-        launch = one.transport._launch
-
-        async def later() -> None:
-            await again.wait()
-            await launch()
-
-        monkeypatch.setattr(one.transport, "_launch", later)
-        pid = one.transport.pid
-        os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: not one.transport.up, "it is noticed")
-        for _ in range(5):
-            one.swarm.membership.failed(two.author)
-        assert one.met(two)
-        again.set()
-        await is_back(one, pid)
-        made = two.make(1)
-        await eventually(lambda: set(one.admitted) == made, "it goes on")
-
-
-async def test_a_p2pd_that_cannot_be_started_is_tried_again(
+async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ftis_node.swarm.supervision.FIRST_PAUSE", 0.1)
     async with pair(tmp_path) as (one, two):
-        launch, tries = one.transport._launch, 0
+        launch, tries, again = one.transport._launch, 0, asyncio.Event()
 
         async def sometimes() -> None:
             nonlocal tries
             tries += 1
+            await again.wait()
             if tries < 3:
                 raise OSError("Cannot allocate memory")
             await launch()
@@ -98,6 +77,11 @@ async def test_a_p2pd_that_cannot_be_started_is_tried_again(
         monkeypatch.setattr(one.transport, "_launch", sometimes)
         pid = one.transport.pid
         os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not one.transport.up, "it is noticed")
+        for _ in range(5):
+            one.swarm.membership.failed(two.author)
+        assert one.met(two)
+        again.set()
         await is_back(one, pid)
         assert tries == 3 and "Cannot allocate memory" in caplog.text
         made = two.make(1)
