@@ -15,7 +15,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
-from tests.support.daemons import PATIENCE, Daemon, Join, gone, run_cli
+from tests.support.daemons import PATIENCE, WHOLE, Daemon, Join, gone, run_cli
 from tests.support.documented import check, check_daemon
 
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
@@ -35,11 +35,11 @@ def used(author: Daemon, groups: int = 1):
 
 @pytest.mark.slow
 def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join) -> None:
-    a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP)
+    a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP, *WHOLE)
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
-    b = join("b", "--model", "tiny-b", "--peers", address)
-    c = join("c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}")
+    b = join("b", "--model", "tiny-b", "--peers", address, *WHOLE)
+    c = join("c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}", *WHOLE)
     for one, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
         for other in others:
             one.wait(used(other, 3), f"{one.home.path.name} trains on groups of {other.home.path.name}")
@@ -54,7 +54,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         one.wait(used(other, seen + 5), "the others go on with one another")
         assert one.status()["step"] > marks[one]["step"]
 
-    d = join("d", "--model", "tiny-a", "--peers", f"{address},{b.address()}")
+    d = join("d", "--model", "tiny-a", "--peers", f"{address},{b.address()}", *WHOLE)
     d.wait(used(c), "a late joiner that knows only B learns from C")
     c.wait(used(d), "and C from it")
 
