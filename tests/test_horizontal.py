@@ -321,6 +321,7 @@ def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0
 
 
+@pytest.mark.slow
 def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join) -> None:
     file = tmp_path / "run.toml"
     options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")

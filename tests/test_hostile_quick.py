@@ -38,6 +38,7 @@ def open_files(node: Member) -> tuple[int, int]:
     return psutil.Process().num_fds(), psutil.Process(node.transport.pid).num_fds()
 
 
+@pytest.mark.slow  # each row has quick tests of its own
 async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
