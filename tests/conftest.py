@@ -25,6 +25,9 @@ settings.register_profile(
 settings.load_profile("shared machine")
 
 
+# Files that take long, and are late in the alphabet: whoever begins one last keeps the others waiting.
+LONG = ("page_look", "plan", "pretend_gpu", "private", "replay", "schedule", "silence", "simulation", "swarm", "trial")
+
 # A shell ignores SIGINT in what it starts in the background; the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +40,10 @@ def pytest_collection() -> Generator[None, object, object]:
     """Load torch, transformers and thousands of tests without garbage collection, which never walks them later."""
     with loading():
         return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
 
 
 @pytest.fixture

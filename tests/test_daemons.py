@@ -15,11 +15,10 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
-from tests.support.daemons import PATIENCE, Daemon, Join, gone, run_cli
+from tests.support.daemons import PATIENCE, WHOLE, Daemon, Join, gone, run_cli
 from tests.support.documented import check, check_daemon
 
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
-SMALL = ("--set", "batch_groups=4", "--set", "eval_prompts=4")  # steps are counted here, and nothing has to be learned
 # Nobody listens there; a connection is refused at once.
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 
@@ -36,11 +35,11 @@ def used(author: Daemon, groups: int = 1):
 
 @pytest.mark.slow
 def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join) -> None:
-    a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP)
+    a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP, *WHOLE)
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
-    b = join("b", "--model", "tiny-b", "--peers", address)
-    c = join("c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}")
+    b = join("b", "--model", "tiny-b", "--peers", address, *WHOLE)
+    c = join("c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}", *WHOLE)
     for one, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
         for other in others:
             one.wait(used(other, 3), f"{one.home.path.name} trains on groups of {other.home.path.name}")
@@ -55,7 +54,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         one.wait(used(other, seen + 5), "the others go on with one another")
         assert one.status()["step"] > marks[one]["step"]
 
-    d = join("d", "--model", "tiny-a", "--peers", f"{address},{b.address()}")
+    d = join("d", "--model", "tiny-a", "--peers", f"{address},{b.address()}", *WHOLE)
     d.wait(used(c), "a late joiner that knows only B learns from C")
     c.wait(used(d), "and C from it")
 
@@ -84,11 +83,11 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     run_file = tmp_path / "run.toml"
     assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
     peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
-    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json", *SMALL)
+    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
     node = join("node", *flags)
     status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
     assert "alone" in status["reason"]
-    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port), *SMALL)
+    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port))
     node.wait(used(late), "it uses the peer that came, without a restart")
     assert node.status()["state"] == "ONLINE"
     for line in node.home.log.read_text().splitlines():
@@ -109,7 +108,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
     harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
 ) -> None:
-    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP, *SMALL)
+    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -130,8 +129,8 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
     base = tmp_path_factory.mktemp("strangers")
     run_file = base / "other.toml"
     assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
-    one = Daemon(base / "one", "--model", "tiny-a", *SMALL)
-    other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file), *SMALL)
+    one = Daemon(base / "one", "--model", "tiny-a")
+    other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file))
     try:
         other.flags += ("--peers", one.start(new_group=True).address())
         yield one, other.start(new_group=True)

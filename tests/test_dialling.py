@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ftis_node.swarm.invitation import invite, read_line
 from ftis_node.swarm.wire.transport import Unreachable
 from ftis_node.text import called
 from tests.support.cli import refused
-from tests.support.daemons import ENVIRONMENT, command
+from tests.support.daemons import run_cli
 from tests.support.swarm import Member, identity, make_run, member, transport
 
 EVE = identity(9)
@@ -28,11 +27,11 @@ EVE = identity(9)
 async def watched(inviter: Member, home: Path, name: str = "") -> str:
     """What `ftis-node watch` prints on stderr, with an invitation of this member."""
     made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=60, name=name)
-    line = command("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
-    process = await asyncio.create_subprocess_exec(*line, stderr=asyncio.subprocess.PIPE, env=os.environ | ENVIRONMENT)
-    told = (await process.communicate())[1].decode()
-    assert process.returncode == 0 and any(one.observer for one in inviter.swarm.membership.sessions.values()), told
-    return told
+    line = ("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
+    ended = await asyncio.to_thread(run_cli, *line)
+    sessions = inviter.swarm.membership.sessions.values()
+    assert ended.returncode == 0 and any(one.observer for one in sessions), ended.stderr
+    return ended.stderr
 
 
 async def test_row_62_an_inviter_sends_the_invited_nowhere_else(

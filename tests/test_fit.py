@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from ftis_node.cli.common import parse_pairs
 from ftis_node.config.settings import collect
 from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
 from tests.support.cli import Cli
-from tests.support.daemons import run_cli
 from tests.support.models import DATA, real_data
 from tests.support.small_models import tiny_config
 
@@ -24,8 +24,6 @@ KEYS = {
     *("gradient_checkpointing", "micro_batch_tokens", "generation_batch", "memory", "reasons", "command"),
     *("checkpoint_gb", "checkpoint_minutes", "checkpoints_gb_a_day"),
 }
-# A port that nothing listens at.
-NO_HUB = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 
 
 @pytest.fixture
@@ -42,12 +40,13 @@ def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def test_a_configuration_is_enough_and_no_hub_is_needed(tmp_path: Path) -> None:
+def test_a_configuration_is_enough_and_no_hub_is_needed(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    ended = run_cli("fit", "--model", str(tmp_path), "--vram", "4", "--completion-tokens", "64", "--json", **NO_HUB)
-    assert ended.returncode == 0, ended.stderr
-    answer = json.loads(ended.stdout)
+    answer = answer_of(partial(cli, "fit"), "--model", str(tmp_path), "--vram", "4", "--completion-tokens", "64")
     assert answer.keys() == KEYS
     assert answer["parameters"] == 18_208
     assert (answer["fits"], answer["lora"], answer["dtype"], answer["budget_gb"]) == (True, False, "float32", 4)

@@ -54,6 +54,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "| 3b-nf4 | skipped: so / it is |  |" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path: Path) -> None:
     assert gpu.run("machine", PLACE, tmp_path / "a", limit=0.1)["why"] == "it took longer than 0.1 s"
     found = gpu.run("machine", PLACE, tmp_path / "b", limit=300)

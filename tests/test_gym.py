@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(
     not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"
 )
 
+SLOW = pytest.mark.slow
 NAME = "reasoning-gym:letter_counting,gcd*2"
 # Tasks whose scorers evaluate the answer, and an honest answer's form to each.
 FORMED = "string_insertion spiral_matrix binary_matrix n_queens"
@@ -127,8 +128,8 @@ def test_every_task_judges_its_own_answers_in_the_jail(scorer: PackageJudge) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *("complex_arithmetic", "coin_flip", "gcd,coin_flip"),
-        pytest.param("game_of_life_halting", marks=pytest.mark.slow),
+        "complex_arithmetic",
+        *(pytest.param(name, marks=SLOW) for name in ("coin_flip", "gcd,coin_flip", "game_of_life_halting")),
     ],
 )
 def test_row_55_tasks_that_pay_for_no_skill_are_refused(name: str, cli: Cli, tmp_path: Path) -> None:
@@ -183,9 +184,7 @@ def in_its_form(name: str, payload: str) -> str:
     return f"[{payload}]" if name in FORMED.split() else payload
 
 
-@pytest.mark.parametrize(
-    "name", [EVALUATED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in EVALUATED[1:])]
-)
+@pytest.mark.parametrize("name", [EVALUATED[0], *(pytest.param(name, marks=SLOW) for name in EVALUATED[1:])])
 def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path) -> None:
     """That is why they are in the jail; a release that mends one of them fails here, and that is good news."""
     path = tmp_path / "ran"
@@ -197,7 +196,9 @@ def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path)
         pytest.fail(f"no payload ran in {name}")
 
 
-@pytest.mark.parametrize("payload", touching(Path("x")))
+@pytest.mark.parametrize(
+    "payload", [pytest.param(name, marks=[] if number % 2 else SLOW) for number, name in enumerate(touching(Path("x")))]
+)
 def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path: Path, scorer: PackageJudge) -> None:
     path = tmp_path / "ran"
     text = touching(path)[payload]

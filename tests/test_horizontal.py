@@ -313,7 +313,7 @@ def test_a_node_alone_in_such_a_run_trains_on_its_own_parts(tmp_path: Path) -> N
 
 def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     found, without = (
-        run(spec(FREE | {"speed": {"B": speed}}, steps=30, seconds=120, run={"group": 4, "epoch": 60}), tmp_path / name)
+        run(spec(FREE | {"speed": {"B": speed}}, steps=20, seconds=60, run={"group": 4, "epoch": 60}), tmp_path / name)
         for speed, name in ((0.2, "slow"), (1e-6, "dead"))
     )
     fast, slow = (kind(found, "step", node) for node in "AB")
@@ -321,12 +321,13 @@ def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0
 
 
+@pytest.mark.slow
 def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join) -> None:
     file = tmp_path / "run.toml"
     options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")
     assert run_cli("run", "new", *options, "-o", str(file)).returncode == 0
     assert load_run_file(file).run.parts == 3
-    flags = ("--run", str(file), "--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "eval_every=1000")
+    flags = ("--run", str(file), "--set", "batch_groups=6", "--set", "eval_every=1000")
     a = join("a", "--model", "tiny-a", *flags)
     b = join("b", "--model", "tiny-b", "--peers", a.address(), *flags)
     c = join("c", "--model", "tiny-c", "--peers", a.address(), *flags)
@@ -343,8 +344,8 @@ def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, j
     for process in frozen:
         process.suspend()
     began = a.status()["step"]
-    a.wait(lambda s: s["step"] >= began + 8, "it goes on without them")
-    waits = [step["seconds"] for step in read_events(a.home.metrics, "step")[-6:]]
+    a.wait(lambda s: s["step"] >= began + 4, "it goes on without them")
+    waits = [step["seconds"] for step in read_events(a.home.metrics, "step")[-3:]]
     for process in frozen:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()

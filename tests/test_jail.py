@@ -110,12 +110,15 @@ ATTACKS = {
 }
 
 
+STALLING = ("deaf for ever", "for ever", "a fork bomb", "all memory, by and by", "a number without end")
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_code_passes(judge: Judge, name: str) -> None:
     assert judge.same(TESTS, RIGHT[name])
 
 
-@pytest.mark.parametrize("name", [*WRONG, *ATTACKS])
+@pytest.mark.parametrize("name", [name for name in (*WRONG, *ATTACKS) if name not in STALLING])
 def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str) -> None:
     assert not judge.same(TESTS, (WRONG | ATTACKS)[name])
     assert not Path("/tmp/jail").exists()
@@ -233,7 +236,7 @@ def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.Monke
 
 def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
     with Judge("tests", seconds=4.0) as judge:
-        for name in ("deaf for ever", "for ever", "a fork bomb"):
+        for name in STALLING:
             assert not judge.same(TESTS, ATTACKS[name])
         assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
         assert judge.process is not None

@@ -38,19 +38,21 @@ def patient() -> Iterator[Judge]:
 
 
 @real_data
-def test_every_gold_answer_is_worth_itself(patient: Judge) -> None:
-    task = load_evaluation("math500", data=MATH500)
-    texts = [f"<think>so</think><answer>{e.answer}</answer>" for e in task.held_out]
-    scores = [patient(text, e.answer) for text, e in zip(texts, task.held_out, strict=True)]
-    assert sum(s.reward for s in scores) == len(scores) == 500
+@pytest.mark.parametrize("of", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patient: Judge, of: int) -> None:
+    every = [example.answer for example in load_evaluation("math500", data=MATH500).held_out]
+    golds, others = every[::of], sorted({*every})[:: max(4, of)]
+    scores = [patient(f"<think>so</think><answer>{gold}</answer>", gold) for gold in golds]
+    assert sum(s.reward for s in scores) == len(scores) == 500 // of
     assert all(s.formatted and s.lenient for s in scores)
+    assert not [pair for pair in itertools.pairwise(others) if patient.same(*pair)]
     assert patient.started == 1
 
 
 @real_data
 def test_gold_answers_of_other_problems_are_wrong(patient: Judge) -> None:
     golds = sorted({example.answer for example in load_evaluation("math500", data=MATH500).held_out})
-    alike = [pair for pair in itertools.pairwise(golds[::4]) if patient.same(*pair)]
+    alike = [pair for pair in itertools.pairwise(golds[::16]) if patient.same(*pair)]
     assert not alike
 
 
@@ -136,6 +138,7 @@ STALLING = {
     "sine": r"\sin(10^{10^{10}})",
     "nested braces": "{" * 140 + "1" + "}" * 140,
 }
+KINDS = ("tower", "factorials", "sum", "integral", "divisor", "nested braces")  # each kills the process that judges
 HOSTILE = {
     "nested roots": r"\sqrt{" * 40 + "2" + "}" * 40,
     "matrix": r"\begin{pmatrix}" + r"\\".join("&".join(["x^9"] * 8) for _ in range(7)) + r"\end{pmatrix}^{99}",
@@ -158,7 +161,9 @@ def hasty() -> Iterator[Judge]:
         yield one
 
 
-@pytest.mark.parametrize("attack", [*STALLING, *HOSTILE])
+@pytest.mark.parametrize(
+    "attack", [*HOSTILE, *(pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in STALLING)]
+)
 def test_an_attack_scores_nothing_and_stalls_nobody(hasty: Judge, attack: str) -> None:
     answer = (STALLING | HOSTILE)[attack]
     began = time.monotonic()

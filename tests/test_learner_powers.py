@@ -309,9 +309,11 @@ def test_a_real_lack_of_memory_is_survived() -> None:
         import resource, psutil, torch
         from tests.support.learners import OWN, learner
         from ftis_node.packet import Completion
+        from ftis_node.policy import room
         import numpy as np
         from tests.support.learners import vertical
         torch.set_num_threads(1)
+        room.WAITS = ()
         random = np.random.default_rng(0)
         def completion():
             return Completion(random.integers(0, 26, 100).astype(np.uint32), np.full(100, -3.0, np.float32), False)
@@ -319,8 +321,8 @@ def test_a_real_lack_of_memory_is_survived() -> None:
                   for _ in range(4)]
         subject = learner(micro_batch_tokens=1_000_000)
         subject.step(OWN)
-        room = psutil.Process().memory_info().vms + (100 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        limit = psutil.Process().memory_info().vms + (100 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         report = subject.step(groups)
         print(report.memory_retries, report.skipped, report.tokens)
     """

@@ -256,7 +256,7 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
         process.send_signal(signal.SIGCONT)
     before = [sum(one.status()["foreign_groups_used"].values()) for one in (first, second)]
     for one, groups in zip((first, second), before, strict=True):
-        one.wait(lambda status, seen=groups: sum(status["foreign_groups_used"].values()) > seen + 24, "new groups")
+        one.wait(lambda status, seen=groups: sum(status["foreign_groups_used"].values()) > seen + 4, "new groups")
         status = one.status()
         assert not status["stalled"] and status["worker_restarts"] == 0
         assert not status["network"]["p2pd_restarts"] and not status["refused_packets"].get("wrong bytes")

@@ -21,7 +21,6 @@ from tests.support.daemons import PATIENCE, STILL, command
 from tests.support.silence import COMMIT, Hub, hub_of, listening_in, tried
 
 MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
-SMALL = (*STILL, "--set", "eval_prompts=4", "--set", "batch_groups=4")
 LOAD = textwrap.dedent(
     """
     from ftis_node.worker.engine import Engine
@@ -37,7 +36,12 @@ def environment(folder: Path, hub: Hub) -> dict[str, str]:
     listening = listening_in(folder / "listening")
     known = {name: text for name, text in os.environ.items() if name not in {"HF_HUB_OFFLINE", "CI", *QUIET}}
     path = os.pathsep.join((listening["PYTHONPATH"], *sys.path))
-    asked = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
+    asked = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(folder / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "TESTS_START_PLAIN": "1",
+    }
     return known | asked | listening | {"PYTHONPATH": path}
 
 
@@ -66,7 +70,7 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     """A daemon, its compute process and what they start, with a model from the hub; the libraries send no reports."""
     line = command("join", "--home", str(tmp_path / "home"), "--model", "someone/tiny", "--host", "127.0.0.1")
     with hub_of(MODEL) as hub:
-        ended = ran([*line, "--device", "cpu", "--steps", "2", *SMALL], environment(tmp_path, hub))
+        ended = ran([*line, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
     assert ended.returncode == 0, ended.stderr
     heard = {process for *_, process in tried(tmp_path / "listening")}
     assert any("ftis_node.worker" in process for process in heard), "the compute process asks the hub"
@@ -103,18 +107,13 @@ TRAIN = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize(
-    ("module", "text", "settings"),
-    [
-        pytest.param("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True}, id="LoRA"),
-        pytest.param(
-            "kernels",  # bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
-            "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')",
-            {"lora": True, "optimiser": "adamw8bit"},
-            id="the 8-bit optimiser",
-        ),
-    ],
-)
+NO_CUDA = ("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True})
+# bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
+FROM_THE_HUB = "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')"
+KERNELS = ("kernels", FROM_THE_HUB, {"lora": True, "optimiser": "adamw8bit"})
+
+
+@pytest.mark.parametrize(("module", "text", "settings"), [pytest.param(*NO_CUDA, marks=pytest.mark.slow), KERNELS])
 def test_training_does_without_a_broken_library_and_without_compiled_code_from_the_hub(
     module: str, text: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
@@ -156,7 +155,7 @@ RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDB
 @pytest.mark.parametrize("relays", [(), pytest.param((RELAY,), marks=pytest.mark.slow)], ids=["alone", "with-a-relay"])
 def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays: tuple[str, ...], tmp_path: Path) -> None:
     """With a public address, the default host and no peers, or one that never answers; loopback is its own metrics."""
-    line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *SMALL)
+    line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *STILL)
     line += [part for relay in relays for part in ("--relay", relay)]
     trace = tmp_path / "trace"
     ended = ran(["unshare", "-n", "sh", "-c", ALONE, str(trace), *line], dict(os.environ) | {"OMP_NUM_THREADS": "1"})

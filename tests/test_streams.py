@@ -133,22 +133,21 @@ async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, m
     await scene.answer(1)
 
 
-@pytest.mark.parametrize("sent", [b"", P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"])
 async def test_row_33_callers_that_stop_half_way_or_vanish_leave_nothing(
-    sent: bytes, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = [await scene.open() for _ in range(STREAMS_OF_ONE_PEER)]
-    for _, writer in opened:
-        writer.write(sent)
-    await eventually(lambda: len(scene.served._streams) == STREAMS_OF_ONE_PEER, "they are open")
-    for _, writer in opened:
-        writer.transport.abort()
-    await scene.nothing_is_left()
-    monkeypatch.setattr(inbound, "STALL_SECONDS", 0.5)
-    opened = [await scene.open() for _ in range(2 * STREAMS_OF_ONE_PEER)]
-    for _, writer in opened:
-        writer.write(sent)
-    await scene.nothing_is_left()  # though the callers hold on
+    half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
+    patience = inbound.STALL_SECONDS
+    for sent, vanishing in ((b"", True), (half, True), (b"", False), (half, False)):
+        monkeypatch.setattr(inbound, "STALL_SECONDS", patience if vanishing else 0.5)
+        opened = [await scene.open() for _ in range((1 if vanishing else 2) * STREAMS_OF_ONE_PEER)]
+        for _, writer in opened:
+            writer.write(sent)
+        if vanishing:
+            await eventually(lambda: len(scene.served._streams) == STREAMS_OF_ONE_PEER, "they are open")
+            for _, writer in opened:
+                writer.transport.abort()
+        await scene.nothing_is_left()  # also where the callers hold on
 
 
 async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scene: Scene) -> None:
@@ -222,20 +221,20 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     writer.close()
 
 
-@pytest.mark.parametrize("sent", [streams.SENT_AHEAD, 100 * streams.SENT_AHEAD])
-async def test_row_41_a_caller_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
-    sent: int, scene: Scene
+async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
+    scene: Scene,
 ) -> None:
-    scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
-    _, writer = await scene.open()
-    with contextlib.suppress(OSError):
-        for _ in range(sent):
-            await P2P.send_protobuf(request(64, 100), writer)
-    if sent == streams.SENT_AHEAD:
-        await eventually(lambda: scene.sockets() == 1, "it waits for its turn")
-        writer.transport.abort()
-    await scene.nothing_is_left()
-    writer.close()
+    for sent in (streams.SENT_AHEAD, 100 * streams.SENT_AHEAD):
+        scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
+        _, writer = await scene.open()
+        with contextlib.suppress(OSError):
+            for _ in range(sent):
+                await P2P.send_protobuf(request(64, 100), writer)
+        if sent == streams.SENT_AHEAD:
+            await eventually(lambda: scene.sockets() == 1, "it waits for its turn")
+            writer.transport.abort()
+        await scene.nothing_is_left()
+        writer.close()
 
 
 async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_further_request(scene: Scene) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.swarm.wire import libp2p, p2pd
-from tests.support.swarm import Member, all_meet, eventually, held_up, member
+from tests.support.swarm import Member, all_meet, eventually, member
 
 
 @contextlib.asynccontextmanager
@@ -29,41 +30,51 @@ def sockets_of(node: Member) -> list[Path]:
     return sorted(node.transport.listening.sockets.glob("*.sock"))
 
 
-async def is_back(node: Member, pid: int) -> None:
-    await eventually(lambda: node.swarm.supervisor.restarts > 0, "another p2pd is there", 30)
+async def is_back(node: Member, pid: int, times: int = 1) -> None:
+    await eventually(lambda: node.swarm.supervisor.restarts >= times, "another p2pd is there", 30)
     assert node.transport.pid != pid and not psutil.pid_exists(pid)
 
 
-async def goes_on(one: Member, two: Member) -> None:
-    made = one.make(2) | two.make(2)
-    await eventually(lambda: {*one.admitted, *two.admitted} == made, "both get what is made afterwards")
+HARMS: tuple[Callable[[Member], object], ...] = (
+    lambda node: os.kill(node.transport.pid, signal.SIGKILL),
+    lambda node: os.kill(node.transport.pid, signal.SIGSTOP),
+    lambda node: node.transport.p2p._client.control._read_task.cancel(),  # it says that it lives, but no call arrives
+)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_and_goes_on(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, two):
         await eventually(lambda: len(sockets_of(one)) == 2, "all sockets are there")
-        addresses, pid = await one.transport.addresses(), one.transport.pid
-        os.kill(pid, how)
-        await is_back(one, pid)
-        assert await one.transport.addresses() == addresses, "others find it where it was"
-        await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
-        await goes_on(one, two)
+        addresses, made = await one.transport.addresses(), set()
+        for times, harm in enumerate(HARMS, start=1):
+            pid = one.transport.pid
+            harm(one)
+            await is_back(one, pid, times)
+            assert await one.transport.addresses() == addresses, "others find it where it was"
+            await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
+            made |= one.make(2) | two.make(2)
+            await eventually(
+                lambda made=made: {*one.admitted, *two.admitted} == made, "both get what is made afterwards"
+            )
         assert one.met(two) and two.met(one)
 
 
-async def test_a_node_that_lost_its_connection_to_its_own_p2pd_makes_another(tmp_path: Path) -> None:
-    """p2pd lives and says so, but no call of a peer arrives, and no answer."""
+async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ftis_node.swarm.supervision.FIRST_PAUSE", 0.1)
     async with pair(tmp_path) as (one, two):
-        pid = one.transport.pid
-        one.transport.p2p._client.control._read_task.cancel()
-        await is_back(one, pid)
-        await goes_on(one, two)
+        launch, tries, again = one.transport._launch, 0, asyncio.Event()
 
+        async def sometimes() -> None:
+            nonlocal tries
+            tries += 1
+            await again.wait()
+            if tries < 3:
+                raise OSError("Cannot allocate memory")
+            await launch()
 
-async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(tmp_path) as (one, two):
-        again = held_up(one, monkeypatch)
+        monkeypatch.setattr(one.transport, "_launch", sometimes)
         pid = one.transport.pid
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: not one.transport.up, "it is noticed")
@@ -72,29 +83,9 @@ async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, mon
         assert one.met(two)
         again.set()
         await is_back(one, pid)
-        await goes_on(one, two)
-
-
-async def test_a_p2pd_that_cannot_be_started_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("ftis_node.swarm.supervision.FIRST_PAUSE", 0.1)
-    async with pair(tmp_path) as (one, two):
-        launch, tries = one.transport._launch, 0
-
-        async def sometimes() -> None:
-            nonlocal tries
-            tries += 1
-            if tries < 3:
-                raise OSError("Cannot allocate memory")
-            await launch()
-
-        monkeypatch.setattr(one.transport, "_launch", sometimes)
-        pid = one.transport.pid
-        os.kill(pid, signal.SIGKILL)
-        await is_back(one, pid)
         assert tries == 3 and "Cannot allocate memory" in caplog.text
-        await goes_on(one, two)
+        made = two.make(1)
+        await eventually(lambda: set(one.admitted) == made, "it goes on")
 
 
 async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_asked_for(

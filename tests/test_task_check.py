@@ -82,6 +82,7 @@ def test_a_model_that_is_not_here_and_a_task_that_is_none_are_told(
 ) -> None:
     monkeypatch.setenv("FTIS_MODEL", "tiny-a")
     assert "tiny-a cannot write" in found(cli, file_of(tmp_path, *SUMS))["unchecked"][0]
+    assert 0 < found(cli, "arithmetic")["longest"] <= 16
     monkeypatch.setenv("FTIS_MODEL", "somebody/nothing-of-that-name")
     told = found(cli, "arithmetic")
     assert told["longest"] is None and told["unchecked"] == ["prompts: somebody/nothing-of-that-name is not here"]

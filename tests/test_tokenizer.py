@@ -82,6 +82,7 @@ def test_tokenizers_of_different_families_differ(prints: dict[str, str]) -> None
 
 
 @real
+@pytest.mark.slow  # the small one's changes are told apart below
 def test_one_more_token_changes_the_fingerprint_of_the_real_tokenizer(
     qwen: dict[str, Any], prints: dict[str, str], tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_only_what_dials_peers_needs_hivemind(tmp_path: Path) -> None:
     assert all(one.startswith(tuple(f"ftis_node.{part}" for part in NEED_IT)) for one in missing), missing
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_two_nodes_train_in_the_lab_without_it(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(LAB)

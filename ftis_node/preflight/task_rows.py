@@ -91,7 +91,8 @@ def _longest(task: Task, rows: Sequence[Example]) -> tuple[int | None, list[Exam
             return None, [], [f"prompts: {settings.model} is not here"]
         tokenizer = load_tokenizer(settings.model)
         chat = chat_in(None, tokenizer, task.template, settings)
-        if missing := unwritable(tokenizer, "".join(sorted({*task.template.join(row.question for row in rows)}))):
+        letters = {letter for row in rows for letter in task.prompt(row)}
+        if missing := unwritable(tokenizer, "".join(sorted(letters))):
             return None, [], [f"prompts: {settings.model} cannot write {missing[:20]!a}"]
         sizes = [len(prompt_ids(tokenizer, task.template, row.question, chat)) for row in rows]
     except UserError as error:

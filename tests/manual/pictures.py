@@ -29,7 +29,7 @@ from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
 from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser
-from tests.support.daemons import Daemon
+from tests.support.daemons import WHOLE, Daemon
 from tests.support.watched import watched
 
 BEGINNING = 1148  # pixels
@@ -51,7 +51,7 @@ def swarm(place: Path, steps: int) -> Iterator[Daemon]:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()
             own = ("--name", name, "--seed", str(number), "--set", "self_report=always")
-            common = (*own, "--set", "min_peers=2", "--set", "patience=90")
+            common = (*own, "--set", "min_peers=2", "--set", "patience=90", *WHOLE)
             daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
         daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
         yield daemons[0]

@@ -1,6 +1,7 @@
-"""The product's compute side on the pretend device, phase after phase; prints one JSON object.
+"""The product's compute side on the pretend device, phase after phase; prints one JSON object for each case,
+after a list of what a GPU refuses and the device too.
 
-    python -m tests.pretend.drive LAYERS [--lora] [--bf16] [--checkpointing]
+    python -m tests.pretend.drive 'LAYERS [--lora] [--bf16] [--checkpointing]'…
 
 It runs in a process of its own, because the device changes torch for the whole process.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +119,35 @@ def _same_tokens(some: ScoredPacket, others: ScoredPacket) -> bool:
     return all(one.token_ids.tolist() == other.token_ids.tolist() for one, other in pairs)
 
 
+def _refused() -> list[bool]:
+    """Whether the device refuses each of four operations on tensors of two devices, and one that is none."""
+
+    def refuses(what: Callable[[], object]) -> bool:
+        try:
+            what()
+        except device.PretendError:
+            return True
+        return False
+
+    with device.pretending():
+        here, there = torch.ones(2, device=device.NAME), torch.ones(2)
+        drawn = partial(torch.rand, 2, device=device.NAME, generator=torch.Generator())
+        return [*map(refuses, (lambda: here + there, lambda: here @ there, here.numpy, drawn, lambda: here + 1.0))]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("layers", type=int)
     for flag in ("--lora", "--bf16", "--checkpointing"):
         parser.add_argument(flag, action="store_true")
-    asked = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as saved, device.pretending():
-        drive = Drive(Path(model), asked)
-        drive.run(saved)
-    print(json.dumps({**drive.told, "faults": device.faults}))
+    print(json.dumps(_refused()))
+    for case in sys.argv[1:]:
+        device.faults.clear()
+        with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as saved, device.pretending():
+            drive = Drive(Path(model), parser.parse_args(case.split()))
+            drive.run(saved)
+        print(json.dumps({**drive.told, "faults": device.faults}))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
 from ftis_node.store.home import Home
 
-# A learning rate this small keeps the models where they are: one that knows everything has nothing to teach.
-STILL = ("--set", "learning_rate=1e-7")
+# A learning rate this small keeps the models where they are: one that knows everything has nothing to teach. Steps are
+# small, for tests count them.
+STILL = ("--set", "learning_rate=1e-7", "--set", "batch_groups=4", "--set", "eval_prompts=4")
+WHOLE = ("--set", "batch_groups=24", "--set", "eval_prompts=256")  # what a person's daemon does
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 PATIENCE = 480.0  # seconds until something has come about, however busy the machine is
 

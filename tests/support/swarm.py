@@ -152,13 +152,16 @@ async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) 
             await started.close()
 
 
+async def _nothing(*_: object) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    for chunk in ():
+        yield chunk
+
+
+@dataclass
 class Answers:
     """Handlers that a test fills in; the rest of what is asked is answered with nothing."""
 
-    def __init__(
-        self, serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]] | None = None
-    ) -> None:
-        self._serve = serve
+    serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]] = _nothing
 
     def admits(self, peer: bytes) -> bool:
         return True
@@ -173,9 +176,8 @@ class Answers:
         return ftis_pb2.ExchangeResponse()
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if self._serve is not None:
-            async for chunk in self._serve(request, peer):
-                yield chunk
+        async for chunk in self.serve(request, peer):
+            yield chunk
 
 
 def stub(caller: Libp2p, called: Identity) -> Any:

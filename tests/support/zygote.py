@@ -4,7 +4,8 @@ A zygote is a child of the process that asks it, has one thread, and does nothin
 the one who asked too (CLONE_PARENT): process ids, exit codes, signals and orphans are those of a real start. So are
 arguments, environment, descriptors, folder, limits and niceness, which are handed over. What libraries read when they
 are imported cannot change any more: an environment that differs there has a zygote of its own, the second time that it
-is seen. Each process that is forked has a zygote too, for what it starts.
+is seen, or the first, where a command is asked for that imports all. Each process that is forked has a zygote too, for
+what it starts.
 
 With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is started really, as it is with another
 command line than ``python -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than Linux.
@@ -48,6 +49,7 @@ PASSED = (
     *("NOTIFY_SOCKET", "WATCHDOG_", *SET_BY_IMPORTS, *QUIET),
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+HEAVY = {"join", "demo", "ftis_node.worker"}  # they import what a zygote does, or start what does
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
@@ -96,7 +98,8 @@ class Zygotes:
         key = read_early(job.environment)
         with self._lock:
             self._seen[key] += 1
-            if self._may_begin and key not in self._running and self._seen[key] > 1:
+            worth_it = self._seen[key] > 1 or not HEAVY.isdisjoint(job.words)
+            if self._may_begin and key not in self._running and worth_it:
                 self._running[key] = self._begin(job.environment)
             control = self._running.get(key)
             if control is None:
