@@ -49,13 +49,6 @@ def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patie
     assert patient.started == 1
 
 
-@real_data
-def test_gold_answers_of_other_problems_are_wrong(patient: Judge) -> None:
-    golds = sorted({example.answer for example in load_evaluation("math500", data=MATH500).held_out})
-    alike = [pair for pair in itertools.pairwise(golds[::16]) if patient.same(*pair)]
-    assert not alike
-
-
 HALF, TAGGED = r"\frac{1}{2}", "<think></think>\n<answer>{}</answer>"
 RIGHT = (
     *((HALF, "1/2"), (HALF, "$0.5$"), (HALF, r" \boxed{\dfrac12} "), (r"2\sqrt{2}", r"\(\sqrt{8}\)")),
