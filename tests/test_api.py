@@ -241,8 +241,8 @@ def test_the_help_of_all_commands_says_what_each_says_of_itself() -> None:
     ("module", "never"),
     [
         ("node.daemon", {"torch", "scipy", "transformers", "rich"}),
-        ("lab.simulation.simulate", {"hivemind", "rich", "torch", "transformers"}),
-        ("worker.messages", {"hivemind", "rich", "torch", "transformers"}),
+        ("lab.simulation.simulate", {"hivemind.p2p", "hivemind.proto", "rich", "torch", "transformers"}),
+        ("worker.messages", {"hivemind.p2p", "rich", "torch", "transformers"}),
     ],
 )
 def test_a_process_is_without_what_it_never_uses(module: str, never: set[str]) -> None:

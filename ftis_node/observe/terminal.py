@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
 from ftis_node.text import escaped
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TextColumn
 
 QUIET_SECONDS = 2.0  # what takes no longer needs no progress
 
@@ -34,6 +36,8 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 def column(form: str) -> TextColumn:
     """A column of a progress bar, likewise."""
+    from rich.progress import TextColumn
+
     return TextColumn(form, markup=False)
 
 
@@ -45,6 +49,8 @@ def slow_bar(form: str, total: int, time: ProgressColumn, **fields: Any) -> Iter
         form: the text before the bar, which may name `fields` as ``{task.fields[NAME]}``.
         time: the last column.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
     columns = (column(form), BarColumn(), MofNCompleteColumn(), time)
     progress = Progress(*columns, console=console(stderr=True), transient=True)
     bar = progress.add_task("", total=total, **fields)
