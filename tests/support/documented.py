@@ -88,7 +88,7 @@ def check(told: Mapping[str, Any], heading: str, extra: str = "") -> None:
 
 
 def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str) -> None:
-    here = {name: key for name, key in known.items() if name.startswith(prefix) and "." not in name[len(prefix) :]}
+    here = {name: key for name, key in known.items() if re.match(rf"{re.escape(prefix)}(\w|\.\d)+$", name)}
     needed = {name for name, key in here.items() if not key.optional}
     found = {prefix + name for name in told}
     assert found <= here.keys(), f"not documented: {sorted(found - here.keys())}"
