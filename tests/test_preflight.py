@@ -25,7 +25,7 @@ from ftis_node.tasks import load_task, source_of
 from tests.support.begun import begun
 from tests.support.swarm import identity
 
-HEAVY = ("torch", "transformers", "hivemind")
+HEAVY = ("torch", "transformers", "hivemind.p2p")
 ENDING = f"""
 import sys
 from ftis_node.cli import main

@@ -86,7 +86,7 @@ import sys
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.simulate import simulate
 print(*(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed)) for seed in (0, 1)), sep="\\n")
-sys.exit("hivemind" in sys.modules)
+sys.exit("hivemind.p2p" in sys.modules)
 """
     (one, other), again = (
         subprocess.run(
