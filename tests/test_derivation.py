@@ -1,4 +1,13 @@
-"""The statements of docs/method.md on bias and ranking, against exact enumeration of a table of logits."""
+"""The statements of docs/method.md on bias and ranking, against exact enumeration of a table of logits.
+
+Proof of statement 1. E_π[f] = E_gen[W f], so g_C − g* = E_gen[1/|a| Σₜ (min(ρₜ, C) − W) Â ∇ log π(aₜ)]. Its norm is
+≤ M B ⟨|min(ρₜ, C) − W|⟩ ≤ M B (⟨|min(ρₜ, C) − 1|⟩ + E_gen|W − 1|), and E_gen|W − 1| = 2 TV(π, π_gen). Truncation:
+(x − C)⁺ ≤ x²/4C. The filter: Markov's inequality; with `k3_reverse` E_gen[D] = ⟨1/ρₜ − 1 + log ρₜ⟩.
+
+Proof of statement 2. Â rises with r, and a sample with Â > 0 is never dropped. (a) uᵢ = Âᵢ > 0; uⱼ is Âⱼ < Âᵢ or 0.
+(b) rᵢ > rⱼ of two values means Âᵢ > 0 > Âⱼ, which is (a). (c) By (a) Âᵢ ≤ 0. Were j kept, uⱼ = Âⱼ < Âᵢ ≤ uᵢ; so j is
+dropped, uⱼ = 0, and uᵢ < 0 says that i is kept. (d) Σᵢ Âᵢ = 0, and each failure has Â = −p / √(p(1−p)) = −√(p/(1−p)).
+"""
 
 from __future__ import annotations
 

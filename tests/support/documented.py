@@ -20,6 +20,7 @@ EVENTS = ("started", "changed", "resumed", "restored", "evaluation", "step")
 # Of an honest swarm in which nothing went wrong, on CPUs.
 NOT_YET = {f"ftis_node_{name}" for name in ("packets_refused_total", "gpu_memory_bytes", "gpu_utilization")}
 NOT_YET |= {"ftis_node_generator_mismatch_nats"}  # a vLLM server's
+_ENTRY = re.compile(r"\* (`[^(]+`) \(([^)]+)\)")  # * `name`, `another` (number or null): what they are
 _TYPES = {
     "string": str,
     "boolean": bool,
@@ -45,31 +46,29 @@ class Exposed:
     labels: frozenset[str]
 
 
-def sections() -> dict[str, list[list[str]]]:
-    """Cells of the tables' rows by heading: one row a key, without backquotes, also where a row names several."""
-    found: dict[str, list[list[str]]] = {}
+def sections() -> dict[str, list[tuple[str, str]]]:
+    """By heading, names without backquotes, each with what stands in parentheses after it, or after several."""
+    found: dict[str, list[tuple[str, str]]] = {}
     heading = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             heading = line.lstrip("# ").strip("`")
-        elif line.startswith("| `"):
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            found.setdefault(heading, []).extend([name, *cells[1:]] for name in re.findall(r"`([^`]+)`", cells[0]))
+        elif entry := _ENTRY.match(line):
+            found.setdefault(heading, []).extend((name, entry[2]) for name in re.findall(r"`([^`]+)`", entry[1]))
     return found
 
 
 def keys(heading: str) -> dict[str, Key]:
     return {
         name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?"))
-        for name, told, _ in sections()[heading]
+        for name, told in sections()[heading]
     }
 
 
 def metrics(heading: str = "Prometheus") -> dict[str, Exposed]:
     """The documented metrics below a heading by name."""
-    return {
-        name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in sections()[heading]
-    }
+    parts = {name: told.partition(", by ") for name, told in sections()[heading]}
+    return {name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", by))) for name, (kind, _, by) in parts.items()}
 
 
 def exposed(text: bytes) -> dict[str, Exposed]:
