@@ -57,9 +57,8 @@ def test_the_lock_names_every_package_that_an_installation_brings_in_the_version
 
 def test_the_extras_that_the_documents_name_are_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = " ".join(path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
-    named = {name for text in re.findall(r"ftis-node\[([\w,]+)\]", told) for name in text.split(",")}
-    assert named and named <= extras.keys()
+    table = (ROOT / "docs" / "deploy.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`[^|]+)", table, re.MULTILINE)))} == extras.keys()
 
 
 @pytest.fixture(scope="module")
