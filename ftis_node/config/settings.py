@@ -109,8 +109,8 @@ class Settings(BaseModel):
     thinking: bool = False
     """What a chat template's switch `enable_thinking` says, if it has one. Models that think need long completions."""
     engine: Literal["native", "hf", "vllm"] = "native"
-    """Engine that generates: this node's own loop; a vLLM server of yours (vllm), while it answers; or transformers'
-    generate (hf), slower, to compare with."""
+    """Engine that generates: this node's own loop; a vLLM server of yours (vllm, LoRA only), while it answers; or
+    transformers' generate (hf), slower, to compare with."""
     vllm_url: str = "http://127.0.0.1:8000"
     """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
     vllm_folder: str | None = None
@@ -142,7 +142,7 @@ class Settings(BaseModel):
     ratio: str | None = None
     """The ratio of policies: a token's, the sample's geometric mean (sequence), or a weight beside log π (detached)."""
     mask: str | None = None
-    """What of too far samples is left out: tokens or whole samples whose ratio is beyond mask_low and mask_high."""
+    """What of too far samples is left out: tokens or whole samples whose ratio is beyond the objective's bounds."""
     aggregation: str | None = None
     """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
     divisor: float | None = None
@@ -344,8 +344,8 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cudnn_attention", "eval_share", "exchange_peers", "stall_seconds", "vllm_folder_there"), ...),
-    **dict.fromkeys(("count_dropped", "count_end", "epsilon_high", "floor", "imitation", "trust")),
-    **dict.fromkeys(("mask_high", "mask_low")),
+    **dict.fromkeys(("count_dropped", "count_end", "epsilon_high", "floor")),
+    **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
