@@ -168,6 +168,7 @@ def build_components(
         swarm=swarm,
         flush=flush,
         own_data=facts.own_rows > 0,
+        welcomes=swarm.membership.welcomes,
     )
     return Components(
         home=home,

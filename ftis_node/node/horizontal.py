@@ -27,7 +27,7 @@ class HorizontalSource:
     """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.parts = Parts(node.run, node.age_clock, rng, node.reputation.banned)
+        self.parts = Parts(node.run, node.age_clock, rng, node.takes)
         self.pool = self.parts.pool
         self._node = node
         self._slots = OwnSlots(node.run, node.author)

@@ -28,8 +28,8 @@ class VerticalSource:
     """
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        settings, age, banned = node.settings, node.settings.needed_age, node.reputation.banned
-        self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, banned=banned)
+        settings, age = node.settings, node.settings.needed_age
+        self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, takes=node.takes)
         self._node = node
         self._by_need = by_need(node.run, settings, own_only=node.own_only)
         self._slots = OwnSlots(node.run, node.author)

@@ -37,13 +37,13 @@ class Parts:
         run: Run,
         clock: Callable[[], float],
         rng: random.Random | None = None,
-        banned: Callable[[bytes], str | None] = lambda author: None,
+        takes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
-            clock, banned: see `Pool`.
+            clock, takes: see `Pool`.
         """
-        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, banned=banned)
+        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, takes=takes)
         self._run = run
         self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
 

@@ -203,8 +203,8 @@ class Swarm:
             self.pulling.news.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors that announced something within `seconds`."""
-        recent = self.gossip.table.recent_authors(seconds) - {self._identity.author}
+        """Other authors that announced something within `seconds`, and may take part."""
+        recent = filter(self.membership.welcomes, self.gossip.table.recent_authors(seconds) - {self._identity.author})
         return {author for author in recent if self.reputation.banned(author) is None}
 
     def has_peers(self) -> bool:
