@@ -10,11 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
-from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id, verify
+from ftis_node.swarm.identity import _SMALL_ORDER, Identity, author_of, is_author, peer_id, verify
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "identities.json").read_text())
 SEEDS = st.binary(min_size=32, max_size=32)
@@ -116,6 +118,47 @@ def test_what_an_author_signed_verifies_for_that_author_and_message_only(
     for author in (rubbish, bytes.fromhex("002408011220") + seed):  # any public key
         for foreign in (more, other.sign(b"another"), other.sign(more)[::-1]):
             assert verify(author, message, foreign) is False
+
+
+def test_a_key_of_small_order_is_no_authors() -> None:
+    """Eight times such a point is the neutral one, so no signature needs a private key."""
+    p = 2**255 - 19
+    d, root = -121665 * pow(121666, -1, p) % p, pow(2, (p - 1) // 4, p)
+
+    def x_of(y: int) -> int | None:
+        square = (y * y - 1) * pow(d * y * y + 1, -1, p) % p
+        x = pow(square, (p + 3) // 8, p)
+        return next((one for one in (x, x * root % p) if one * one % p == square), None)
+
+    def doubled(x: int, y: int) -> tuple[int, int]:
+        product = d * x * x * y * y
+        return 2 * x * y * pow(1 + product, -1, p) % p, (y * y + x * x) * pow(1 - product, -1, p) % p
+
+    for y in _SMALL_ORDER:
+        x = x_of(y)
+        assert x is not None
+        point = (x, y % p)
+        for _ in range(3):
+            point = doubled(*point)
+        assert point == (0, 1)
+        for sign in (0, 1 << 255):
+            author = bytes.fromhex("002408011220") + (y + sign).to_bytes(32, "little")
+            assert not is_author(author)
+            with pytest.raises(ValueError):
+                author_of(peer_id(author))
+    nobody = bytes(32)
+    anything = [number.to_bytes(8) for number in range(64)]
+    taken = [message for message in anything if _verifies(nobody, message, bytes(64))]
+    assert taken, "without the check, whoever likes signs these"
+    assert not any(verify(bytes.fromhex("002408011220") + nobody, message, bytes(64)) for message in taken)
+
+
+def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 @given(SEEDS)
