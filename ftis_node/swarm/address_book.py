@@ -42,7 +42,7 @@ class _Candidate:
     """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 
     failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
-    another run or protocol. named: since then there was a sign that it is alive.
+    another run or protocol. alive: since then there was a sign that it is.
     """
 
     referrer: bytes | None = None
@@ -50,14 +50,14 @@ class _Candidate:
     failures: int = 0
     last: float = 0.0
     refused: bool = False
-    named: bool = False
+    alive: bool = False
 
     @property
     def pause(self) -> float:
         """Seconds from the last greeting to the next."""
         if self.refused:
             return REFUSED_PAUSE
-        longest = NAMED_PAUSE if self.named else LONGEST_PAUSE
+        longest = NAMED_PAUSE if self.alive else LONGEST_PAUSE
         return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
 
 
@@ -106,9 +106,9 @@ class AddressBook:
         """
         known = self._known
         known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
-        known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
-        self.scope.trust(known.peers, known.named)
-        found = list(dict.fromkeys((*known.peers, *known.named)))
+        known.given = list(dict.fromkeys((*given, *known.given)))[:NAMED_MAX]
+        self.scope.trust(known.peers, known.given)
+        found = list(dict.fromkeys((*known.peers, *known.given)))
         self._trusted = frozenset(found)
         self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
         return found
@@ -129,8 +129,8 @@ class AddressBook:
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
-        for named in (known.peers, known.named):
-            named[:] = [text for text in named if peer_at(text) not in elsewhere]
+        for kept in (known.peers, known.given):
+            kept[:] = [text for text in kept if peer_at(text) not in elsewhere]
         if known.all:
             known.write(self._cache)
 
@@ -152,7 +152,7 @@ class AddressBook:
             if (candidate := self._passive_view.get(peer)) is None:
                 news |= peer not in self._view
                 candidate = self._add(peer, referrer)
-            candidate.named = True
+            candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
             elif referrer is None:
@@ -180,7 +180,7 @@ class AddressBook:
         if peer in self._view or not self._sessions.met(peer):
             return False
         candidate = self._passive_view.get(peer) or self._add(peer)
-        candidate.named = True
+        candidate.alive = True
         return not self._wait(candidate)
 
     # --- whom to greet, and where ---------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class AddressBook:
         if (candidate := self._passive_view.get(peer)) is None:
             return 0
         candidate.failures += 1
-        candidate.last, candidate.refused, candidate.named = self._clock(), False, False
+        candidate.last, candidate.refused, candidate.alive = self._clock(), False, False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
         most = TRIES_OF_MET if self._sessions.met(peer) else TRIES_OF_NAMED
