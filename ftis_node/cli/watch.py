@@ -80,6 +80,6 @@ def watch(
     elif seconds is not None:
         say(f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})")
         for node in facts.nodes:
-            name = node.claims.name if node.claims is not None else ""
-            say(f"{node.id}  {name or '–'}  step {node.step}, {counted(node.groups, 'group')} announced")
+            name = (node.claims or {}).get("name") or "–"
+            say(f"{node.id}  {name}  step {node.step}, {counted(node.groups, 'group')} announced")
     sys.exit(code)

@@ -188,7 +188,7 @@ class Pool:
         self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come any more."""
+        """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come."""
         self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
