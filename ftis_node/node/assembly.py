@@ -39,7 +39,6 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
@@ -67,6 +66,13 @@ class Components:
     reputation_file: ReputationFile
     stepper: Stepper
     swarm: Swarm
+
+    def go_by(self, settings: Settings) -> None:
+        """Go by these settings from now on, as far as a running node can."""
+        self.stepper.settings = settings
+        self.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
+        self.swarm.reports.telling = settings.tells_of_itself(private=bool(self.run_file.run.founder))
+        self.saving.minutes = settings.checkpoint_minutes
 
     def close(self) -> None:
         """Close the files; the swarm must have ended."""
@@ -151,12 +157,10 @@ def build_components(
             needed_age(run, settings, own_only=opened.own_only),
         ),
         peer_cache=home.peers,
-        traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
     )
-    swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper = Stepper(
         context=context,
         reputation=reputation,
@@ -170,7 +174,7 @@ def build_components(
         own_data=facts.own_rows > 0,
         welcomes=swarm.membership.welcomes,
     )
-    return Components(
+    components = Components(
         home=home,
         run_file=run_file,
         context=context,
@@ -181,7 +185,6 @@ def build_components(
             model,
             facts.plan.optimiser,
             metrics,
-            minutes=settings.checkpoint_minutes,
             quantisation=facts.plan.quantisation,
             layers=layers_of(facts.settings),
         ),
@@ -189,6 +192,8 @@ def build_components(
         stepper=stepper,
         swarm=swarm,
     )
+    components.go_by(settings)
+    return components
 
 
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:

@@ -84,7 +84,7 @@ class Dashboard:
         if server is not None:
             await server.close()
 
-    async def api(self, path: Path, actions: dict[str, Answer], orders: dict[str, Order]) -> Api:
+    async def api(self, path: Path, actions: Mapping[str, Answer], orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
         routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
         api = Api(routes, actions, {"/metrics": self._metrics}, orders)

@@ -29,7 +29,7 @@ class Api:
     def __init__(
         self,
         reads: dict[str, Answer],
-        actions: dict[str, Answer],
+        actions: Mapping[str, Answer],
         texts: Mapping[str, Text] = MappingProxyType({}),
         orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:

@@ -136,7 +136,8 @@ class Gossip:
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Undo a request that was not sent, or may not have arrived: its contents count as unknown to the peer."""
         self._ask_others(request)
-        for id in (*(mention.id for mention in request.mentions), *map(_id_of, request.entries)):
+        entries = (announcement_id(entry.announcement) for entry in request.entries)
+        for id in (*(mention.id for mention in request.mentions), *entries):
             if (known := self.table.find(id)) is not None:
                 known.told.pop(peer, None)
 
@@ -252,7 +253,7 @@ class Gossip:
         return False
 
     def _merge(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
-        id = _id_of(entry)
+        id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
@@ -331,7 +332,3 @@ class Gossip:
 def _held(known: Known) -> bytes:
     """The packets that this node holds, as a bit mask; empty if it holds none."""
     return known.have.to_bytes((known.have.bit_length() + 7) // 8, "little")
-
-
-def _id_of(entry: ftis_pb2.Entry) -> int:
-    return announcement_id(entry.announcement)

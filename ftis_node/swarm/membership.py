@@ -13,20 +13,11 @@ from pathlib import Path
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import ftis_pb2, handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import is_plain, is_relayed, network_of, peer_at, ranked, varied
 from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.handshake import (
-    MAX_ADDRESSES,
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
-    greeting,
-    other_protocol,
-    plain,
-    polite_refusal,
-    shake,
-)
+from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR, PROTOCOL_MINOR, greeting, plain, shake
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Limits
@@ -227,7 +218,7 @@ class Membership:
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
-            answer.refusal = polite_refusal(request.major)
+            answer.refusal = handshake.polite_refusal(request.major)
             self._refuse(peer, self._other_protocol(peer, request.major))
         elif not (request.run_id or room):
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
@@ -253,7 +244,7 @@ class Membership:
         roster = self._roster
         assert roster is not None
         if request.major != PROTOCOL_MAJOR:
-            return polite_refusal(request.major)
+            return handshake.polite_refusal(request.major)
         why = roster.meet(peer, request.certificates)
         refused = self._redeem(request, answer, peer) if request.invitation else why
         if why is None and not answer.granted:
@@ -371,7 +362,7 @@ class Membership:
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major
-        return other_protocol(major)
+        return handshake.other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

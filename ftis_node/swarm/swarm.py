@@ -31,7 +31,7 @@ from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
 
 EXCHANGE_SECONDS, EXCHANGE_PEERS = 5.0, 6  # of a call; whom a node asks for news at a time
 MAINTAIN_SECONDS = 15.0
@@ -118,7 +118,7 @@ class Swarm:
             table, run, identity.author, reputation, seen, self._news, decode, known.welcomes, known.sessions
         )
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
-        self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
+        self._directory = PeerDirectory()
         if roster is None:
             doubted = known.addresses.referrers.doubted
             self._directory = transport.directory(identity, run.id, self.knows, doubted, self.traffic)

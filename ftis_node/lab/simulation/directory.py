@@ -28,7 +28,7 @@ from ftis_node.swarm.wire.dht_limits import (
     REFERRERS_ENOUGH,
     REPLICAS,
 )
-from ftis_node.swarm.wire.transport import Answer
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 SECONDS, WARMUP = 900.0, 300.0
 
@@ -59,8 +59,8 @@ class Records:
         return {owner: self._left[owner][0] for owner in owners}
 
 
-class MemoryDirectory:
-    """A node's place in the directory: a `PeerDirectory` that finds a random part of all records.
+class MemoryDirectory(PeerDirectory):
+    """A node's place in the directory, that finds a random part of all records.
 
     The shards, and the bytes that they cost, are in `SimulatedDht`.
     """

@@ -17,20 +17,13 @@ from hivemind.p2p import PeerID
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import GuardedDht
-from ftis_node.swarm.wire.dht_limits import (
-    DEPTHS,
-    FULL_PART,
-    MAX_RECORDS,
-    OWN_NODES,
-    RECORD_LIFETIME,
-    REFERRERS_ENOUGH,
-    REPLICAS,
-)
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, REPLICAS
 from ftis_node.swarm.wire.lookup import walk
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.wire.shelf import Shelf
-from ftis_node.swarm.wire.transport import Answer
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 DHT_SECONDS = 10.0
 LEAVE_SECONDS = 1.0
@@ -39,7 +32,7 @@ NEIGHBOURS = 3
 logger = logging.getLogger(__name__)
 
 
-class Directory:
+class Directory(PeerDirectory):
     """This node in the DHT. Errors there are logged and not raised."""
 
     def __init__(
@@ -123,7 +116,7 @@ class Directory:
             if answer.addresses and not self._doubted(answer.referrer):
                 referrers.add(answer.referrer)
                 owners.update(answer.addresses)
-            return len(referrers) >= REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS
+            return len(referrers) >= dht_limits.REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS
 
         await self._walk(key, enough)
         return len(owners) >= MAX_RECORDS
@@ -138,7 +131,7 @@ class Directory:
     async def _meet(self, dht: GuardedDht, peers: Collection[bytes]) -> None:
         some = [*random.sample(list(peers), min(NEIGHBOURS, len(peers))), *self._outside]
         met = await asyncio.gather(*(dht.call_ping(PeerID(peer)) for peer in some))
-        if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
+        if any(met) and len(dht.routing_table.uid_to_peer_id) < dht_limits.OWN_NODES:
             await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
 
     async def _walk(self, key: bytes, take: Callable[[Answer], object]) -> None:
@@ -151,7 +144,7 @@ class Directory:
     async def _publish(self, addresses: Sequence[str], settled: bool) -> None:
         for depth in DEPTHS:
             shard = shard_of(self._author, depth)
-            if not settled or depth not in self._full or random.random() < FULL_PART:
+            if not settled or depth not in self._full or random.random() < dht_limits.FULL_PART:
                 if await self._leave(shard, addresses):
                     self._full.discard(depth)
                 else:
@@ -164,7 +157,7 @@ class Directory:
         dht = self._dht
         if dht is None:
             return True
-        record = self._validator.sign(shard, addresses, RECORD_LIFETIME)
+        record = self._validator.sign(shard, addresses, dht_limits.RECORD_LIFETIME)
         await asyncio.gather(*(dht.leave_record(peer, record) for peer in self._outside))
         beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
         answers: list[Answer] = []

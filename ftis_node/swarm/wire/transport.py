@@ -78,8 +78,11 @@ class Answer:
     addresses: dict[bytes, list[str]]
 
 
-class PeerDirectory(Protocol):
-    """This node's access to a directory of all peers of its run. Errors there are logged and not raised."""
+class PeerDirectory:
+    """This node's access to a directory of all peers of its run. Errors there are logged and not raised.
+
+    This one is that of a private run: there is none, for it would answer strangers.
+    """
 
     async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
         """Join the directory, and make some of these peers its neighbours there; all of those outside of the run."""
@@ -92,18 +95,6 @@ class PeerDirectory(Protocol):
 
     async def leave(self) -> None:
         """Leave the directory until the next `join`."""
-
-
-class NoDirectory:
-    """The directory of a private run: there is none, for it would answer strangers."""
-
-    async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None: ...
-
-    async def publish(self, addresses: Sequence[str], *, settled: bool) -> None: ...
-
-    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None: ...
-
-    async def leave(self) -> None: ...
 
 
 class Transport(Protocol):
