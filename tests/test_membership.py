@@ -529,7 +529,7 @@ async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
     for _ in range(2):
         await alice.greet(BOB.author)
     [told] = caplog.messages
-    assert at(LAN) in told and "outside of the networks" in told and "--peers" in told
+    assert at(LAN) in told and "outside the networks" in told and "--peers" in told
 
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
     with pytest.raises(UsageError) as refused:
         load_task(str(rows(tmp_path / "rows.jsonl", *lines)))
     what = refused.value.what.splitlines()
-    assert what[0].endswith("rows.jsonl has 13 lines that cannot be used:")
+    assert what[0].endswith("rows.jsonl has 13 unusable lines:")
     assert what[1:] == [*(f"line {number} has no `answer`," for number in range(2, 22, 2)), "and 3 more."]
 
 

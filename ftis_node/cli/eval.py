@@ -168,9 +168,7 @@ def _other(
 ) -> _Chosen:
     """The subject that `first` is compared with, in the same dtype."""
     if base is None and first.found is None:
-        raise UsageError(
-            f"{first.name} is a model and no checkpoint, so it has no base model.", "Name one: --compare MODEL."
-        )
+        raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Name one: --compare MODEL.")
     from ftis_node.policy.names import resolve
 
     chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)

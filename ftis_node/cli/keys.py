@@ -64,9 +64,7 @@ def import_(
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}.", "Check the path.") from None
     except ValueError as error:
-        raise UsageError(
-            f"{source} holds no key: {error}.", "Name a file that `ftis-node keys export` wrote."
-        ) from None
+        raise UsageError(f"{source} holds no key: {error}.", "Name one that `ftis-node keys export` wrote.") from None
     place = Home(home.expanduser())
     try:
         kept = identity.keep(place.key)

@@ -491,9 +491,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
             layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
         elif name not in OTHER_VARIABLES:
             known = [*OTHER_VARIABLES, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
-            raise UsageError(
-                f"The environment variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it."
-            )
+            raise UsageError(f"The variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it.")
     return layers
 
 

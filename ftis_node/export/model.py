@@ -70,9 +70,7 @@ def export(
         UserError: weights cannot be read, or the folder cannot be written.
     """
     if adapter and not checkpoint.lora:
-        raise UsageError(
-            f"{checkpoint.path} is of a model that was trained in full, so there is no adapter.", "Leave out --adapter."
-        )
+        raise UsageError(f"{checkpoint.path} was trained in full: there is no adapter.", "Leave out --adapter.")
     check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
     record = record_of(checkpoint)
     base = public_name(settings.model)
@@ -114,9 +112,7 @@ def _write_model(
         try:
             model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
-            raise UserError(
-                f"The LoRA layers of {checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint."
-            ) from error
+            raise UserError(f"{checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint.") from error
     model.set_attn_implementation("sdpa")  # not the package's own, which nobody else has
     model.config._name_or_path = ""
     model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it

@@ -53,6 +53,4 @@ def record_of(checkpoint: Checkpoint) -> TrainingRecord:
             evaluations.append(event)
         else:  # what was evaluated after the step that it went on from was of weights that are lost
             evaluations = [one for one in evaluations if one["step"] <= event["step"]]
-    return TrainingRecord(
-        run=run, settings=last.get("settings", {}), versions=last.get("versions", {}), evaluations=evaluations
-    )
+    return TrainingRecord(run, last.get("settings", {}), last.get("versions", {}), evaluations)

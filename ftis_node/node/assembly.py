@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,9 +271,7 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def open_lan(
-    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int
-) -> None:
+async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
         logger.warning("--lan does nothing in a private run: it would name the run to strangers.")

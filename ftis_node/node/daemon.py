@@ -363,9 +363,7 @@ class Node:
         try:
             await self._unless_stopped(self._save_last(components))
         except (WorkerDied, WorkerFault) as fault:
-            logger.warning(
-                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, components.saving.saved_step
-            )
+            logger.warning("Pausing unsaved (%s); step %d was saved last.", fault, components.saving.saved_step)
         await self._compute.stop()
         self._note_children()
         components.stepper.resting = True

@@ -124,9 +124,7 @@ class Web:
         names = frozenset(name.lower() for name in ("127.0.0.1", "localhost", "[::1]", shown, host))
         self._names = Names(names, port, any_address=not address.is_loopback)
         if self._names.any_address:
-            logger.warning(
-                "The page is served at %s without encryption: who listens on the way learns its token.", host
-            )
+            logger.warning("The page is served at %s without encryption: listeners on the way learn its token.", host)
 
     async def close(self) -> None:
         """Stop answering; a page that was never started is left alone."""

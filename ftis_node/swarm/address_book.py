@@ -219,9 +219,7 @@ class AddressBook:
 
     def why_not_dialled(self, peer: bytes) -> str:
         texts = ", ".join(text for text in self._addresses(peer) if not self.may_dial(text))
-        outside = (
-            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
-        )
+        outside = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
         return f"{texts}: {outside}" if texts else "no address of it is known"
 
     # --- what came of it ------------------------------------------------------------------------------------------
@@ -288,9 +286,7 @@ class AddressBook:
 
     def _add(self, peer: bytes, referrer: bytes | None = None) -> _Candidate:
         """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one."""
-        named = [
-            one for one, known in self._passive_view.items() if referrer is not None and known.referrer == referrer
-        ]
+        named = [one for one, it in self._passive_view.items() if referrer is not None and it.referrer == referrer]
         if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:

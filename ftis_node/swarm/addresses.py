@@ -299,9 +299,7 @@ def free_port(host: str) -> int:
 
 
 def port_error(host: str, port: int) -> UserError:
-    return UserError(
-        f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
-    )
+    return UserError(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
 def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:

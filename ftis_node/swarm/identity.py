@@ -56,9 +56,7 @@ class Identity:
         try:
             return cls(os.urandom(32)).keep(path)
         except OSError as error:
-            raise UserError(
-                f"The key file {path} cannot be used: {error.strerror}.", "Give --home a folder that you may write to."
-            ) from error
+            raise UserError(f"The key file {path} cannot be used: {error.strerror}.", "Name another --home.") from error
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -69,9 +67,7 @@ class Identity:
             UserError: the file is damaged or unreadable.
         """
         if not path.exists():
-            raise UsageError(
-                f"The home {path.parent} has no key yet.", "Name the --home of a node that was started before."
-            )
+            raise UsageError(f"The home {path.parent} has no key yet.", "Name the --home of a node that was started.")
         return cls.load_or_create(path)
 
     def keep(self, path: Path) -> Identity:

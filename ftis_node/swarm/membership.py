@@ -227,9 +227,7 @@ class Membership:
             if (sought := self.active_view.get(request.whereabouts)) is not None:
                 answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
-            answer.refusal = (
-                f"this node is in run {self._run_file.run.id.hex()}, you are in {request.run_id.hex()[:32]}"
-            )
+            answer.refusal = f"this node is in run {self._run_file.run.id.hex()}, you in {request.run_id.hex()[:32]}"
             if request.tokenizer not in (b"", answer.tokenizer):
                 answer.refusal += ", which has another tokenizer"
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")

@@ -96,7 +96,7 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
             used = used or field
             if field != used:
                 raise UnusableLine(
-                    f"has the field {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
+                    f"has {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
                 )
             rows.append(example)
         except UnusableLine as error:
@@ -119,9 +119,7 @@ def _refused(path: Path, wrong: Sequence[tuple[int, str, str]]) -> UsageError:
         return UsageError(f"{path}, line {number}, {what}.", fix)
     told = [f"line {number} {what}" for number, what, _ in wrong[:_LINES_TOLD]]
     told += [f"and {len(wrong) - _LINES_TOLD:,} more"] if len(wrong) > _LINES_TOLD else []
-    return UsageError(
-        f"{path} has {len(wrong):,} lines that cannot be used:\n{_NEXT.join(told)}.", "Correct or remove those lines."
-    )
+    return UsageError(f"{path} has {len(wrong):,} unusable lines:\n{_NEXT.join(told)}.", "Correct or remove them.")
 
 
 def plain_answer(value: Any) -> str | None:
@@ -244,9 +242,7 @@ class JsonLines(Source):
         if eval_data is not None:
             held_out, eval_field = read_rows(eval_data, layout, self.rows_in)[1:]
             if eval_field != field:
-                raise UsageError(
-                    f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
-                    "Use the same field in both files.",
-                )
+                what = f"{path} has the field {field!r} but {eval_data} has {eval_field!r}."
+                raise UsageError(what, "Use the same field in both files.")
         template = None if field == "question" else PLAIN
         return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), self.rule, template=template)

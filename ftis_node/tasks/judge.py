@@ -68,9 +68,7 @@ class Judge(Asked):
             UsageError: math-verify is not installed.
         """
         if rule == "math" and importlib.util.find_spec("math_verify") is None:
-            raise UsageError(
-                "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
-            )
+            raise UsageError("Judging mathematics needs math-verify.", "Run: pip install 'ftis-node[math]'")
         self._kind = rule
         self.takes_gold = rule not in ("tests", "verifiers")
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)

@@ -61,10 +61,7 @@ class Codec:
         backend = backend_of(tokenizer)
         end = tokenizer.eos_token_id if end is None else end
         if end is None:
-            raise UsageError(
-                "This tokenizer names no end-of-sequence token as its own.",
-                "Set eos_token in its tokenizer_config.json.",
-            )
+            raise UsageError("This tokenizer names no EOS of its own.", "Set eos_token in its tokenizer_config.json.")
         self.end = int(end)
         state: dict[str, Any] = json.loads(backend.to_str())
         self._bytes, self._fallback = token_bytes(state, backend.get_vocab())

@@ -19,9 +19,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise UsageError(
-            "This model has only a slow tokenizer.", "Use a model that ships a fast tokenizer (tokenizer.json)."
-        )
+        raise UsageError("This model has only a slow tokenizer.", "Use a model with a fast one (tokenizer.json).")
     return backend
 
 

@@ -7,7 +7,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +27,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import kill, launch
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
+from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, OfPeer, Requests, Unreachable
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
@@ -198,11 +198,9 @@ class Libp2p:
         answer: ftis_pb2.ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
         return answer
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
-        chunks: AsyncGenerator[ftis_pb2.FetchChunk, None] = await self._stub(peer).rpc_fetch(requests)
+        chunks: Chunks = await self._stub(peer).rpc_fetch(requests)
         return chunks
 
     def directory(

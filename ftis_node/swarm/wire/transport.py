@@ -14,6 +14,8 @@ from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
 OfPeer = Callable[[bytes], bool]
+Requests = AsyncIterator[ftis_pb2.FetchRequest]
+Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
 
 class Unreachable(FtisError):
@@ -144,9 +146,7 @@ class Transport(Protocol):
     ) -> ftis_pb2.ExchangeResponse:
         """Call `peer`. Raises as `handshake` does."""
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
