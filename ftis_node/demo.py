@@ -21,10 +21,10 @@ from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
+from ftis_node.observe.live import nodes_view
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
 from ftis_node.observe.terminal import console, words
-from ftis_node.observe.view import nodes_view
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity

@@ -17,19 +17,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
-from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW_MAX, REFERRER_PART, Referrers
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.referrers import MISSED_MIN, Referrers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
-from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
-from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, keys_of, pack_answer, shard_of, unpack_answer
-from ftis_node.swarm.wire.shelf import MAX_KEYS, OTHERS_MAX, Shelf
+from ftis_node.swarm.wire.records import (
+    MAX_KEYS,
+    OTHERS_MAX,
+    OwnerSigned,
+    Shelf,
+    key_bytes,
+    keys_of,
+    pack_answer,
+    shard_of,
+    unpack_answer,
+)
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, member, transport
 

@@ -1,9 +1,10 @@
-"""Loops that run beside everything else and end only when they are cancelled."""
+"""Loops that run beside everything else and end only when they are cancelled; and the signals that end a daemon."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -30,3 +31,12 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+def listen(stop: Callable[[int], None]) -> None:
+    """Call `stop` with the exit code on SIGTERM (0), on Ctrl-C (130) and when the terminal is closed (129)."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop, 0)
+    loop.add_signal_handler(signal.SIGINT, stop, 130)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup would not have it matter
+        loop.add_signal_handler(signal.SIGHUP, stop, 129)

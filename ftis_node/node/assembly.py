@@ -13,9 +13,9 @@ from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.batch_source import needed_age
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.condition import NO_MEMBER
+from ftis_node.node.demand import needed_age
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper

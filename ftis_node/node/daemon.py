@@ -20,8 +20,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
-from ftis_node.host.loops import end, forever
-from ftis_node.host.signals import listen
+from ftis_node.host.loops import end, forever, listen
 from ftis_node.node import assembly
 from ftis_node.node.assembly import Components
 from ftis_node.node.commands import Commands
@@ -30,10 +29,9 @@ from ftis_node.node.condition import Condition, Signs, State, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.run_source import run_to_join
+from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
 from ftis_node.node.schedule import Schedule
 from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, signs, status_row
-from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.answers import Planned, Status
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier

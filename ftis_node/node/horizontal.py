@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.node.batch_source import WAIT_SECONDS, waiting_in
+from ftis_node.node.demand import WAIT_SECONDS, waiting_in
 from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of

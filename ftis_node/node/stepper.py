@@ -15,12 +15,11 @@ from typing import Protocol, TypeVar
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.batch_source import WAIT_SECONDS
+from ftis_node.node.demand import WAIT_SECONDS
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.progress import Progress, Totals
-from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, mean, step_groups, to_show
+from ftis_node.node.step_batch import OwnGroup, Recent, StepBatch, describe, mean, step_groups, to_show
 from ftis_node.node.vertical import VerticalSource
-from ftis_node.observe.recent import Recent
 from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenStep
 from ftis_node.store.packets import PacketStore

@@ -8,8 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.node.batch_source import by_need, waiting_in
-from ftis_node.node.demand import Demand, foreign, own_part
+from ftis_node.node.demand import Demand, by_need, foreign, own_part, waiting_in
 from ftis_node.node.step_batch import OwnGroup, StepBatch, without_dead
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want

@@ -16,7 +16,6 @@ from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
-from ftis_node.swarm.referrers import Referrers
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire.transport import Listening
 
@@ -35,6 +34,27 @@ FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
 TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
+
+REFERRERS_MAX = 1024
+# A doubted referrer named at least so many that did not answer, as number and as part.
+MISSED_MIN, MISSED_PART = 8, 0.75
+
+
+class Referrers:
+    """Counts by referrer, a 38-byte peer id. A doubted referrer's answers are still used, but never suffice alone."""
+
+    def __init__(self) -> None:
+        self._counts: Bounded[bytes, list[int]] = Bounded(REFERRERS_MAX)  # missed, met
+
+    def note(self, referrer: bytes | None, *, met: bool) -> None:
+        """Count a named peer that shook hands, or did not answer its first greeting."""
+        if referrer is not None:
+            self._counts.setdefault(referrer, [0, 0])[met] += 1
+
+    def doubted(self, referrer: bytes) -> bool:
+        """Whether at least eight of the named peers, and three in four, did not answer."""
+        missed, met = self._counts.get(referrer, (0, 0))
+        return missed >= MISSED_MIN and missed >= MISSED_PART * (met + missed)
 
 
 @dataclass

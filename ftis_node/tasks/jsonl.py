@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import sha256_of
-from ftis_node.tasks.mathematics import ANSWER_CHARACTERS
-from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
+from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, check_rule, normal, parse_integer
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import PLAIN, Example, Task, place_of
 from ftis_node.text import counted

@@ -21,8 +21,7 @@ from typing import Self
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import START_SECONDS, Asked
-from ftis_node.tasks.mathematics import ANSWER_CHARACTERS, score_mathematics
-from ftis_node.tasks.rewards import TEXT_CHARACTERS, Score, code_in, score_text
+from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, Score, code_in, score_mathematics, score_text
 
 SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30

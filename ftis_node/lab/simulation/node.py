@@ -15,7 +15,7 @@ from ftis_node.lab.simulation.rhythm import Rhythm
 from ftis_node.lab.simulation.scenario import Scenario, draw_machine
 from ftis_node.lab.simulation.store import RUN, SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
-from ftis_node.node.batch_source import needed_age
+from ftis_node.node.demand import needed_age
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
