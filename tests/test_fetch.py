@@ -24,8 +24,7 @@ from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import inbound
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import RUN, Answers, eventually, identity, transport
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))

@@ -16,8 +16,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.wire import inbound, streams
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 ALICE, BOB = identity(1), identity(2)

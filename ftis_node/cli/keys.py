@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import write_private
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -36,14 +36,7 @@ def export(
     from ftis_node.swarm.identity import Identity
 
     identity = Identity.load(Home(home.expanduser()).key)
-    try:
-        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{to} exists already.", "Name another file; none is overwritten.") from None
-    except OSError as error:
-        raise UserError(f"{to} cannot be written: {error.strerror}.", "Name another file.") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(identity.to_bytes())
+    write_private(to, identity.to_bytes(), "Name another file")
     line = f"The key of {identity.peer_id} is in {to}."
     print_answer({"id": identity.peer_id, "file": str(to)}, line, json=json)
     if not json:

@@ -34,8 +34,7 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from tests.fuzz.frames import split
 from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, require, run_async, stopped_clock
