@@ -1,7 +1,5 @@
 """``ftis-node export``: a checkpoint as a model for everything else."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

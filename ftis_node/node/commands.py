@@ -1,7 +1,5 @@
 """What a node's owner wants of it now: whether it goes on, and whether it may train."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from enum import Enum, auto

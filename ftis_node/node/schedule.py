@@ -1,7 +1,5 @@
 """Why a node should not train now: its owner's hours, the battery, or another program on its GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

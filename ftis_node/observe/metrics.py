@@ -1,7 +1,5 @@
 """One JSON line an event: for people, plots and replays."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Bounded dictionaries for strangers' data. Identities and ids are free, so the oldest entry makes room."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import TypeVar
 

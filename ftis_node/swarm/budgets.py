@@ -1,7 +1,5 @@
 """Limits on what a peer may request: an answer costs more than a request, and a check more than a forgery."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 from ftis_node.swarm.bounded import Bounded

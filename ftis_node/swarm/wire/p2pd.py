@@ -1,7 +1,5 @@
 """hivemind's libp2p daemon p2pd with private sockets, and without the gaps that hivemind leaves open."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -4,8 +4,6 @@ hivemind's own handler waits without limit to hand over a request that has no re
 stay for good, and so do p2pd's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
