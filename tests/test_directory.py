@@ -21,7 +21,7 @@ from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire import directory as directories
+from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
@@ -319,7 +319,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -
 async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishes_everywhere_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with (
         liar(tmp_path, b"") as (_, at_mallory),
         joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
@@ -339,7 +339,7 @@ async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishe
 async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):
             fill(directory._shelf)
@@ -347,7 +347,7 @@ async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
         assert alice._full == {0}
         below = key_bytes(RUN.id, shard_of(ALICE.author, 1))
         assert ALICE.author in check(below, pack_answer(bob._shelf.records(below)), VALIDATOR)
-        monkeypatch.setattr(directories, "FULL_PART", 1.0)
+        monkeypatch.setattr(dht_limits, "FULL_PART", 1.0)
         for directory in (alice, bob):
             directory._shelf._shelves.clear()
         await alice.publish(own(ALICE), settled=True)
