@@ -9,6 +9,7 @@ from ftis_node.cli.common import HomeOption, JsonOption, print_answer
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.files import write_private
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.swarm.identity import Identity
 from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
@@ -17,8 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is th
 @app.command("new")
 def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Print the peer id of a home, and first make its key if it has none. A run file may need it early."""
-    from ftis_node.swarm.identity import Identity
-
     place = Home(home.expanduser())
     identity = Identity.load_or_create(place.key)
     print_answer({"id": identity.peer_id, "home": str(place.path)}, identity.peer_id, json=json)
@@ -31,8 +30,6 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Copy the key of a home into a file that only you can read."""
-    from ftis_node.swarm.identity import Identity
-
     identity = Identity.load(Home(home.expanduser()).key)
     write_private(to, identity.to_bytes(), "Name another file")
     line = f"The key of {identity.peer_id} is in {to}."
@@ -48,8 +45,6 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Give a home the key in a file. A home that has another key keeps it."""
-    from ftis_node.swarm.identity import Identity
-
     try:
         identity = Identity.from_bytes(source.read_bytes())
     except OSError as error:

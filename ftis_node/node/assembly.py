@@ -269,18 +269,18 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int) -> None:
+async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
         logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
         return
     from ftis_node.swarm.lan import Lan
 
-    lan = Lan(host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
+    lan = Lan(transport.listening.host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
     stack.push_async_callback(lan.close)
     try:
         await lan.start()
-        await lan.tell(run, author, port)
+        await lan.tell(run, author, transport.port)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 

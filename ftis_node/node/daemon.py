@@ -42,9 +42,8 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open, plan_row
 
-logger = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 # Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
@@ -183,7 +182,8 @@ class Node:
         self.settings = self._settings_for(self.options.task_of(self._run_file))
         set_level(self.settings.log_level)
         self._stack.push_async_callback(self._compute.stop)
-        await self._load()
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
         if self._run_file is None:
             founder = identity.peer_id if self.options.private else ""
             self._run_file = RunFile(run=run_for(self._compute.facts.shared(), founder=founder))
@@ -207,8 +207,7 @@ class Node:
         )
         self._stack.callback(components.close)
         self._evaluations.recall(self.home.metrics)
-        keeping = asyncio.create_task(forever(self._commands.keep_hours))
-        self._stack.callback(keeping.cancel)
+        self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
         await self._go_on_from(components)
         self._set_apart(State.LOADING, "Greeting peers.")
         options, hints = self.options, self._run_file.hints.bootstraps
@@ -217,8 +216,7 @@ class Node:
         await components.swarm.start(options.peers, hints, given)
         self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
-            place = self.settings.host, transport.port
-            await assembly.open_lan(self._stack, components.swarm, run, identity.author, *place)
+            await assembly.open_lan(self._stack, components.swarm, run, identity.author, transport)
         if self.options.run is None:
             assembly.check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(components.swarm, run, identity.author, self.home.swarm_history)
@@ -247,8 +245,8 @@ class Node:
         self._stack.push_async_callback(api.close)
         self._stack.push_async_callback(self._page.close)
         await self._page.show(self.settings)
-        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
-        self._stack.callback(watching.cancel)
+        told = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
+        self._stack.callback(told.cancel)
 
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
@@ -264,10 +262,6 @@ class Node:
         children = (self._p2pd, self._compute.worker.pid)
         if self._runtime is not None:
             self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
-
-    async def _load(self) -> None:
-        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
-        await self._compute.start(self.settings, self._run_file)
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -355,7 +349,6 @@ class Node:
 
     async def _rest(self, components: Components) -> None:
         """Pause: end the compute process, which frees its memory, and only serve peers until a request comes."""
-        progress = components.stepper.progress
         try:
             await self._unless_stopped(self._save_last(components))
         except (WorkerDied, WorkerFault) as fault:
@@ -367,23 +360,19 @@ class Node:
             why = self._commands.why
             self._set_apart(
                 State.PAUSED,
-                f"Paused at step {progress.step}: it serves its peers and trains nothing. {why}".rstrip(),
+                f"Paused at step {components.stepper.progress.step}: it serves its peers and trains nothing. {why}".rstrip(),
                 f"`ftis-node resume{self.home.flag}` goes on{' now' if why else ''}.",
             )
             await self._commands.next()
         if not self._commands.ending:
-            try:
-                await self._unless_stopped(self._renew(components))
-            except (WorkerDied, WorkerFault) as fault:
-                await self._unless_stopped(self._revive(components, fault))
+            await self._unless_stopped(self._renew(components))
 
     async def _save_last(self, components: Components) -> None:
         await components.saving.save(self._compute.worker, components.stepper.progress)
         await components.saving.flush()
 
     async def _finish(self, components: Components) -> None:
-        """Take the last checkpoint and evaluation. They have no time limit, except after a request to stop; then the
-        previous checkpoint remains."""
+        """Take the last checkpoint and evaluation; after a request to stop in what time is left, else without a limit."""
         if components.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
@@ -429,12 +418,12 @@ class Node:
 
     async def _renew(self, components: Components, *, older: bool = False) -> None:
         """Start another compute process with the newest checkpoint (or an older one)."""
-        await self._load()
-        worker = self._compute.worker
-        await worker.call(Open(components.run_file.run))
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
+        await self._compute.worker.call(Open(components.run_file.run))
         await self._go_on_from(components, older=older)
         self._evaluations.went_back(components.stepper.progress.step)
-        components.stepper.worker = worker  # only now: an engine without a run cannot score
+        components.stepper.worker = self._compute.worker  # only now: an engine without a run cannot score
         components.stepper.resting = False
         assembly.refill_pool(components)
         if not self._commands.stopping.is_set():
@@ -458,21 +447,18 @@ class Node:
     def _names(self) -> dict[str, str]:
         return names_in(self._overview.book if self._overview is not None else None)
 
-    def _note_condition(self) -> None:
-        """Log the condition when its state or advice changes."""
+    def _note_condition(self, *, changed: bool = False) -> None:
+        """Log the condition if its state or advice changed, or more of it."""
         now = self.condition()
-        if (now.state, now.advice) != self._logged:
-            self._say(now)
-
-    def _say(self, now: Condition) -> None:
-        logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
-        self._logged = (now.state, now.advice)
+        if changed or (now.state, now.advice) != self._logged:
+            logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
+            self._logged = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """Set the condition of a node that does not train."""
         if not self._commands.stopping.is_set() or state is State.STOPPING:
             self._apart = Condition(state, reason, advice)
-            self._say(self._apart)
+            self._note_condition(changed=True)
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
