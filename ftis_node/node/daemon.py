@@ -360,7 +360,7 @@ class Node:
             why = self._commands.why
             self._set_apart(
                 State.PAUSED,
-                f"Paused at step {components.stepper.progress.step}: it serves its peers and trains nothing. {why}".rstrip(),
+                f"Paused at step {components.stepper.progress.step}: it only serves its peers. {why}".rstrip(),
                 f"`ftis-node resume{self.home.flag}` goes on{' now' if why else ''}.",
             )
             await self._commands.next()
@@ -372,7 +372,7 @@ class Node:
         await components.saving.flush()
 
     async def _finish(self, components: Components) -> None:
-        """Take the last checkpoint and evaluation; after a request to stop in what time is left, else without a limit."""
+        """Take the last checkpoint and evaluation; after a request to stop, only in the time that is left."""
         if components.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
