@@ -16,11 +16,10 @@ from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
 from ftis_node.swarm.addresses import NetworkScope
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import MET_MAX
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Budgets, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE, Membership
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
 from ftis_node.swarm.traffic import Traffic

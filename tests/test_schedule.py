@@ -19,9 +19,18 @@ from ftis_node.config.hours import MINUTES, is_open, next_opening, read_hours
 from ftis_node.config.settings import Settings, changed, collect
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import Clocks, replaced, unix_seconds
-from ftis_node.node import schedule as schedule_module
-from ftis_node.node.commands import Commands, Hold, Phase
-from ftis_node.node.schedule import BUSY_LOOKS, CARD_SECONDS, PMON, QUIET_SECONDS, Schedule, read_pmon
+from ftis_node.node import commands as schedule_module
+from ftis_node.node.commands import (
+    BUSY_LOOKS,
+    CARD_SECONDS,
+    PMON,
+    QUIET_SECONDS,
+    Commands,
+    Hold,
+    Phase,
+    Schedule,
+    read_pmon,
+)
 from ftis_node.observe.metrics import read_events
 from tests.support.cli import answer, printed, refused
 from tests.support.clock import Clock

@@ -21,14 +21,13 @@ from ftis_node.host.files import replace_text
 from ftis_node.host.loops import end, forever, listen
 from ftis_node.node import assembly
 from ftis_node.node.assembly import Components
-from ftis_node.node.commands import Commands
+from ftis_node.node.commands import Commands, Schedule
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import Condition, Signs, State, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
-from ftis_node.node.schedule import Schedule
 from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, signs, status_row
 from ftis_node.observe.answers import Planned, Status
 from ftis_node.observe.logs import set_level

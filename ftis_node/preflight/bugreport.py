@@ -17,7 +17,7 @@ from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import brief
 from ftis_node.host.files import bytes_under, existing_folder, write_private
 from ftis_node.observe.api import ask
-from ftis_node.observe.log_parts import end_of_parts
+from ftis_node.observe.metrics import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding

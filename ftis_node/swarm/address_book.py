@@ -10,10 +10,9 @@ from pathlib import Path
 
 from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.swarm.addresses import NetworkScope, peer_at, varied
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
+from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire.transport import Listening
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ftis_node.swarm import signed
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.signed import Signed
 
 KEYS_MAX = 4096  # that redeemed an invitation

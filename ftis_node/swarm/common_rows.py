@@ -10,7 +10,7 @@ from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 
 OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate

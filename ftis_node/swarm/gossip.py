@@ -9,10 +9,8 @@ from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.needs import teaches
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions

@@ -14,11 +14,10 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm import ftis_pb2, handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import is_plain, is_relayed, network_of, peer_at, ranked, varied
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR, PROTOCOL_MINOR, greeting, plain, shake
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Limits
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.sessions import SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic

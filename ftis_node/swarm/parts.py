@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096

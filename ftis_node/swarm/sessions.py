@@ -4,8 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.limits import Limits
+from ftis_node.swarm.limits import Bounded, Limits
 
 SESSIONS_MAX = 256
 OBSERVERS_MAX = 16  # beside those

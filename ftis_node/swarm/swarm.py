@@ -16,11 +16,10 @@ from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares

@@ -23,12 +23,11 @@ from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.address_book import PASSIVE_VIEW_MAX
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.budgets import TIMES
 from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
-from ftis_node.swarm.limits import Limits
+from ftis_node.swarm.limits import TIMES, Limits
 from ftis_node.swarm.membership import VIEW_SIZE, Membership
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX

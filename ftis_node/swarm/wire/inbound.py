@@ -6,9 +6,8 @@ from typing import Any
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import limit
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.wire.transport import Chunks, Handlers, Requests
 
 Task = asyncio.Task[Any]

@@ -21,8 +21,8 @@ from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port, is_plain
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.inbound import Inbound
@@ -58,7 +58,7 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
         """Answer a fetch stream, which stays open until the caller ends its own side.
 
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
-        If this task is cancelled, `streams.answer_stream` releases everything that the stream holds.
+        If this task is cancelled, `p2pd.answer_stream` releases everything that the stream holds.
         """
         async with aclosing(self.fetch(requests, context.remote_id.to_bytes())) as chunks:
             async for chunk in chunks:

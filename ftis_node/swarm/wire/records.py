@@ -13,8 +13,8 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 
 from ftis_node.packet import MSGPACK_ERRORS
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import Identity, author_of, verify
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
 
 MAX_VALUE_BYTES = 1024
