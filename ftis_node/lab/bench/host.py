@@ -37,6 +37,7 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.streams import SENT_AHEAD
 from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
@@ -146,9 +147,11 @@ class BenchNode:
 
     async def _push(self, other: bytes) -> None:
         received = asyncio.Event()
+        unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
             for group, body in self._made.packets:
+                await unanswered.acquire()
                 yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
@@ -156,6 +159,7 @@ class BenchNode:
         try:
             for _ in self._made.packets:
                 await anext(stream)
+                unanswered.release()
         finally:
             received.set()
             with contextlib.suppress(Exception):
