@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ftis_node.lab.compute import InProcess
+from ftis_node.lab.events import GradientEvent
 from ftis_node.lab.experiment import Probe
 from ftis_node.lab.gradients import source_gradients
 from ftis_node.learner import TrainingGroup, choose_objective
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.participant import Participant
 
 
-def probe(node: Participant, others: Sequence[Participant], wanted: Probe) -> Iterator[dict[str, Any]]:
+def probe(node: Participant, others: Sequence[Participant], wanted: Probe) -> Iterator[GradientEvent]:
     """Events `gradients`: of each objective its foreign gradient's cosine to the reference, and ratio of norms.
 
     The event with the source `own` is of the second batch of own groups, under GRPO. Each gradient is of the loss of

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ftis_node.errors import did_you_mean
+from ftis_node.lab.events import HELD_OUT
+from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
 from ftis_node.lab.private import EVALUATION, KINDS
 from ftis_node.lab.recipes import RECIPES
-from ftis_node.lab.reporting import manifest
-from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
 from ftis_node.lab.vocabularies import TOKENIZERS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
@@ -158,15 +158,6 @@ class CellSpec(_Table):
         if self.collaboration == "federated" and self.pace == "free":
             raise ValueError(f"cell {self.name} is federated, and averaging needs lock step")
         return self
-
-
-class Claim(manifest.Claim):
-    """A claim of a lab file; written down before the results. See `lab.reporting.claims`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: Literal["paper", "ours"] = "ours"
-    family: str = ""
 
 
 class Experiment(_Table):

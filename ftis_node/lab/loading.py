@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from ftis_node.config.reading import read_toml
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError, did_you_mean
-from ftis_node.lab.experiment import CellSpec, Claim, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.manifest import Claim
 from ftis_node.lab.spec import TrialSpec, trial_of
 
 SHIPPED = Path(__file__).parent / "experiments"

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.private import EVALUATION, private_task
@@ -187,7 +188,7 @@ class Participant:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def counts(self) -> dict[str, Any]:
+    def spent(self) -> Spent:
         """The cost so far."""
         return {
             "node": self.name,
@@ -198,20 +199,20 @@ class Participant:
             "trained": self.meter.trained,
         }
 
-    async def evaluate(self, also: str | None = None) -> dict[str, Any]:
+    async def evaluate(self, also: str | None = None) -> EvaluationEvent:
         """An evaluation event."""
         found = await self.compute.call(Evaluate(also))
         result = msgspec.structs.asdict(found)
         del result["seconds"]
-        return {"event": "evaluation", **self.counts(), "set": also or "held-out", **result}
+        return cast(EvaluationEvent, {"event": "evaluation", **self.spent(), "set": also or HELD_OUT, **result})
 
-    def told_step(self, taken: TakenStep) -> dict[str, Any]:
+    def told_step(self, taken: TakenStep) -> StepEvent:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
         last, diagnostics = taken.row(), taken.report.diagnostics
         plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
-        return {
+        event = {
             "event": "step",
-            **self.counts(),
+            **self.spent(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **self._own_groups(),
             **({"own_data_reward": last["own_data_reward"]} if self.member.private else {}),
@@ -220,6 +221,7 @@ class Participant:
             "own": diagnostics.sources.get("own", {}),
             "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
         }
+        return cast(StepEvent, event)
 
     def _own_groups(self) -> dict[str, Any]:
         """Shares of the own groups since the last step that are all wrong, all alike; their pass@8; and the rows."""

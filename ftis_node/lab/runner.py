@@ -18,13 +18,13 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from ftis_node.host.files import replace_text
 from ftis_node.lab.crew import Crew
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
+from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.observe.terminal import column, console, words
 from ftis_node.policy.names import built_in
 from ftis_node.text import escaped
 
-MANIFEST_SCHEMA = 1
 SPEAK_SECONDS = 10.0
 
 
@@ -176,55 +176,52 @@ class Runner:
         kept.write_bytes(text)
         experiment = self.experiment
         cells = experiment.all_cells()
-        manifest = {
-            "schema": MANIFEST_SCHEMA,
+        manifest = Manifest(
             **{key: getattr(experiment, key) for key in ("name", "title", "about", "task", "steps", "tail", "target")},
-            "seeds": list(experiment.seeds),
-            "commit": commit(),
-            "versions": versions(),
-            "file_sha256": hashlib.sha256(text).hexdigest(),
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "nodes": [_node_facts(experiment, node) for node in experiment.nodes],
-            "cells": [self._cell_facts(cell) for cell in cells],
-            "trials": [
-                {"id": spec.id, "cell": cell.name, "seed": seed, "directory": self._relative(spec)}
+            seeds=list(experiment.seeds),
+            commit=commit(),
+            versions=versions(),
+            file_sha256=hashlib.sha256(text).hexdigest(),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            nodes=[_node_facts(experiment, node) for node in experiment.nodes],
+            cells=[self._cell_facts(cell) for cell in cells],
+            trials=[
+                TrialEntry(id=spec.id, cell=cell.name, seed=seed, directory=self._relative(spec))
                 for seed in experiment.seeds
                 for cell in cells
                 for spec in [trial_of(experiment, cell, seed)]
             ],
-            "claims": [claim.model_dump(by_alias=True) for claim in experiment.claims],
-        }
-        replace_text(self.out / "manifest.json", json.dumps(manifest, indent=1))
+            claims=list(experiment.claims),
+        )
+        replace_text(self.out / "manifest.json", json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1))
 
-    def _cell_facts(self, cell: CellSpec) -> dict[str, Any]:
+    def _cell_facts(self, cell: CellSpec) -> Cell:
         """A cell and what its settings come to; the divergence is named, for every figure must say which it shows."""
         from ftis_node.learner import choose_objective
 
-        experiment = self.experiment
-        members = [n.name for n in experiment.nodes if not cell.nodes or n.name in cell.nodes]
-        spec = trial_of(experiment, cell, experiment.seeds[0])
+        spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
         trained = [member for member in spec.members if not member.script]
         objective = choose_objective(spec.settings_of(trained[0]), spec.task, spec.run.get("completion_tokens", 1))
         parts = {name: getattr(objective, name) for name in ("divergence", "reduction", "threshold")}
         fastest = max(member.speed for member in trained)
-        return {
-            "name": cell.name,
-            "label": cell.label or cell.name,
-            "collaboration": cell.collaboration,
-            "pace": cell.pace,
-            "nodes": members,
-            "slower": [member.name for member in trained if member.speed < fastest],
-            "values": {**parts, **cell.settings, **cell.values},
-        }
+        return Cell(
+            name=cell.name,
+            label=cell.label or cell.name,
+            collaboration=cell.collaboration,
+            pace=cell.pace,
+            nodes=[member.name for member in spec.members],
+            slower=[member.name for member in trained if member.speed < fastest],
+            values={**parts, **cell.settings, **cell.values},
+        )
 
-    def _relative(self, spec: TrialSpec) -> str:
-        return os.path.relpath(self.directory(spec), self.out)
+    def _relative(self, spec: TrialSpec) -> Path:
+        return Path(os.path.relpath(self.directory(spec), self.out))
 
 
-def _node_facts(experiment: Experiment, node: NodeSpec) -> dict[str, str]:
+def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
     model = node.model or node.script or (node.warm.recipe if node.warm else "")
     lora = node.settings.get("lora", experiment.settings.get("lora", False))
-    return {"name": node.name, "model": model, "kind": "lora" if lora else "full"}
+    return Node(name=node.name, model=model, kind="lora" if lora else "full")
 
 
 def _side_by_side(experiment: Experiment) -> int:

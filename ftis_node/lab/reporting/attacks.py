@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ftis_node.lab.manifest import ATTACK, METHOD
 from ftis_node.lab.payloads import TOKENS
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Heat
-from ftis_node.lab.reporting.manifest import ATTACK, METHOD
 from ftis_node.lab.reporting.results import LATE, Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 

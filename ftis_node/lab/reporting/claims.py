@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ftis_node.lab.reporting.manifest import ALL, Claim
+from ftis_node.lab.manifest import ALL, Claim
 from ftis_node.lab.reporting.results import Results, over_nodes
 from ftis_node.lab.reporting.statistics import (
     EXACT_UP_TO,

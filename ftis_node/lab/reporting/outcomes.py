@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Line, Panel, Row
-from ftis_node.lab.reporting.manifest import HELD_OUT
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import (
     Interval,
@@ -53,8 +53,8 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
             trials = results.of(cell).values()
             seeds = [curve for trial in trials if (curve := trial.evaluations.get((node, HELD_OUT)))]
             if seeds:
-                xs = np.linspace(0.0, min(curve[-1].time for curve in seeds), TIMES)
-                found = [np.interp(xs, [e.time for e in curve], [e.pass_at_1 for e in curve]) for curve in seeds]
+                xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
+                found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
                 lines.append(figures.banded(results.label(cell), list(xs), ys, look[cell]))
         parts.append(Panel(results.node_label(node), lines, "pass@1", bounded=True))
@@ -75,9 +75,9 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     rows = []
     for on, node, cell, values in _finals(results):
         starts = [
-            curve[0].pass_at_1
+            curve[0]["pass_at_1"]
             for trial in results.of(cell).values()
-            if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
+            if (curve := trial.evaluations.get((node, on))) and curve[0]["step"] == 0
         ]
         start = statistics.fmean(starts) if starts else math.nan
         facts = {"set": on, "node": node, "cell": cell, "start": start}
@@ -118,7 +118,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
 def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     """At the steps that every finished seed of the cell evaluated, so that no mean changes its seeds on the way."""
     found = [trial.evaluations.get((node, HELD_OUT), []) for trial in results.of(cell).values()]
-    by_step = [{e.step: e.pass_at_1 for e in curve} for curve in found if curve]
+    by_step = [{e["step"]: e["pass_at_1"] for e in curve} for curve in found if curve]
     steps = sorted(set.intersection(*(set(curve) for curve in by_step))) if by_step else []
     if not steps:
         return None

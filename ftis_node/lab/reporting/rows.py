@@ -16,7 +16,7 @@ _LAST = {"found": "rows failed", "learned": "learned from others", "done": "and 
 def learned(results: Results, book: Book) -> None:
     """Section, for experiments with pulling by need: dead groups and pass@8 in the last quarter of the steps, rows at
     the end."""
-    if not any(trial.steps[node].needs for trial in results.trials.values() for node in trial.steps):
+    if not any("needs" in steps[-1] for trial in results.trials.values() for steps in trial.steps.values()):
         return
     book.write("## Rows that a node could not do")
     rows = [
@@ -32,9 +32,10 @@ def learned(results: Results, book: Book) -> None:
 
 
 def _figures(results: Results, cell: str, node: str) -> Sequence[str]:
-    trials = [trial.steps[node] for trial in results.of(cell).values() if node in trial.steps]
-    late = [[steps.late(what) for steps in trials] for what in _LATE]
-    last = [[steps.needs[what] for steps in trials if steps.needs] for what in _LAST]
+    trials = [trial for trial in results.of(cell).values() if node in trial.steps]
+    late = [[trial.late(node, what) for trial in trials] for what in _LATE]
+    needs = [trial.steps[node][-1].get("needs", {}) for trial in trials]
+    last = [[rows[what] for rows in needs if rows] for what in _LAST]
     return [_mean(values, "{:.3f}") for values in late] + [_mean(values, "{:.1f}") for values in last]
 
 
