@@ -18,9 +18,10 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.private import EVALUATION, private_task
-from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.lab.spec import TrialSpec
 from ftis_node.node.batch_source import by_need, needed_age
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
@@ -45,7 +46,7 @@ SLOTS = 128  # of a horizontal run at a free pace, in an epoch
 class Participant:
     """A member with everything it needs. `load`, `open`, then steps."""
 
-    def __init__(self, spec: TrialSpec, member: Member, compute: Compute, model: str) -> None:
+    def __init__(self, spec: TrialSpec, member: NodeSpec, compute: Compute, model: str) -> None:
         self.spec = spec
         self.member = member
         self.name = member.name

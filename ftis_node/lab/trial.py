@@ -21,10 +21,11 @@ from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.events import Duration, Event, StepEvent
 from ftis_node.lab.exchange import Network
+from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
-from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.observe.provenance import commit, versions
@@ -164,7 +165,7 @@ class Trial:
     def _spent(self) -> Duration:
         return {"seconds": time.monotonic() - self._began, "cpu": time.process_time() - self._cpu}
 
-    def _compute(self, member: Member) -> Compute:
+    def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
             return Scripted(member.script, self.spec.seed)
         return OwnProcess() if self._processes else InProcess()
