@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ftis_node.lab.reporting.claims import Finding, judge, not_worse
+from ftis_node.lab.reporting.claims import Finding, judge
 from ftis_node.lab.reporting.results import read_results
+from ftis_node.lab.reporting.statistics import not_worse
 from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.012, 0.009, -0.004, 0.011, -0.008, 0.002, 0.007, -0.005]  # of mean 0: what seeds differ by

@@ -84,8 +84,9 @@ def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_a
     code = """
 import sys
 from ftis_node.lab.simulation.scenario import Scenario
-from ftis_node.lab.simulation.simulate import simulate
-print(*(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed)) for seed in (0, 1)), sep="\\n")
+from ftis_node.lab.simulation.simulate import Simulation
+short = (Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed) for seed in (0, 1))
+print(*(Simulation(scenario).run() for scenario in short), sep="\\n")
 sys.exit("hivemind.p2p" in sys.modules)
 """
     (one, other), again = (

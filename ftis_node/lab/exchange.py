@@ -47,11 +47,11 @@ class MemorySwarm:
     def __init__(
         self,
         network: Network,
-        *,
         author: bytes,
         context: AdmissionContext,
         store: PacketStore,
         clock: Callable[[], float],
+        *,
         max_age: float,
         rng: random.Random,
         on_demand: bool,

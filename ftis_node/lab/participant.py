@@ -97,10 +97,10 @@ class Participant:
         own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
         self.swarm = MemorySwarm(
             network,
-            author=self._identity.author,
-            context=context,
-            store=store,
-            clock=clock,
+            self._identity.author,
+            context,
+            store,
+            clock,
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not own_only and not self.member.script,

@@ -79,7 +79,7 @@ class RandomEngine(Engine):
 
     def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
         """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
-        caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
+        caps: dict[str, Any] = size.caps()
         self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
@@ -87,13 +87,9 @@ class RandomEngine(Engine):
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)
         tokenizer = self.policy.tokenizer
         run = Run(
+            **caps,
+            **{name: getattr(self.task, name) for name in ("data", "template", "reward")},
             task=self.task.name,
-            data=self.task.data,
-            template=self.task.template,
-            reward=self.task.reward,
-            prompt_tokens=size.prompt_tokens,
-            completion_tokens=size.completion_tokens,
-            group=size.group,
             slots=64,
             temperature=TEMPERATURE,
             eos=end_ids(tokenizer),
@@ -160,16 +156,8 @@ class WholeNode:
     def _member(
         self, network: Network, author: bytes, context: AdmissionContext, store: PacketStore, *, on_demand: bool
     ) -> MemorySwarm:
-        return MemorySwarm(
-            network,
-            author=author,
-            context=context,
-            store=store,
-            clock=boot_seconds,
-            max_age=math.inf,
-            rng=random.Random(0),
-            on_demand=on_demand,
-        )
+        rng, age = random.Random(0), math.inf
+        return MemorySwarm(network, author, context, store, boot_seconds, max_age=age, rng=rng, on_demand=on_demand)
 
     def prepare(self) -> None:
         """Makes what the peers bring in the next step, which is no work of this node's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ftis_node.lab.manifest import ATTACK, METHOD
 from ftis_node.lab.payloads import TOKENS
@@ -105,19 +106,12 @@ def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str,
     return grid
 
 
-def _percent(interval: Interval) -> str:
-    return _around(interval, 100.0, say.number)
-
-
-def _points(interval: Interval) -> str:
-    return _around(interval, 100.0, say.signed)
-
-
-def _tokens(interval: Interval) -> str:
-    return _around(interval, 1.0, say.signed)
-
-
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:
     half = (interval.high - interval.low) / 2
     spread = "" if math.isnan(half) else f" ± {say.number(factor * half, 1)}"
     return word(factor * interval.mean, 1) + spread
+
+
+_percent = partial(_around, factor=100.0, word=say.number)
+_points = partial(_around, factor=100.0, word=say.signed)
+_tokens = partial(_around, factor=1.0, word=say.signed)

@@ -7,7 +7,6 @@ around them.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,33 +39,20 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """x and y of equal length, with a band if `low` and `high` are given; nan is a gap.
-
-    look: which colour and dashes it has.
-    """
+    """A line of means with a band, of the interval at each x; look: which colour and dashes it has."""
 
     label: str
     x: Sequence[float]
-    y: Sequence[float]
+    around: Sequence[Interval]
     look: int
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-def banded(label: str, x: Sequence[float], around: Sequence[Interval], look: int) -> Line:
-    """A line of means with a band, of the interval at each x."""
-    mean, low, high = ([getattr(i, side) for i in around] for side in ("mean", "low", "high"))
-    return Line(label, x, mean, look, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes with its lines. bounded: values are shares."""
+    """One pair of axes with its lines."""
 
     title: str
     lines: Sequence[Line]
-    y: str = ""
-    bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +105,21 @@ def save(figure: Any, png: Path) -> None:
 
 
 @drawn
-def panels(parts: Sequence[Panel], *, columns: int, x: str, share: bool = False, height: float = 2.4) -> Any:
-    """Panels row by row, with one legend of all their lines below.
-
-    share: all panels have the same y axis. height: of a panel, in inches.
-    """
-    figure, grid = _axes(len(parts), columns, [height] * -(-len(parts) // columns), share)
+def panels(parts: Sequence[Panel], *, x: str, shares: bool = False) -> Any:
+    """Panels in two columns, with one legend of all their lines below. shares: of pass@1, with one y axis for all."""
+    columns = min(len(parts), 2)
+    figure, grid = _axes(len(parts), columns, [2.8 if shares else 2.4] * -(-len(parts) // columns), shares)
     for place, (axes, part) in enumerate(zip(grid, parts, strict=True)):
         for line in part.lines:
             _draw(axes, line)
         axes.set_title(part.title)
-        if part.y and (place % columns == 0 or part.y != parts[place - 1].y):
-            axes.set_ylabel(part.y)
+        if shares and place % columns == 0:
+            axes.set_ylabel("pass@1")
         if place + columns >= len(parts):
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    for axes, part in zip(grid, parts, strict=True):
-        if part.bounded:  # after all is drawn: axes that are shared must hold all of it
-            axes.set_ylim(_within_one(axes.get_ylim()))
+    for axes in grid if shares else ():  # after all is drawn: axes that are shared must hold all of it
+        axes.set_ylim(_within_one(axes.get_ylim()))
     _legend(figure, grid)
     return figure
 
@@ -258,10 +241,11 @@ def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tu
 
 def _draw(axes: Any, line: Line) -> None:
     colour, dash = look(line.look)
-    marker = "o" if sum(map(math.isfinite, line.y)) <= 15 else None
-    axes.plot(line.x, line.y, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
-    if len(line.low):
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+    mean, low, high = ([getattr(i, side) for i in line.around] for side in ("mean", "low", "high"))
+    marker = "o" if len(mean) <= 15 else None
+    axes.plot(line.x, mean, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
+    if mean:
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
@@ -287,4 +271,4 @@ def _tick(value: float) -> str:
 
 def looks(names: Sequence[str]) -> dict[str, int]:
     """Name → number of its look."""
-    return dict(zip(names, itertools.count()))
+    return {name: number for number, name in enumerate(names)}

@@ -54,7 +54,7 @@ def compared(results: Results, book: Book) -> None:
             for label, seeds in found.items():
                 means = {name: _over_seeds(seeds, name) for name in GRADIENT_NAMES}
                 table.append([results.label(cell), node, label, *(say.level(means[name]) for name in GRADIENT_NAMES)])
-        figure = figures.panels(parts, columns=2, x="step of the node")
+        figure = figures.panels(parts, x="step of the node")
         caption = f"{results.label(cell)}: gradients on foreign samples, mean over seeds; bands: 95 %."
         book.picture(f"gradients-{say.file_name(cell)}", figure, caption)
     book.table(["cell", "node", "objective", "cosine [95 %]", "norm ratio [95 %]"], table)
@@ -78,7 +78,7 @@ def _gradient_line(label: str, seeds: list[list[GradientEvent]], name: _Name, lo
         if math.isfinite(value := gradient[name]):
             by_step[gradient["step"]].append(value)
     around = {step: mean_interval(values) for step, values in sorted(by_step.items())}
-    return figures.banded(label, list(around), list(around.values()), look)
+    return Line(label, list(around), list(around.values()), look)
 
 
 def _over_seeds(seeds: list[list[GradientEvent]], name: _Name) -> Interval:

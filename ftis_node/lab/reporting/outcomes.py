@@ -17,11 +17,7 @@ from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Line, Panel, Row
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import (
-    Interval,
-    bands,
-    mean_interval,
-)
+from ftis_node.lab.reporting.statistics import Interval, bands, mean_interval
 
 TIMES = 25  # points of a curve over time
 
@@ -36,8 +32,8 @@ def curves(results: Results, book: Book) -> None:
         (node, cell): _curve(results, cell, node, look[cell]) for node in results.nodes() for cell in results.cells
     }
     found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
-    parts = [Panel(results.node_label(node), some, "pass@1", bounded=True) for node, some in found.items()]
-    figure = figures.panels(parts, columns=min(2, len(parts)), x="step of the node", share=True, height=2.8)
+    parts = [Panel(results.node_label(node), some) for node, some in found.items()]
+    figure = figures.panels(parts, x="step of the node", shares=True)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
@@ -56,9 +52,9 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
                 found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
-                lines.append(figures.banded(results.label(cell), list(xs), ys, look[cell]))
-        parts.append(Panel(results.node_label(node), lines, "pass@1", bounded=True))
-    figure = figures.panels(parts, columns=min(2, len(parts)), x="simulated seconds", share=True, height=2.8)
+                lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
+        parts.append(Panel(results.node_label(node), lines))
+    figure = figures.panels(parts, x="simulated seconds", shares=True)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)
 
@@ -123,7 +119,7 @@ def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     if not steps:
         return None
     around = bands([[curve[step] for step in steps] for curve in by_step])
-    return figures.banded(results.label(cell), steps, around, look)
+    return Line(results.label(cell), steps, around, look)
 
 
 def _final(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.rhythm import Rhythm
-from ftis_node.lab.simulation.scenario import Scenario, draw_machine
+from ftis_node.lab.simulation.scenario import draw_machine
 from ftis_node.lab.simulation.store import RUN, SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
 from ftis_node.node.batch_source import needed_age
@@ -43,15 +43,9 @@ class SimulatedNode:
     """A node from its start until it leaves."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        context: AdmissionContext,
-        network: Network,
-        reader: Reader,
-        tally: Tally,
-        rng: random.Random,
+        self, context: AdmissionContext, network: Network, reader: Reader, tally: Tally, rng: random.Random
     ) -> None:
-        settings = scenario.settings
+        scenario, settings = tally.scenario, tally.scenario.settings
         identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
         addresses = () if machine.outbound_only else draw_addresses(identity.peer_id, rng)
@@ -76,17 +70,7 @@ class SimulatedNode:
             decode=reader,
             rng=rng,
         )
-        self.stepper = Rhythm(
-            identity=identity,
-            store=self.store,
-            reputation=reputation,
-            swarm=self.swarm,
-            machine=machine,
-            tally=tally,
-            rng=rng,
-            context=context,
-            scenario=scenario,
-        )
+        self.stepper = Rhythm(self, identity, context, reputation, tally, rng)
         self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None
 

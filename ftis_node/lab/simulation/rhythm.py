@@ -7,15 +7,15 @@ import math
 import random
 import sys
 from collections import Counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.lab.simulation.store import RUN, SimulatedStore, make_packet, rewards
+from ftis_node.lab.simulation.store import RUN, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.demand import OWN_SHARE_FLOOR
 from ftis_node.node.step_batch import StepBatch
-from ftis_node.node.stepper import Exchange, Stepper, exchange_interval
+from ftis_node.node.stepper import Stepper, exchange_interval
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
@@ -25,6 +25,9 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep
+
+if TYPE_CHECKING:
+    from ftis_node.lab.simulation.node import SimulatedNode
 
 # The figures that training on an honest author's samples shows: its claims hold. See `swarm.claims`.
 _HONEST = {"tokens": 400.0, "excess": 0.0, "excess_squares": 1.0, "surprising": 0.0, "likelihood": -1.0}
@@ -83,30 +86,26 @@ class Rhythm(Stepper):
 
     def __init__(
         self,
-        *,
+        node: SimulatedNode,
         identity: Identity,
-        store: SimulatedStore,
+        context: AdmissionContext,
         reputation: Reputation,
-        swarm: Exchange,
-        machine: Machine,
         tally: Tally,
         rng: random.Random,
-        context: AdmissionContext,
-        scenario: Scenario,
     ) -> None:
+        self._machine = node.transport.machine
         super().__init__(
             context=context,
             own_only=False,
             identity=identity,
-            settings=scenario.settings,
-            store=cast(PacketStore, store),
-            worker=ModelledCompute(machine, rng, scenario),
+            settings=tally.scenario.settings,
+            store=cast(PacketStore, node.store),
+            worker=ModelledCompute(self._machine, rng, tally.scenario),
             reputation=reputation,
-            swarm=swarm,
+            swarm=node.swarm,
             clock=boot_seconds,
         )
         self.source = self._planning = PlannedSource(self, rng)
-        self._machine = machine
         self._tally = tally
         self._rng = rng
 
