@@ -19,13 +19,12 @@ from ftis_node.cli import app
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation import directory
-from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
 from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, context, make_packet, rewards
+from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
 from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit

@@ -1,11 +1,11 @@
-"""The report's sections on what training reached: curves and final values."""
+"""The report's sections on what training reached: curves, final values, and rows that nodes learned from others."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -130,3 +130,38 @@ def _final_rows(results: Results, node: str, on: str) -> list[Row]:
     look = figures.looks(results.cells)
     seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
     return [Row(results.label(cell), s, mean_interval(s), look[cell]) for cell, s in seeds.items() if s]
+
+
+_LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}
+_LAST = {"found": "rows failed", "learned": "learned from others", "done": "and done since"}
+
+
+def learned(results: Results, book: Book) -> None:
+    """Section, for experiments with pulling by need: dead groups and pass@8 in the last quarter of the steps, rows at
+    the end."""
+    if not any("needs" in steps[-1] for trial in results.trials.values() for steps in trial.steps.values()):
+        return
+    book.write("## Rows that a node could not do")
+    rows = [
+        (results.label(cell), node, *_figures(results, cell, node))
+        for cell in results.cells
+        for node in results.nodes(cell)
+    ]
+    book.table(["cell", "node", *_LATE.values(), *_LAST.values()], rows)
+    book.write(
+        "Shares of own groups are of the last quarter of the steps; pass@8 is estimated from each group's samples, on "
+        "the rows that it drew for training. Rows are counts at the end, of those that are not forgotten."
+    )
+
+
+def _figures(results: Results, cell: str, node: str) -> Sequence[str]:
+    trials = [trial for trial in results.of(cell).values() if node in trial.steps]
+    late = [[trial.late(node, what) for trial in trials] for what in _LATE]
+    needs = [trial.steps[node][-1].get("needs", {}) for trial in trials]
+    last = [[rows[what] for rows in needs if rows] for what in _LAST]
+    return [_mean(values, "{:.3f}") for values in late] + [_mean(values, "{:.1f}") for values in last]
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    return form.format(mean_interval(known).mean) if known else say.NONE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting import attacks, gradients, outcomes, rows, speed, sweeps
+from ftis_node.lab.reporting import attacks, gradients, outcomes, speed, sweeps
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import Finding, judge
@@ -44,7 +44,7 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
         sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)
-    rows.learned(results, book)
+    outcomes.learned(results, book)
     _summary(findings, results, book, grid=grid)
     return book.close()
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from ftis_node.host.clocks import Clocks, replaced
 from ftis_node.lab.clock import SimulatedLoop
-from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.network import Meter, Network
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.lab.simulation.store import PACKET_BYTES, context
+from ftis_node.lab.simulation.store import PACKET_BYTES, Reader, context
 from ftis_node.lab.simulation.tally import Presence, Tally, figures
 
 UNIX_START = 1_800_000_000.0  # of the first simulated second

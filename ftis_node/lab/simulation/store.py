@@ -1,4 +1,4 @@
-"""The packets of a simulation, and the store that holds them: `store.packets.PacketStore` without a disk.
+"""What nodes of a simulation send and hold: packets, announcements, and `store.packets.PacketStore` without a disk.
 
 A packet is small, so that thousands of stores fit into memory, but it is a real one: admission lets it through. The
 network counts it as if it had a real packet's bytes, see `Network.packet_scale`.
@@ -15,6 +15,7 @@ from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.announcement import Announcement, decode_announcement
 
 EOS = 3
 PROMPT = [0]
@@ -105,3 +106,27 @@ class SimulatedStore:
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
         self._seen.update(keys)
+
+
+class Checked(Announcement, frozen=True):
+    """An announcement whose signature the first node that received it has verified."""
+
+    sound: bool = False
+
+    def verify(self) -> bool:
+        return self.sound
+
+
+class Reader:
+    """Decodes announcements as the daemon does, each once, however many nodes receive it."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, Checked] = {}
+
+    def __call__(self, data: bytes, *, max_packets: int) -> Announcement:
+        known = self._read.get(data)
+        if known is None:
+            a = decode_announcement(data, max_packets=max_packets)
+            known = Checked(a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature, a.verify())
+            self._read[data] = known
+        return known
