@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +27,28 @@ from ftis_node.text import escaped
 SPEAK_SECONDS = 10.0
 
 
-@dataclass
 class _Ledger:
-    """The trials done and in all; the time left is told from the work that this run has done so far."""
+    """The work that is done and in all, in units; the time left is told from what this run has done so far."""
 
-    work: dict[str, int]  # a job's name → units (node steps; a warm-up counts as so many)
-    done: dict[str, int] = field(default_factory=dict)
-    before: int = 0  # units that were done when this run began
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def total(self) -> int:
-        return sum(self.work.values())
+    def __init__(self, work: Mapping[str, int], finished: Collection[str]) -> None:
+        """work: a job's name → units (node steps; a warm-up counts as so many). finished: jobs done before."""
+        self._work, self._done = work, {name: work[name] for name in finished}
+        self._before, self._began = self.finished, time.monotonic()
+        self.total = sum(work.values())
 
     @property
     def finished(self) -> int:
-        return sum(self.done.values())
+        return sum(self._done.values())
 
     def step(self, name: str, units: int) -> None:
-        self.done[name] = units
+        self._done[name] = units
 
     def finish(self, name: str) -> None:
-        self.done[name] = self.work[name]
+        self._done[name] = self._work[name]
 
     def seconds_left(self) -> float | None:
-        new = self.finished - self.before
-        return (time.monotonic() - self.began) / new * (self.total - self.finished) if new else None
+        new = self.finished - self._before
+        return (time.monotonic() - self._began) / new * (self.total - self.finished) if new else None
 
 
 WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
@@ -104,13 +99,9 @@ class Runner:
         specs = list({spec.id: spec for spec in trials(self.experiment)}.values())
         open_ones = [spec for spec in specs if not finished(self.directory(spec))]
         warm = [start for start in starts(open_ones) if not (self.models / start.name).exists()]
-        work = {start.name: WARM_UP_UNITS for start in warm} | {
-            spec.id: spec.steps * len(spec.members) for spec in specs
-        }
-        ledger = _Ledger(work)
-        for spec in specs:
-            ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
-        ledger.before = ledger.finished
+        work = dict.fromkeys([start.name for start in warm], WARM_UP_UNITS)
+        work |= {spec.id: spec.steps * len(spec.members) for spec in specs}
+        ledger = _Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
         crew_of = Crew(self._jobs, self._threads, lambda line: self._console.print(words(line)))
         with crew_of as crew, self._drawn(ledger) as draw:
             first = {crew.warm_up(start, self.models): start.name for start in warm}
@@ -139,26 +130,21 @@ class Runner:
     @contextlib.contextmanager
     def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
         """A bar on a terminal, else a line now and then."""
-        columns = (column("{task.description}"), BarColumn(), column("{task.percentage:3.0f} %"))
-        with Progress(
-            *columns,
-            TimeElapsedColumn(),
-            column("{task.fields[left]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        ) as bar:
+        name, share, left = map(column, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
+        columns = (name, BarColumn(), share, TimeElapsedColumn(), left)
+        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as bar:
             task = bar.add_task(escaped(self.experiment.name), total=ledger.total, left="")
             spoken = time.monotonic()
 
             def draw() -> None:
                 nonlocal spoken
-                left = ledger.seconds_left()
-                rest = f"{_duration(left)} left" if left is not None else ""
+                seconds = ledger.seconds_left()
+                rest = f"{_duration(seconds)} left" if seconds is not None else ""
                 bar.update(task, completed=ledger.finished, left=rest)
                 if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
                     spoken = time.monotonic()
-                    share = ledger.finished / ledger.total if ledger.total else 1.0
-                    self._console.print(words(f"{self.experiment.name}: {share:.0%} {rest}"))
+                    done = ledger.finished / ledger.total if ledger.total else 1.0
+                    self._console.print(words(f"{self.experiment.name}: {done:.0%} {rest}"))
 
             yield draw
             draw()

@@ -8,7 +8,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,8 @@ NAMES = {
 PARTS = ("total", "generate", "train", "rest")
 
 
-@dataclass(frozen=True)
-class Point:
-    """A step of one size: CPU-seconds, all and of each part, and the most that tensors took, in 10⁶ bytes."""
-
-    value: int
-    total: float
-    generate: float
-    train: float
-    rest: float
-    peak_memory_mb: float
+Point = dict[str, float]
+"""A step of one size, `value`: CPU-seconds of all and of each part, and the most that tensors took, in 10⁶ bytes."""
 
 
 def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, Any]:
@@ -65,10 +57,10 @@ def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, An
             found[what].append(_point(what, value, repeats))
     if plot is not None:
         save(_picture(found), plot)
-    return {
-        what: {"points": [asdict(point) for point in points], "exponent": _exponents(points)}
-        for what, points in found.items()
-    } | {"base": BASE.as_dict(), "repeats": repeats}
+    return {what: {"points": points, "exponent": _exponents(points)} for what, points in found.items()} | {
+        "base": BASE.as_dict(),
+        "repeats": repeats,
+    }
 
 
 def _point(what: str, value: int, repeats: int) -> Point:
@@ -91,16 +83,17 @@ def _point(what: str, value: int, repeats: int) -> Point:
         peak = peak_memory(lambda: asyncio.run(node.step()), held(node.engine.learner)) / 1e6
     total = statistics.median(totals[1:])
     generate, train = (statistics.median(d[f"cpu_{part}"] for d in devices[1:]) for part in ("generate", "train"))
-    return Point(value, total, generate, train, max(0.0, total - generate - train), peak)
+    spent = (total, generate, train, max(0.0, total - generate - train))
+    return {"value": value, **dict(zip(PARTS, spent, strict=True)), "peak_memory_mb": peak}
 
 
 def _exponents(points: Sequence[Point]) -> dict[str, float | None]:
     """The growth of each figure between its last two points; None where it is 0."""
     before, last = points[-2:]
-    grown = math.log(last.value / before.value)
+    grown = math.log(last["value"] / before["value"])
     found: dict[str, float | None] = {}
     for name in (*PARTS, "peak_memory_mb"):
-        a, b = getattr(before, name), getattr(last, name)
+        a, b = before[name], last[name]
         found[name] = math.log(b / a) / grown if a > 0 and b > 0 else None
     return found
 
@@ -113,12 +106,13 @@ def _picture(found: Mapping[str, Sequence[Point]]) -> Any:
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     axes = figure.subplots(2, len(found), sharey="row")
     for column, (what, points) in enumerate(found.items()):
-        xs = [point.value for point in points]
+        xs = [point["value"] for point in points]
         for number, part in enumerate(PARTS):
-            ys = [getattr(point, part) for point in points]
+            ys = [point[part] for point in points]
             axes[0, column].plot(xs, ys, marker="o", markersize=3, color=PALETTE[number], label=part)
-        axes[1, column].plot(xs, [point.peak_memory_mb for point in points], marker="o", markersize=3, color=PALETTE[0])
-        for row, last in ((0, points[-1].total), (1, points[-1].peak_memory_mb)):
+        peaks = [point["peak_memory_mb"] for point in points]
+        axes[1, column].plot(xs, peaks, marker="o", markersize=3, color=PALETTE[0])
+        for row, last in ((0, points[-1]["total"]), (1, peaks[-1])):
             slope = [last * x / xs[-1] for x in xs]
             label = "linear" if row == 0 else None
             axes[row, column].plot(xs, slope, linestyle=":", linewidth=1, color="#777777", label=label)

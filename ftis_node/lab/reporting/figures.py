@@ -175,13 +175,7 @@ def heats(parts: Sequence[Heat]) -> Any:
 
 @drawn
 def sweep(
-    parts: Mapping[str, Sequence[Swept]],
-    *,
-    x: str,
-    y: str,
-    log: bool,
-    level: Mapping[str, float],
-    named: str,
+    parts: Mapping[str, Sequence[Swept]], *, x: str, y: str, log: bool, level: Mapping[str, float], named: str
 ) -> Any:
     """A panel a node: the effect against a value, a labelled line a group of cells; `axis_places` has inf and 0.
 
