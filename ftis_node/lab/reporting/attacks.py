@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ftis_node.lab.manifest import ATTACK, METHOD
@@ -39,8 +39,8 @@ def attacked(results: Results, book: Book) -> bool:
     payloads = {pair: payload for pair, cell in cells.items() if (payload := results.payload(cell))}
     parts: dict[str, dict[tuple[str, str], Interval]] = {
         "success": _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair])),
-        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], _final)),
-        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], _length)),
+        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], results.values)),
+        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS))),
     }
     base = {payload: _said(results, BASELINE, payload) for payload in dict.fromkeys(payloads.values())}
     told = [f"{payload} {_percent(mean_interval(list(seeds.values())))}" for payload, seeds in base.items() if seeds]
@@ -64,23 +64,14 @@ def _found(
     return {pair: mean_interval(list(values.values())) for pair in pairs if (values := seeds(pair))}
 
 
-def _said(results: Results, cell: str, what: str, nodes: Sequence[str] = ()) -> dict[int, float]:
-    """nodes: by default all."""
-    return over_nodes([results.said(cell, node, what) for node in nodes or results.nodes(cell)])
+def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
+    return over_nodes([results.said(cell, node, payload) for node in results.nodes(cell)])
 
 
-def _length(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
-    return _said(results, cell, TOKENS, nodes)
-
-
-def _final(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
-    return over_nodes([results.values(cell, node) for node in nodes])
-
-
-def _gain(results: Results, cell: str, of: Callable[[Results, str, Sequence[str]], _Values]) -> dict[int, float]:
-    """Against the baseline's same nodes."""
+def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
+    """Of a cell and node's values, against the baseline's same nodes."""
     nodes = results.nodes(cell)
-    here, there = of(results, cell, nodes), of(results, BASELINE, nodes)
+    here, there = (over_nodes([of(name, node) for node in nodes]) for name in (cell, BASELINE))
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
 
 

@@ -193,15 +193,11 @@ def _untested(n: int, notes: tuple[str, ...]) -> Evidence:
     return Evidence(difference, math.nan, math.nan, NO_TEST, math.nan, 1.0, 1.0, 1.0, notes)
 
 
-def least_p(n: int) -> float:
-    """The smallest p that the permutation test of n pairs can have."""
-    return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
-
-
 def _floor(claim: Claim, n: int) -> float:
+    """The smallest p that the claim's test of n pairs can have."""
     if claim.compare in ("same", "not worse"):
         return 1.0 if n < 2 else 0.0
-    return least_p(n)
+    return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
 
 
 def _minus(a: list[float], b: list[float]) -> list[float]:

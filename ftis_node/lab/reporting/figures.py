@@ -174,9 +174,7 @@ def heats(parts: Sequence[Heat]) -> Any:
 
 
 @drawn
-def sweep(
-    parts: Mapping[str, Sequence[Swept]], *, x: str, y: str, log: bool, level: Mapping[str, float], named: str
-) -> Any:
+def sweep(parts: Mapping[str, Sequence[Swept]], *, x: str, log: bool, level: Mapping[str, float], named: str) -> Any:
     """A panel a node: the effect against a value, a labelled line a group of cells; `axis_places` has inf and 0.
 
     level: per panel, a level to compare with, drawn as a dashed line; named: what it is.
@@ -196,12 +194,13 @@ def sweep(
             colour, dash = look(number)
             axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=label or None)
             axes.vlines(xs, low, high, color=colour, linewidth=1.2)
-        axes.set_xticks([places[value] for value in values], [_tick(value) for value in values])
+        ticks = ["∞" if math.isinf(value) else f"{value:g}" for value in values]
+        axes.set_xticks([places[value] for value in values], ticks)
         axes.set_xlim(min(places.values()) - 0.06 * reach, max(places.values()) + 0.06 * reach)
         axes.set_title(title)
         axes.set_xlabel(x)
         if place % columns == 0:
-            axes.set_ylabel(y)
+            axes.set_ylabel("final pass@1")
     for axes in grid:
         axes.set_ylim(_within_one(axes.get_ylim()))
     _legend(figure, grid)
@@ -257,10 +256,6 @@ def _legend(figure: Any, grid: Sequence[Any]) -> None:
         rows = -(-len(handles) // max(1, int(110 / (longest + 8))))
         columns = -(-len(handles) // rows)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
-
-
-def _tick(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:g}"
 
 
 def looks(names: Sequence[str]) -> dict[str, int]:

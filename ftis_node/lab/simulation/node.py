@@ -148,25 +148,22 @@ class ModelledCompute:
 
     async def call(self, request: Request[Answer]) -> Answer:
         """`worker.client.Worker.call` for the requests of a stepper."""
-        return cast(Answer, await self._answer(request))
-
-    async def _answer(self, request: Request[Any]) -> Generated | StepReport | list[float]:
+        answer: Any
         if isinstance(request, Generate):
             seconds = len(request.rows) * self._machine.group_seconds
             await asyncio.sleep(seconds)
-            return Generated([self._made(request, slot) for slot in range(len(request.rows))], seconds, sys.maxsize)
-        if isinstance(request, TrainingStep):
+            answer = Generated([self._made(request, slot) for slot in range(len(request.rows))], seconds, sys.maxsize)
+        elif isinstance(request, TrainingStep):
             await asyncio.sleep(self._machine.train_seconds)
             samples = Counter[str]()
             for part in (part for group in request.groups for part in group.parts):
                 samples[part.source] += len(part.rewards)
             sources = {source: {"samples": float(count), **_FIGURES} for source, count in samples.items()}
-            return StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=StepFigures(sources=sources))
-        if isinstance(request, ScoreGroup):
-            packet = decode(request.packet)
-            assert isinstance(packet, Packet)
-            return rewards(packet)
-        raise NotImplementedError(request.op)
+            answer = StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=StepFigures(sources=sources))
+        else:
+            assert isinstance(request, ScoreGroup)
+            answer = rewards(cast(Packet, decode(request.packet)))
+        return cast(Answer, answer)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
         signal = self._rng.random() < self._scenario.signal
