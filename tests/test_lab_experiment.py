@@ -48,7 +48,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
         (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),
         (HEAD + SCRIPTED + "[clock]\ngenerate = 0\n" + CELL + "pace = 'free'\n", "needs no time", "generate"),
-        (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "names the script 'padding copid'", "Mend"),
+        (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "script 'padding copid'", "Mend"),
         (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),

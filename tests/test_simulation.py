@@ -117,7 +117,7 @@ async def test_a_node_that_left_receives_nothing() -> None:
     network = Network(0.0, random.Random(0))
     alice, bob = (MemoryTransport(network, name, Machine(1.0, 1.0, 1e6, False), ()) for name in (b"alice", b"bob"))
     bob.leave()
-    network.carry(alice, b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
+    alice.carry(b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
     assert network.totals["flying"] == 7
     await asyncio.sleep(0.01)
     assert network.totals == {"sent": 7, "flying": 0, "lost": 7}

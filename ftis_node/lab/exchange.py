@@ -100,7 +100,7 @@ class MemorySwarm:
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
-        await self._take(self._table.choose(1 << 30, _all))
+        await self._take(self._table.choose(1 << 30, everything))
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
@@ -118,10 +118,10 @@ class MemorySwarm:
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
         while (want := self.taker.want()).groups > 0 or want.answers > 0:
-            targets = self._table.choose(want.answers, _all, want.newcomers, want.rows)
+            targets = self._table.choose(want.answers, everything, want.newcomers, want.rows)
             for target in targets:
                 target.known.done |= 1 << target.index
-            teaching = _all if self._needed_age is None else self._teaching
+            teaching = everything if self._needed_age is None else self._teaching
             targets += self._table.choose(want.groups, teaching, want.newcomers)
             if not targets:
                 break
@@ -144,6 +144,6 @@ class MemorySwarm:
         await self.taker.on_groups(arrived)
 
 
-def _all(known: Known) -> int:
+def everything(known: Known) -> int:
     """Every packet of an announcement is wanted."""
     return -1

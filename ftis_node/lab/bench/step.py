@@ -14,7 +14,7 @@ import torch
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.measure import Tell, beside, device_name, in_turns
-from ftis_node.lab.bench.model import SETTINGS, Size, geometry, rewards, small_config
+from ftis_node.lab.bench.model import Size, geometry, small_config
 from ftis_node.lab.bench.trl import WholeTrl, fastest
 from ftis_node.lab.bench.whole import WholeNode, questions
 
@@ -44,7 +44,7 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         prompts = questions(size, node.engine.policy.vocabulary)
 
         def warm(micro_batch: int) -> WholeTrl:
-            trl = WholeTrl(config, prompts, rewards, size, SETTINGS, micro_batch, Path(folder) / "trl")
+            trl = WholeTrl(config, prompts, size, micro_batch, Path(folder) / "trl")
             trl.step()
             return trl
 

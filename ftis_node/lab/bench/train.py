@@ -50,7 +50,7 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
 
         def warm(micro_batch: int) -> Trl:
-            trl = Trl(config, work, size, SETTINGS, micro_batch, Path(folder))
+            trl = Trl(config, work, size, micro_batch, Path(folder))
             with caught_gradient(trl.model) as theirs:
                 trl.step()
             check_same_work(gradient, theirs)

@@ -14,13 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.measure import Tell, cpu_seconds
-from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
+from ftis_node.lab.bench.model import (
+    SETTINGS,
+    TEMPERATURE,
+    Size,
+    Work,
+    advantages,
+    random_model,
+    rewards,
+    word_tokenizer,
+)
 
 
-def _no_reward(completions: list[str], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
+def _rewards(group: int) -> Callable[..., list[float]]:
+    """What TRL calls for the rewards of groups of completions."""
+    return lambda completions, **_: rewards(group) * (len(completions) // group)
 
 
 class _Trainer:
@@ -30,16 +39,7 @@ class _Trainer:
     and no `old_per_token_logps`: with one update a batch it takes them from the forward pass of the update.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        prompts: Sequence[str],
-        size: Size,
-        settings: Settings,
-        micro_batch: int,
-        folder: Path,
-        rewards: Callable[..., list[float]] = _no_reward,
-    ) -> None:
+    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
         """
         Args:
             micro_batch: completions in a forward pass; divides the number of completions.
@@ -67,18 +67,18 @@ class _Trainer:
                 max_completion_length=size.completion_tokens,
                 per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=self.passes,
-                learning_rate=settings.learning_rate,
-                adam_beta1=settings.betas[0],
-                adam_beta2=settings.betas[1],
-                weight_decay=settings.weight_decay,
-                max_grad_norm=settings.gradient_clip,
+                learning_rate=SETTINGS.learning_rate,
+                adam_beta1=SETTINGS.betas[0],
+                adam_beta2=SETTINGS.betas[1],
+                weight_decay=SETTINGS.weight_decay,
+                max_grad_norm=SETTINGS.gradient_clip,
                 report_to=[],
                 save_strategy="no",
                 disable_tqdm=True,
             )
             self.trainer = trl.GRPOTrainer(
                 self.model,
-                reward_funcs=rewards,
+                reward_funcs=_rewards(size.group),
                 args=arguments,
                 train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
                 processing_class=word_tokenizer(self.model.config.vocab_size),
@@ -113,8 +113,8 @@ class Trl(_Trainer):
     tokenisation, rewards and advantages, the data loader, callbacks, the learning-rate schedule, and logging.
     """
 
-    def __init__(self, config: Any, work: Work, size: Size, settings: Settings, micro_batch: int, folder: Path) -> None:
-        super().__init__(config, ["w1"] * size.groups, size, settings, micro_batch, folder)
+    def __init__(self, config: Any, work: Work, size: Size, micro_batch: int, folder: Path) -> None:
+        super().__init__(config, ["w1"] * size.groups, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
         self.trainer._generate_and_score_completions = lambda _: dict(batch)
@@ -129,26 +129,9 @@ class WholeTrl(_Trainer):
     decoded and rewarded, and the update follows. In and out of the update as in `Trl`.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        prompts: Sequence[str],
-        reward: Callable[[int], list[float]],
-        size: Size,
-        settings: Settings,
-        micro_batch: int,
-        folder: Path,
-    ) -> None:
-        """
-        Args:
-            prompts: `size.groups` for each step, one step after the other, from the beginning again after the last.
-            reward: the rewards of so many completions of one prompt.
-        """
-
-        def rewards(completions: list[str], **_: Any) -> list[float]:
-            return reward(size.group) * (len(completions) // size.group)
-
-        super().__init__(config, prompts, size, settings, micro_batch, folder, rewards)
+    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
+        """prompts: `size.groups` for each step, one step after the other, from the beginning again after the last."""
+        super().__init__(config, prompts, size, micro_batch, folder)
         self._size = size
         self._prompts = itertools.cycle(prompts)
 

@@ -17,12 +17,13 @@ from ftis_node.lab.bench.packets import (
     make_text_run,
 )
 from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers, median_us
+from ftis_node.lab.exchange import everything
 from ftis_node.packet import AnyPacket, Group, decode, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import ROWS_MAX, no_rows, teaching_rows
-from ftis_node.swarm.table import CAPACITY, Known, Table
+from ftis_node.swarm.table import CAPACITY, Table
 
 TOKENS = 256
 ANNOUNCED_PACKETS = 8
@@ -120,10 +121,6 @@ def bench_needs(repeats: int) -> dict[str, float]:
     book, vain = rng.sample(range(ROWS), ROWS_MAX), rng.choices(unanswered, k=ROWS_MAX)
     return {
         "index_us": indexing,
-        "answering_us": median_us(lambda: indexed.choose(ANSWERS, _all, rows=book), repeats),
-        "nothing_us": median_us(lambda: indexed.choose(ANSWERS, _all, rows=vain), repeats),
+        "answering_us": median_us(lambda: indexed.choose(ANSWERS, everything, rows=book), repeats),
+        "nothing_us": median_us(lambda: indexed.choose(ANSWERS, everything, rows=vain), repeats),
     }
-
-
-def _all(known: Known) -> int:
-    return -1

@@ -48,14 +48,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One pair of axes with its lines."""
-
-    title: str
-    lines: Sequence[Line]
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """The values of one method, a dot a seed, and their mean with its interval."""
 
@@ -105,14 +97,14 @@ def save(figure: Any, png: Path) -> None:
 
 
 @drawn
-def panels(parts: Sequence[Panel], *, x: str, shares: bool = False) -> Any:
-    """Panels in two columns, with one legend of all their lines below. shares: of pass@1, with one y axis for all."""
+def panels(parts: Mapping[str, Sequence[Line]], *, x: str, shares: bool = False) -> Any:
+    """Panels by title in two columns, and one legend of all lines below. shares: of pass@1, with one y axis for all."""
     columns = min(len(parts), 2)
     figure, grid = _axes(len(parts), columns, [2.8 if shares else 2.4] * -(-len(parts) // columns), shares)
-    for place, (axes, part) in enumerate(zip(grid, parts, strict=True)):
-        for line in part.lines:
+    for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
+        for line in lines:
             _draw(axes, line)
-        axes.set_title(part.title)
+        axes.set_title(title)
         if shares and place % columns == 0:
             axes.set_ylabel("pass@1")
         if place + columns >= len(parts):

@@ -14,7 +14,7 @@ from ftis_node.lab.events import GradientEvent
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
-from ftis_node.lab.reporting.figures import Line, Panel
+from ftis_node.lab.reporting.figures import Line
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
@@ -45,12 +45,12 @@ def compared(results: Results, book: Book) -> None:
     )
     table = []
     for cell in dict.fromkeys(cell for cell, _ in measured):
-        parts = []
+        parts = {}
         for node in (node for name, node in measured if name == cell):
             found = _gradients(results, cell, node)
             for name, title in GRADIENT_NAMES.items():
                 lines = [_gradient_line(label, seeds, name, look) for look, (label, seeds) in enumerate(found.items())]
-                parts.append(Panel(f"{node}: {title}", lines))
+                parts[f"{node}: {title}"] = lines
             for label, seeds in found.items():
                 means = {name: _over_seeds(seeds, name) for name in GRADIENT_NAMES}
                 table.append([results.label(cell), node, label, *(say.level(means[name]) for name in GRADIENT_NAMES)])

@@ -15,7 +15,7 @@ from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
-from ftis_node.lab.reporting.figures import Line, Panel, Row
+from ftis_node.lab.reporting.figures import Line, Row
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, bands, mean_interval
 
@@ -32,7 +32,7 @@ def curves(results: Results, book: Book) -> None:
         (node, cell): _curve(results, cell, node, look[cell]) for node in results.nodes() for cell in results.cells
     }
     found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
-    parts = [Panel(results.node_label(node), some) for node, some in found.items()]
+    parts = {results.node_label(node): some for node, some in found.items()}
     figure = figures.panels(parts, x="step of the node", shares=True)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
@@ -42,7 +42,7 @@ def curves(results: Results, book: Book) -> None:
 
 def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
     """pass@1 over simulated seconds, where cells differ in pace and the same step is not the same time."""
-    parts = []
+    parts: dict[str, list[Line]] = {}
     for node in results.nodes():
         lines = []
         for cell in results.cells:
@@ -53,7 +53,7 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
                 lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
-        parts.append(Panel(results.node_label(node), lines))
+        parts[results.node_label(node)] = lines
     figure = figures.panels(parts, x="simulated seconds", shares=True)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)

@@ -65,23 +65,8 @@ class Network:
         found = [node for node in self.nodes.values() if node.machine_addresses and node.serving]
         return [node.machine_addresses[0] for node in rng.sample(found, min(count, len(found)))]
 
-    def carry(
-        self,
-        sender: MemoryTransport,
-        receiver: bytes,
-        kind: str,
-        size: int,
-        seconds: float,
-        deliver: Callable[[], None],
-    ) -> None:
-        """Moves a message that leaves its sender in `seconds`; `deliver` is called if the receiver is still there."""
-        sender.meter.out[kind] += size
-        sender.meter.counts["messages"] += 1
-        self.totals["sent"] += size
-        self.totals["flying"] += size
-        self.loop.call_later(seconds + self.latency, self._arrive, receiver, kind, size, deliver)
-
-    def _arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
+    def arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
+        """A message is where its receiver was."""
         self.totals["flying"] -= size
         node = self.nodes.get(receiver)
         if node is None:
@@ -262,7 +247,16 @@ class MemoryTransport:
 
     def _send(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
         """A small message, which does not queue."""
-        self._network.carry(self, receiver, kind, size, size / self.machine.uplink, deliver)
+        self.carry(receiver, kind, size, size / self.machine.uplink, deliver)
+
+    def carry(self, receiver: bytes, kind: str, size: int, seconds: float, deliver: Callable[[], None]) -> None:
+        """Moves a message that leaves here in `seconds`; `deliver` is called if the receiver is still there then."""
+        network = self._network
+        self.meter.out[kind] += size
+        self.meter.counts["messages"] += 1
+        network.totals["sent"] += size
+        network.totals["flying"] += size
+        network.loop.call_later(seconds + network.latency, network.arrive, receiver, kind, size, deliver)
 
     def answer(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a handler until it ends, or this node does."""
@@ -316,7 +310,7 @@ class MemoryTransport:
                 async for chunk in chunks:
                     size = chunk.ByteSize() + round(len(chunk.packet) * (network.packet_scale - 1))
                     seconds = self._departs(size) if chunk.packet else size / self.machine.uplink
-                    network.carry(self, caller.author, PACKETS, size, seconds, partial(arrived.put_nowait, chunk))
+                    self.carry(caller.author, PACKETS, size, seconds, partial(arrived.put_nowait, chunk))
                     if chunk.packet:
                         await asyncio.sleep(seconds)
 
