@@ -34,6 +34,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pool import Pool
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
@@ -95,16 +96,15 @@ class Participant:
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
         own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
+        needed = needed_age(run, self.settings, own_only=own_only)
         self.swarm = MemorySwarm(
             network,
             self._identity.author,
-            context,
-            store,
+            Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived), needed),
             clock,
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
-            needed_age=needed_age(run, self.settings, own_only=own_only),
         )
         self.stepper = Stepper(
             context=context,
@@ -120,7 +120,6 @@ class Participant:
             rng=self._rng("pool"),
             own_data=bool(self.member.private),
         )
-        self.swarm.taker = self.stepper
         self.swarm.next_round = first_round
         self.meter.run = run
         if self.spec.payloads:

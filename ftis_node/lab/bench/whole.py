@@ -34,6 +34,7 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
@@ -150,14 +151,14 @@ class WholeNode:
             reputation=Reputation(boot_seconds, ()),
             swarm=self._swarm,
         )
-        self._swarm.taker = self.stepper
         self._others = [Author(number, self, network, context) for number in range(peers)]
 
     def _member(
         self, network: Network, author: bytes, context: AdmissionContext, store: PacketStore, *, on_demand: bool
     ) -> MemorySwarm:
-        rng, age = random.Random(0), math.inf
-        return MemorySwarm(network, author, context, store, boot_seconds, max_age=age, rng=rng, on_demand=on_demand)
+        trade = Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived))
+        age, rng = math.inf, random.Random(0)
+        return MemorySwarm(network, author, trade, boot_seconds, max_age=age, rng=rng, on_demand=on_demand)
 
     def prepare(self) -> None:
         """Makes what the peers bring in the next step, which is no work of this node's."""
