@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,6 @@ from ftis_node.errors import FtisError
 from ftis_node.swarm.admission import Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.table import Arrival, Known, Table, Target
 
@@ -96,8 +94,8 @@ class MemorySwarm:
             await asyncio.gather(self._pulling, return_exceptions=True)
 
     def _new_table(self, rng: random.Random) -> Table:
-        rows_of = functools.partial(teaching_rows, self.trade.context) if self.trade.needed_age is not None else no_rows
-        return Table(self._max_age, self._clock, rng, kept_age=self.trade.needed_age or 0.0, rows_of=rows_of)
+        kept_age, rows_of = self.trade.needed_age or 0.0, self.trade.rows_of
+        return Table(self._max_age, self._clock, rng, kept_age=kept_age, rows_of=rows_of)
 
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
@@ -121,9 +119,8 @@ class MemorySwarm:
             author, round, slot = target.key
             data = self._network.body(target)
             issued_at, digest = target.known.announcement.issued_at, target.ref.digest
-            verdict = admit(
-                self.trade.context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest
-            )
+            place = (round, slot)
+            verdict = admit(self.trade.context, author, data, announced=place, issued_at=issued_at, digest=digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
