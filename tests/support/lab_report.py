@@ -45,17 +45,17 @@ class Laboratory:
         )
         self.nodes |= dict.fromkeys(finals)
         for seed in self.seeds:
+            directory = Path("trials") / f"{name}-{seed}"
+            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
             if seed in absent:
                 continue
             ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
-            directory = Path("trials") / f"{name}-{seed}"
             (self.out / directory).mkdir(parents=True)
             lines = [line for node, end in ends.items() for line in self._node(node, end, harder, said)]
             lines += [line for node in ends if gradients for line in _gradients(node, seed)]
             lines += [] if seed in unfinished else [{"event": "end", "seconds": 60.0, "cpu": 50.0}]
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.out / directory / "events.jsonl").write_text(text + '{"event": "cut sho')
-            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
         return self
 
     def claim(self, compare: str, a: str, b: str, **facts: Any) -> Laboratory:

@@ -10,6 +10,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -289,11 +290,7 @@ def _total(figures: dict[str, Any], key: str) -> list[Any]:
 
 
 def _merged(figures: dict[str, Any]) -> dict[str, int]:
-    merged: dict[str, int] = {}
-    for node in figures["nodes"]:
-        for reason, count in node["rejections"].items():
-            merged[reason] = merged.get(reason, 0) + count
-    return merged
+    return dict(sum((Counter(node["rejections"]) for node in figures["nodes"]), Counter[str]()))
 
 
 def _packet_bytes(plan: Plan) -> int:

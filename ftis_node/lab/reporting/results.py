@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, GradientEvent, StepEvent
-from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, TrialEntry, read_manifest
+from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.statistics import reached
 
@@ -169,22 +169,15 @@ def read_results(out: Path) -> Results:
         UsageError: there is no manifest that can be read, or no trial has finished.
     """
     manifest = read_manifest(out / "manifest.json")
-    entries: dict[tuple[str, int], TrialEntry] = {}
-    for entry in manifest.trials:
-        entries.setdefault((entry.cell, entry.seed), entry)
-    planned = [(cell.name, seed) for cell in manifest.cells for seed in manifest.seeds]
     trials, missing = {}, []
-    for key in dict.fromkeys([*planned, *sorted(entries)]):
-        path = out / entries[key].directory / "events.jsonl" if key in entries else None
-        if path is None or not path.exists():
-            missing.append(Missing(*key, "not started"))
-            continue
-        trial = read_trial(path)
-        if trial.seconds is None:
-            missing.append(Missing(*key, "unfinished"))
+    for entry in manifest.trials:
+        path = out / entry.directory / "events.jsonl"
+        trial = read_trial(path) if path.exists() else None
+        if trial is None or trial.seconds is None:
+            missing.append(Missing(entry.cell, entry.seed, "not started" if trial is None else "unfinished"))
         else:
             trial.commit = _commit_of(path.with_name("trial.json"))
-            trials[key] = trial
+            trials[entry.cell, entry.seed] = trial
     if not trials:
         raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
     return Results(manifest, trials, missing)

@@ -13,26 +13,15 @@ import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
+from ftis_node.lab.bench.packets import make_run
 from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, decode_announcement
 
 EOS = 3
 PROMPT = [0]
-RUN = Run(
-    task="gsm8k",
-    data="0" * 64,
-    template="{question}",
-    reward="gsm8k",
-    group=2,
-    slots=64,
-    prompt_tokens=1,
-    completion_tokens=2,
-    temperature=1.0,
-    eos=(EOS,),
-    tokenizer="0" * 64,
-    vocabulary=4,
-)
+_SMALL = {"group": 2, "prompt_tokens": 1, "completion_tokens": 2, "eos": (EOS,), "vocabulary": 4}
+RUN = Run(**make_run(2).model_dump() | _SMALL)
 _WRONG, _RIGHT = 0, 1  # token ids of an answer
 
 
