@@ -239,10 +239,6 @@ class Participant:
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
-    def label(self) -> str:
-        """The label of its checkpoints."""
-        return labelled(self.settings.model, self.facts.kind)
-
     async def save(self, directory: Path) -> None:
         """A checkpoint in the daemon's own format."""
         checkpoints = Checkpoints(directory / self.name)
@@ -251,7 +247,7 @@ class Participant:
         await self.compute.call(Save(str(partial)))
         counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
         facts = {
-            "model": self.label(),
+            "model": labelled(self.settings.model, self.facts.kind),
             "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),

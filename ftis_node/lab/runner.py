@@ -8,14 +8,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.crew import Crew
+from ftis_node.lab.crew import Crew, Ledger
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
@@ -25,30 +25,6 @@ from ftis_node.policy.names import built_in
 from ftis_node.text import escaped
 
 SPEAK_SECONDS = 10.0
-
-
-class _Ledger:
-    """The work that is done and in all, in units; the time left is told from what this run has done so far."""
-
-    def __init__(self, work: Mapping[str, int], finished: Collection[str]) -> None:
-        """work: a job's name → units (node steps; a warm-up counts as so many). finished: jobs done before."""
-        self._work, self._done = work, {name: work[name] for name in finished}
-        self._before, self._began = self.finished, time.monotonic()
-        self.total = sum(work.values())
-
-    @property
-    def finished(self) -> int:
-        return sum(self._done.values())
-
-    def step(self, name: str, units: int) -> None:
-        self._done[name] = units
-
-    def finish(self, name: str) -> None:
-        self._done[name] = self._work[name]
-
-    def seconds_left(self) -> float | None:
-        new = self.finished - self._before
-        return (time.monotonic() - self._began) / new * (self.total - self.finished) if new else None
 
 
 WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
@@ -101,13 +77,13 @@ class Runner:
         warm = [start for start in starts(open_ones) if not (self.models / start.name).exists()]
         work = dict.fromkeys([start.name for start in warm], WARM_UP_UNITS)
         work |= {spec.id: spec.steps * len(spec.members) for spec in specs}
-        ledger = _Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
+        ledger = Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
         crew_of = Crew(self._jobs, self._threads, lambda line: self._console.print(words(line)))
         with crew_of as crew, self._drawn(ledger) as draw:
             first = {crew.warm_up(start, self.models): start.name for start in warm}
-            crew.finish(first, stepped=ledger.step, done=ledger.finish, tick=draw)
+            crew.finish(first, ledger, draw)
             jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
-            crew.finish(jobs, stepped=ledger.step, done=ledger.finish, tick=draw)
+            crew.finish(jobs, ledger, draw)
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
@@ -128,7 +104,7 @@ class Runner:
         return 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
 
     @contextlib.contextmanager
-    def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
+    def _drawn(self, ledger: Ledger) -> Iterator[Callable[[], None]]:
         """A bar on a terminal, else a line now and then."""
         name, share, left = map(column, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
         columns = (name, BarColumn(), share, TimeElapsedColumn(), left)

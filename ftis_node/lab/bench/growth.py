@@ -18,17 +18,11 @@ from ftis_node.lab.bench.whole import WholeNode
 from ftis_node.lab.reporting.figures import PALETTE, WIDTH, drawn, save
 
 BASE = Size(groups=4, group=8, prompt_tokens=40, completion_tokens=32)
-GROWING: Mapping[str, Sequence[int]] = {
-    "groups": (2, 4, 8, 16),
-    "group": (4, 8, 16, 32),
-    "completion_tokens": (16, 32, 64, 128),
-    "peers": (1, 4, 16, 64),
-}
-NAMES = {
-    "groups": "groups in a step",
-    "group": "completions in a group",
-    "completion_tokens": "tokens of a completion",
-    "peers": "peers, at the same batch",
+GROWING: Mapping[str, tuple[str, Sequence[int]]] = {
+    "groups": ("groups in a step", (2, 4, 8, 16)),
+    "group": ("completions in a group", (4, 8, 16, 32)),
+    "completion_tokens": ("tokens of a completion", (16, 32, 64, 128)),
+    "peers": ("peers, at the same batch", (1, 4, 16, 64)),
 }
 PARTS = ("total", "generate", "train", "rest")
 
@@ -50,10 +44,10 @@ def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, An
         a network's cost it shows hearing, choosing and admitting alone.
     """
     found: dict[str, list[Point]] = {}
-    for what, values in GROWING.items():
+    for what, (name, values) in GROWING.items():
         found[what] = []
         for value in values:
-            tell(f"{NAMES[what]}: {value}")
+            tell(f"{name}: {value}")
             found[what].append(_point(what, value, repeats))
     if plot is not None:
         save(_picture(found), plot)
@@ -119,7 +113,7 @@ def _picture(found: Mapping[str, Sequence[Point]]) -> Any:
             axes[row, column].set_xscale("log", base=2)
             axes[row, column].set_xticks(xs, [str(x) for x in xs])
             axes[row, column].set_yscale("log")
-        axes[1, column].set_xlabel(NAMES[what])
+        axes[1, column].set_xlabel(GROWING[what][0])
     axes[0, 0].set_ylabel("CPU-seconds a step")
     axes[1, 0].set_ylabel("tensors at their peak, MB")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS) + 1)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,12 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
         parameters, device = node.engine.policy.parameters(), device_name(node.engine.policy.device)
-    parts = {part: _median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
+    parts = {part: statistics.median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
     return {
         **beside(ours_s, trl_s),
         **{f"{part}_cpu_s": spent for part, spent in parts.items()},
         "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
-        "idle_share": _median(each["step_idle"] / each["step_total"] for each in devices),
+        "idle_share": statistics.median(each["step_idle"] / each["step_total"] for each in devices),
         "parameters": parameters,
         "repeats": repeats,
         "threads": torch.get_num_threads(),
@@ -93,7 +92,3 @@ def _check_writable(path: Path) -> None:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}.", "Name a file in a folder that exists."
         ) from None
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(list(values))

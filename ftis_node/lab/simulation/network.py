@@ -31,6 +31,7 @@ DIAL_LATENCIES = 6
 DIAL_SECONDS = 5.0  # as `wire.libp2p` waits
 
 Reply = TypeVar("Reply", bound=Message)
+_Handler = Callable[[Inbound], Awaitable[Message]]
 
 
 @dataclass
@@ -222,20 +223,13 @@ class MemoryTransport:
         finally:
             late.cancel()
 
-    def asked(
-        self, caller: bytes, kind: str, handler: Callable[[Inbound], Awaitable[Reply]], answer: asyncio.Future[Reply]
-    ) -> None:
+    def asked(self, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]) -> None:
         """A call has arrived, whose `answer` is awaited at the caller's."""
         if self._inbound is not None:
             self.answer(self._handle(self._inbound, caller, kind, handler, answer))
 
     async def _handle(
-        self,
-        inbound: Inbound,
-        caller: bytes,
-        kind: str,
-        handler: Callable[[Inbound], Awaitable[Reply]],
-        answer: asyncio.Future[Reply],
+        self, inbound: Inbound, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]
     ) -> None:
         settle: Callable[[], None]
         try:

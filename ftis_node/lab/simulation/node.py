@@ -57,7 +57,7 @@ class SimulatedNode:
         self, context: AdmissionContext, network: Network, reader: Reader, tally: Tally, rng: random.Random
     ) -> None:
         scenario, settings = tally.scenario, tally.scenario.settings
-        identity = Identity(rng.randbytes(32))
+        self.identity = identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
         addresses = () if machine.outbound_only else draw_addresses(identity.peer_id, rng)
         self.transport = MemoryTransport(network, identity.author, machine, addresses)
@@ -81,7 +81,7 @@ class SimulatedNode:
             decode=reader,
             rng=rng,
         )
-        self.stepper = Rhythm(self, identity, context, reputation, tally, rng)
+        self.stepper = Rhythm(self, context, tally, rng)
         self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None
 
@@ -185,24 +185,16 @@ class PlannedSource(VerticalSource):
 class Rhythm(Stepper):
     """Takes one step after the other, and notes each for the figures."""
 
-    def __init__(
-        self,
-        node: SimulatedNode,
-        identity: Identity,
-        context: AdmissionContext,
-        reputation: Reputation,
-        tally: Tally,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, node: SimulatedNode, context: AdmissionContext, tally: Tally, rng: random.Random) -> None:
         self._machine = node.transport.machine
         super().__init__(
             context=context,
             own_only=False,
-            identity=identity,
+            identity=node.identity,
             settings=tally.scenario.settings,
             store=cast(PacketStore, node.store),
             worker=ModelledCompute(self._machine, rng, tally.scenario),
-            reputation=reputation,
+            reputation=node.swarm.reputation,
             swarm=node.swarm,
             clock=boot_seconds,
         )
