@@ -211,18 +211,15 @@ class Experiment(_Table):
         federated = any(cell.collaboration == "federated" for cell in self.cells)
         if open_ones and (federated or any(also.name == EVALUATION for also in self.evaluate)):
             raise ValueError(f"node {open_ones[0]} has no `private` rows, which a federated cell trains on")
-        if len(set(names)) < len(names):
-            raise ValueError("two nodes have the same name")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("a seed is there twice")
         for node in self.nodes:
             _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
         for method in (method for cell in self.cells for method in cell.methods):
             _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()
         known = [cell.name for cell in cells]
-        if len(set(known)) < len(known):
-            raise ValueError("two cells have the same name")
+        for what, those in {"nodes": names, "seeds": self.seeds, "cells": known}.items():
+            if len(set(those)) < len(those):
+                raise ValueError(f"two {what} are the same")
         if not cells:
             raise ValueError("a list is empty, so there is no cell")
         sets = [HELD_OUT, *(also.name for also in self.evaluate)]

@@ -87,12 +87,12 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         "counted_seconds": now - scenario.warmup,
         "seed": scenario.seed,
         "left": len(tally.gone),
-        "bytes_out_per_node_s": {kind: out[kind] / node_seconds for kind in KINDS},
-        "bytes_in_per_node_s": {kind: inwards[kind] / node_seconds for kind in KINDS},
-        "messages_per_node_s": counts["messages"] / node_seconds,
-        "handshakes_per_node_s": counts["handshakes"] / node_seconds,
+        **{
+            f"bytes_{way}_per_node_s": {kind: moved[kind] / node_seconds for kind in KINDS}
+            for way, moved in (("out", out), ("in", inwards))
+        },
+        **{f"{name}_per_node_s": counts[name] / node_seconds for name in ("messages", "handshakes", "exchanges")},
         "connections_per_node_hour": 3600 * counts["connections"] / node_seconds,
-        "exchanges_per_node_s": counts["exchanges"] / node_seconds,
         "exchanges_with_strangers": _ratio(counts["strangers"], counts["exchanges"]),
         "exchanges_failed": _ratio(counts["exchanges failed"], counts["exchanges"]),
         "entries_new": _ratio(counts["new entries"], counts["entries"]),
