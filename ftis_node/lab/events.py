@@ -31,8 +31,8 @@ class EvaluationEvent(Spent):
 
 
 class StepEvent(Spent):
-    """A step. groups: see `Participant.told_step`; payloads: `Watch.take`; needs: rows found, learned and done; weight:
-    of the node's weights in an average, see `lab.federation`."""
+    """A step. groups: of its own ones, shares and pass@8; payloads: see `Watch.take`; needs: rows found, learned and
+    done; weight: of the node's weights in an average, see `lab.federation`."""
 
     event: Literal["step"]
     groups: dict[str, float | None]

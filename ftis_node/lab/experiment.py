@@ -31,8 +31,8 @@ class _Table(BaseModel):
 def _refer(who: str, kind: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError unless the name is known."""
     if name not in known:
-        choice = ", ".join(filter(None, known)) or "none"
-        raise ValueError(f"{who} names the {kind} {name!r}. {did_you_mean(name, known)}There is {choice}")
+        hint = did_you_mean(name, known).rstrip() or f"There is {', '.join(filter(None, known)) or 'none'}"
+        raise ValueError(f"{who} names the {kind} {name!r}. {hint}")
 
 
 class WarmUp(_Table):

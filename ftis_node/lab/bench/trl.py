@@ -14,22 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, cpu_seconds
-from ftis_node.lab.bench.model import (
-    SETTINGS,
-    TEMPERATURE,
-    Size,
-    Work,
-    advantages,
-    random_model,
-    rewards,
-    word_tokenizer,
-)
+from ftis_node.lab.bench.model import SETTINGS, Size, Work
 
 
 def _rewards(group: int) -> Callable[..., list[float]]:
     """What TRL calls for the rewards of groups of completions."""
-    return lambda completions, **_: rewards(group) * (len(completions) // group)
+    return lambda completions, **_: model.rewards(group) * (len(completions) // group)
 
 
 class _Trainer:
@@ -48,7 +40,7 @@ class _Trainer:
         Raises:
             ImportError: TRL is not installed.
         """
-        self.model = random_model(config, torch.device("cpu"))
+        self.model = model.random_model(config, torch.device("cpu"))
         self.micro_batch = micro_batch
         self.passes = size.completions // micro_batch
         trl = importlib.import_module("trl")
@@ -62,7 +54,7 @@ class _Trainer:
                 gradient_checkpointing=False,
                 beta=0.0,
                 loss_type="grpo",
-                temperature=TEMPERATURE,
+                temperature=model.TEMPERATURE,
                 num_generations=size.group,
                 max_completion_length=size.completion_tokens,
                 per_device_train_batch_size=micro_batch,
@@ -81,7 +73,7 @@ class _Trainer:
                 reward_funcs=_rewards(size.group),
                 args=arguments,
                 train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
-                processing_class=word_tokenizer(self.model.config.vocab_size),
+                processing_class=model.word_tokenizer(self.model.config.vocab_size),
             )
         self.trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
         self._wrapped, self.trainer.optimizer = self.trainer.accelerator.prepare(self.model, self.trainer.optimizer)
@@ -181,6 +173,6 @@ def _batch(work: Work) -> dict[str, Tensor]:
         "prompt_mask": torch.ones_like(prompts),
         "completion_ids": completions,
         "completion_mask": torch.ones_like(completions),
-        "advantages": advantages(work),
+        "advantages": model.advantages(work),
         "num_items_in_batch": torch.tensor(completions.numel()),
     }

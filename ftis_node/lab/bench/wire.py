@@ -7,15 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ftis_node.lab.bench.packets import (
-    GROUP,
-    ROWS,
-    make_context,
-    make_packet,
-    make_run,
-    make_text_packet,
-    make_text_run,
-)
+from ftis_node.lab.bench import packets
+from ftis_node.lab.bench.packets import GROUP, ROWS
 from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers, median_us
 from ftis_node.lab.exchange import everything
 from ftis_node.packet import AnyPacket, Group, decode, encode, packet_digest, prompt_digests
@@ -42,9 +35,9 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
     """
-    run, identity = make_run(TOKENS), Identity(bytes(32))
-    context = make_context(run)
-    packet = make_packet(run, identity.author, ROUND, SLOT, np.random.default_rng(0))
+    run, identity = packets.make_run(TOKENS), Identity(bytes(32))
+    context = packets.make_context(run)
+    packet = packets.make_packet(run, identity.author, ROUND, SLOT, np.random.default_rng(0))
     data, times = _timed(context, identity.author, packet, repeats)
     refs = [PacketRef(slot, packet_digest(data), len(data), 1) for slot in range(ANNOUNCED_PACKETS)]
     announcement = announce(
@@ -54,8 +47,8 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     if isinstance(admit(context, identity.author, garbage), Group):
         raise RuntimeError("a packet without a last log-prob was admitted")
     tokens = sum(packet.lengths)
-    text_run = make_text_run(TOKENS)
-    text = make_text_packet(text_run, identity.author, ROUND, SLOT, np.random.default_rng(0))
+    text_run = packets.make_text_run(TOKENS)
+    text = packets.make_text_packet(text_run, identity.author, ROUND, SLOT, np.random.default_rng(0))
     text_context = AdmissionContext(text_run, prompt_digests([""] * ROWS))
     text_data, text_times = _timed(text_context, identity.author, text, repeats)
     return {
@@ -95,8 +88,8 @@ def bench_needs(repeats: int) -> dict[str, float]:
     same without rows. answering_us: to choose 8 answers for a full book of 4,096 rows. nothing_us: the same where
     no row of the book has an answer, so that all are looked at.
     """
-    rng, run = random.Random(0), make_run(1)
-    context = make_context(run)
+    rng, run = random.Random(0), packets.make_run(1)
+    context = packets.make_context(run)
     authors = [Identity(rng.randbytes(32)).author for _ in range(AUTHORS)]
     rounds = iter(range(1 << 32))
 
