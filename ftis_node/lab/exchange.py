@@ -103,14 +103,11 @@ class MemorySwarm:
             targets = self._table.choose(want.answers, everything, want.newcomers, want.rows)
             for target in targets:
                 target.known.done |= 1 << target.index
-            teaching = everything if self.trade.needed_age is None else self._teaching
+            teaching = everything if self.trade.needed_age is None else _teaching
             targets += self._table.choose(want.groups, teaching, want.newcomers)
             if not targets:
                 break
             await self._take(targets)
-
-    def _teaching(self, known: Known) -> int:
-        return sum(1 << index for index in known.rows)
 
     async def _take(self, targets: Sequence[Target]) -> None:
         arrived = []
@@ -125,6 +122,11 @@ class MemorySwarm:
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
         await self.trade.on_groups(arrived)
+
+
+def _teaching(known: Known) -> int:
+    """The packets whose rows may teach."""
+    return sum(1 << index for index in known.rows)
 
 
 def everything(known: Known) -> int:

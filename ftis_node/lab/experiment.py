@@ -236,7 +236,8 @@ class Experiment(_Table):
 
     def all_cells(self) -> list[CellSpec]:
         """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
-        return [self._cell(spec, chosen) for spec in self.cells for chosen in _combinations(_lists(spec))]
+        named = ((spec, {METHOD: list(spec.methods)} if spec.methods else {}) for spec in self.cells)
+        return [self._cell(spec, chosen) for spec, more in named for chosen in _combinations(more | spec.vary)]
 
     def _cell(self, spec: CellSpec, chosen: dict[str, Any]) -> CellSpec:
         """The cell with these settings, and the settings of its method below its own."""
@@ -259,10 +260,6 @@ class Experiment(_Table):
             "vary": {},
         }
         return spec.model_copy(update=changes)
-
-
-def _lists(spec: CellSpec) -> dict[str, list[Any]]:
-    return {METHOD: list(spec.methods), **spec.vary} if spec.methods else spec.vary
 
 
 def _combinations(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:

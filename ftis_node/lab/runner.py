@@ -78,7 +78,8 @@ class Runner:
         work = dict.fromkeys([start.name for start in warm], WARM_UP_UNITS)
         work |= {spec.id: spec.steps * len(spec.members) for spec in specs}
         ledger = Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
-        crew_of = Crew(self._jobs, self._threads, lambda line: self._console.print(words(line)))
+        threads = 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
+        crew_of = Crew(self._jobs, threads, lambda line: self._console.print(words(line)))
         with crew_of as crew, self._drawn(ledger) as draw:
             first = {crew.warm_up(start, self.models): start.name for start in warm}
             crew.finish(first, ledger, draw)
@@ -98,10 +99,6 @@ class Runner:
         return sorted((self.directory(spec) / "checkpoints").glob("*")) if spec.keep else []
 
     # --- what is drawn --------------------------------------------------------------------------------------------
-
-    @property
-    def _threads(self) -> int:
-        return 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
 
     @contextlib.contextmanager
     def _drawn(self, ledger: Ledger) -> Iterator[Callable[[], None]]:

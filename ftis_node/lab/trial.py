@@ -33,7 +33,6 @@ from ftis_node.observe.provenance import commit, versions
 # Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
 CHECKPOINT_SECONDS = 120.0
 SAVING_SHARE = 20
-_DIGITS = 6  # of the numbers in events
 
 
 class Interrupted(Exception):
@@ -310,7 +309,7 @@ def finished(directory: Path) -> bool:
 def _rounded(value: Any) -> Any:
     """Numbers with six digits, which is more than they mean; a step has hundreds of them."""
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
+        return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
     return [_rounded(part) for part in value] if isinstance(value, list) else value

@@ -51,10 +51,8 @@ def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, An
             found[what].append(_point(what, value, repeats))
     if plot is not None:
         save(_picture(found), plot)
-    return {what: {"points": points, "exponent": _exponents(points)} for what, points in found.items()} | {
-        "base": BASE.as_dict(),
-        "repeats": repeats,
-    }
+    grown = {what: {"points": points, "exponent": _exponents(points)} for what, points in found.items()}
+    return {**grown, "base": BASE.as_dict(), "repeats": repeats}
 
 
 def _point(what: str, value: int, repeats: int) -> Point:

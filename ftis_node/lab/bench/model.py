@@ -86,15 +86,8 @@ def small_config() -> Qwen2Config:
 
 def geometry(config: Any) -> dict[str, Any]:
     """The fields of a model's config that its speed depends on."""
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "tie_word_embeddings",
-    )
+    names = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    names += ["vocab_size", "tie_word_embeddings"]
     return {name: getattr(config, name, None) for name in names}
 
 

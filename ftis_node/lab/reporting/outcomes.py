@@ -142,11 +142,8 @@ def learned(results: Results, book: Book) -> None:
     if not any("needs" in steps[-1] for trial in results.trials.values() for steps in trial.steps.values()):
         return
     book.write("## Rows that a node could not do")
-    rows = [
-        (results.label(cell), node, *_figures(results, cell, node))
-        for cell in results.cells
-        for node in results.nodes(cell)
-    ]
+    nodes = [(cell, node) for cell in results.cells for node in results.nodes(cell)]
+    rows = [(results.label(cell), node, *_figures(results, cell, node)) for cell, node in nodes]
     book.table(["cell", "node", *_LATE.values(), *_LAST.values()], rows)
     book.write(
         "Shares of own groups are of the last quarter of the steps; pass@8 is estimated from each group's samples, on "
