@@ -119,7 +119,7 @@ def simulate(
 ) -> None:
     """Simulate swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
     from ftis_node.lab.simulation.scenario import Scenario
-    from ftis_node.lab.simulation.simulate import simulate as simulated
+    from ftis_node.lab.simulation.simulate import Simulation
     from ftis_node.lab.simulation.tally import table
 
     if not all(part.strip().isdecimal() and int(part) >= 2 for part in nodes.split(",")):
@@ -131,5 +131,5 @@ def simulate(
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
         scenario = Scenario(nodes=count, seconds=seconds, seed=seed, rows=rows, eager=eager)
-        results.append(simulated(scenario if success is None else scenario.with_success(success), progress))
+        results.append(Simulation(scenario if success is None else scenario.with_success(success)).run(progress))
     print_answer({"simulations": results}, *table(results).splitlines(), json=json)

@@ -17,9 +17,9 @@ from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Device, Workload
 from ftis_node.fit.plan import Plan, plan
-from ftis_node.lab.experiment import Experiment
+from ftis_node.lab.experiment import Experiment, NodeSpec
 from ftis_node.lab.participant import generating
-from ftis_node.lab.spec import Member, TrialSpec, trials
+from ftis_node.lab.spec import TrialSpec, trials
 from ftis_node.policy.measure import geometry
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
@@ -84,7 +84,7 @@ def _caps(spec: TrialSpec) -> tuple[int, int]:
     return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
 
 
-def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometry, Plan]:
+def _planned(spec: TrialSpec, member: NodeSpec, machine: Machine) -> tuple[Geometry, Plan]:
     settings = spec.settings_of(member)
     shape = geometry(member.model)
     limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
@@ -92,7 +92,7 @@ def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometr
     return shape, plan(shape, round(limit * GB), workload, wishes(settings), machine.device, False)
 
 
-def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:
+def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, machine: Machine) -> float:
     """The figures of one node's work in a whole trial."""
     settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
     group = spec.run.get("group", RUN_DEFAULTS["group"])

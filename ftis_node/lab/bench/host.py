@@ -194,20 +194,17 @@ class BenchNode:
         self.authors |= {one.group.author for one in arrived}
         self.ages += [boot_seconds() - one.born for one in arrived]
 
-    def count(self, key: str) -> int:
-        """How many `admitted`, `pushed` or `peers` it has."""
-        if key == "peers":
-            return len(self.swarm.membership.active_view)
-        return self.pushed.received if key == "pushed" else self.admitted
+    def counts(self) -> dict[str, int]:
+        """What may be waited for."""
+        peers = len(self.swarm.membership.active_view)
+        return {"admitted": self.admitted, "pushed": self.pushed.received, "peers": peers}
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
         ages = sorted(self.ages)
         return {
             "number": self.number,
-            "admitted": self.admitted,
-            "pushed": self.pushed.received,
-            "peers": len(self.swarm.membership.active_view),
+            **self.counts(),
             "reachability": self.swarm.membership.reachability(),
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
@@ -266,7 +263,7 @@ class Host:
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = time.monotonic() + seconds
-        while (least := min(n.count(key) for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (least := min(n.counts()[key] for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         return {"least": least, "at": time.monotonic()}
 
