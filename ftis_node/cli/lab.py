@@ -48,9 +48,10 @@ def run(
     file = find_experiment(name)
     experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)
     if dry_run:
-        from ftis_node.lab.forecast import Machine, forecast, in_words
+        from ftis_node.lab.forecast import forecast, in_words
+        from ftis_node.lab.step_seconds import Card
 
-        report = forecast(experiment, Machine(vram=vram, tflops=tflops, bandwidth=bandwidth))
+        report = forecast(experiment, Card(vram=vram, tflops=tflops, bandwidth=bandwidth))
         print_answer(report, *in_words(report).splitlines(), json=json)
         return
     if out is None:
