@@ -1,7 +1,5 @@
 """The demo: it runs three (or four) real daemons on this machine, shows them live, and sums up their results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,13 +17,13 @@ from rich.live import Live
 
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.signals import PARENT
+from ftis_node.host.loops import PARENT
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
+from ftis_node.observe.live import nodes_view
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
 from ftis_node.observe.terminal import console, words
-from ftis_node.observe.view import nodes_view
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity

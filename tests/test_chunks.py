@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.tokenizer.chunks import align
+from ftis_node.tokenizer.codec import align
 
 
 @st.composite

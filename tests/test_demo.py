@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.demo import NodeSummary, in_words
-from ftis_node.host.signals import PARENT
+from ftis_node.host.loops import PARENT
 from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 
 pytestmark = pytest.mark.timeout(900)
@@ -82,7 +82,7 @@ def test_however_the_demo_ends_it_leaves_no_process(tmp_path: Path, number: sign
 
 _CHILD = """
 import asyncio, sys
-from ftis_node.host.signals import listen
+from ftis_node.host.loops import listen
 
 async def main():
     ended = asyncio.Event()

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.task_files import agreed, remember_files
+from ftis_node.node.run_source import agreed, remember_files
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import invite, read_line
 from ftis_node.swarm.wire.transport import Unreachable

@@ -17,19 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
-from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW_MAX, REFERRER_PART, Referrers
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.referrers import MISSED_MIN, Referrers
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire import directory as directories
+from ftis_node.swarm.wire import dht_limits, records
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
-from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
-from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, keys_of, pack_answer, shard_of, unpack_answer
-from ftis_node.swarm.wire.shelf import MAX_KEYS, OTHERS_MAX, Shelf
+from ftis_node.swarm.wire.records import MAX_KEYS, OTHERS_MAX, OwnerSigned, Shelf, key_bytes, keys_of, shard_of
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, member, transport
 
@@ -58,8 +55,8 @@ def of(who: Identity, shard: str = "", addresses: list[str] | None = None) -> DH
 
 
 def test_row_38_an_answer_has_at_most_64_records() -> None:
-    assert len(check(KEY, pack_answer(MADE_UP), VALIDATOR)) == MAX_RECORDS
-    assert unpack_answer(KEY, pack(MADE_UP[: MAX_RECORDS + 1])) == []
+    assert len(check(KEY, records.pack_answer(MADE_UP), VALIDATOR)) == MAX_RECORDS
+    assert records.unpack_answer(KEY, pack(MADE_UP[: MAX_RECORDS + 1])) == []
     assert check(KEY, pack(MADE_UP), VALIDATOR) == {}
 
 
@@ -301,7 +298,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -
             return super().owner(record)
 
     async with (
-        liar(tmp_path, pack_answer(MADE_UP)) as (_, at_mallory),
+        liar(tmp_path, records.pack_answer(MADE_UP)) as (_, at_mallory),
         joined(ALICE, tmp_path, at_mallory) as (alice, _),
     ):
         alice._validator = Watched(ALICE, RUN.id)
@@ -312,7 +309,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -
 async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishes_everywhere_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with (
         liar(tmp_path, b"") as (_, at_mallory),
         joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
@@ -321,7 +318,7 @@ async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishe
         fill(bob._shelf, [*MADE_UP, *made_up(RUN.id, shard_of(ALICE.author, 1), MAX_RECORDS)])
         await alice.publish(own(ALICE), settled=False)
         at = {
-            depth: ALICE.author in check(key, pack_answer(bob._shelf.records(key)), VALIDATOR)
+            depth: ALICE.author in check(key, records.pack_answer(bob._shelf.records(key)), VALIDATOR)
             for depth in DEPTHS
             for key in [key_bytes(RUN.id, shard_of(ALICE.author, depth))]
         }
@@ -332,15 +329,15 @@ async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishe
 async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):
             fill(directory._shelf)
         await alice.publish(own(ALICE), settled=True)
         assert alice._full == {0}
         below = key_bytes(RUN.id, shard_of(ALICE.author, 1))
-        assert ALICE.author in check(below, pack_answer(bob._shelf.records(below)), VALIDATOR)
-        monkeypatch.setattr(directories, "FULL_PART", 1.0)
+        assert ALICE.author in check(below, records.pack_answer(bob._shelf.records(below)), VALIDATOR)
+        monkeypatch.setattr(dht_limits, "FULL_PART", 1.0)
         for directory in (alice, bob):
             directory._shelf._shelves.clear()
         await alice.publish(own(ALICE), settled=True)

@@ -27,8 +27,7 @@ from ftis_node.config.settings import FLAGS, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.run_source import run_to_join
-from ftis_node.node.task_files import remember_files
+from ftis_node.node.run_source import remember_files, run_to_join
 from ftis_node.policy import nf4
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case

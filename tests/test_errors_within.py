@@ -69,7 +69,7 @@ def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path: Path, monkeypatch
 
 def test_a_home_that_was_removed_is_not_called_full(tmp_path: Path) -> None:
     gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    assert "was removed while the node ran" in Home(tmp_path / "home").failed(gone).what
+    assert "was removed meanwhile" in Home(tmp_path / "home").failed(gone).what
 
 
 def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path],
     else:
         (out / name).write_text("three years of work")
     error = not_exported(homes["full"], out, "--overwrite")
-    assert f"holds '{name.partition('/')[0]}', which is no part of a model" in error.what
+    assert f"holds '{name.partition('/')[0]}', no part of a model" in error.what
     assert (out / name).exists() and (out / "config.json").exists()
 
 

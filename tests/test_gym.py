@@ -298,7 +298,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="are not made within"):
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="makes no rows within"):
         patch.setattr("ftis_node.tasks.packaged._ROWS_SECONDS", 0.01)
         load_task("reasoning-gym:gcd,letter_counting*5")
     broken = tmp_path / "child.py"

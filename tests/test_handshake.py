@@ -11,7 +11,7 @@ from ftis_node.errors import UserError
 from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm
 from tests.support.doors import node
 from tests.support.swarm import RUN, Answers, make_run, transport
 from tests.support.talkers import ALICE, BOB, CAROL

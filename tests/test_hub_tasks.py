@@ -151,7 +151,7 @@ def test_rows_without_an_answer_under_the_rule_are_left_out_if_they_are_few(
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
-        ("hf:gsm8k", "names no dataset of a hub", "hf:ORG/NAME:SPLIT"),
+        ("hf:gsm8k", "is no dataset of a hub", "hf:ORG/NAME:SPLIT"),
         ("hf:ann/sums", "several splits of the name train", "main/train, socratic/train"),
         ("hf:ann/sums:valid", "no split of the name valid", "main/train"),
         ("hf:ann/none", "does not exist, or is private", "hf auth login"),

@@ -10,11 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
-from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id, verify
+from ftis_node.swarm.identity import _SMALL_ORDER, Identity, author_of, is_author, peer_id, verify
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "identities.json").read_text())
 SEEDS = st.binary(min_size=32, max_size=32)
@@ -116,6 +118,30 @@ def test_what_an_author_signed_verifies_for_that_author_and_message_only(
     for author in (rubbish, bytes.fromhex("002408011220") + seed):  # any public key
         for foreign in (more, other.sign(b"another"), other.sign(more)[::-1]):
             assert verify(author, message, foreign) is False
+
+
+def test_a_key_of_small_order_is_no_authors() -> None:
+    for y in _SMALL_ORDER:
+        keys = [(y + sign).to_bytes(32, "little") for sign in (0, 1 << 255)]
+        authors = [bytes.fromhex("002408011220") + key for key in keys]
+        assert not any(map(is_author, authors))
+        for nobodys in map(peer_id, authors):
+            with pytest.raises(ValueError):
+                author_of(nobodys)
+        signature = bytes([1]) + bytes(
+            63
+        )  # the neutral point and zero: right wherever the hash times the key is neutral
+        taken = [text for text in (bytes([number]) for number in range(99)) if _verifies(keys[0], text, signature)]
+        assert taken or y >= 2**255 - 19, "without the check, whoever likes signs these"
+        assert not any(verify(authors[0], text, signature) for text in taken)
+
+
+def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 @given(SEEDS)

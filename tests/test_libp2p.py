@@ -22,9 +22,8 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import free_port, parse_address
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES
-from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.support.swarm import Answers, eventually, identity, stub, transport
 

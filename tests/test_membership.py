@@ -16,11 +16,10 @@ from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
 from ftis_node.swarm.addresses import NetworkScope
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import MET_MAX
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Budgets, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE, Membership
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
 from ftis_node.swarm.traffic import Traffic
@@ -529,7 +528,7 @@ async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
     for _ in range(2):
         await alice.greet(BOB.author)
     [told] = caplog.messages
-    assert at(LAN) in told and "outside of the networks" in told and "--peers" in told
+    assert at(LAN) in told and "outside the networks" in told and "--peers" in told
 
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.observe import log_parts
-from ftis_node.observe.log_parts import end_of_parts, older_parts
-from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe import metrics
+from ftis_node.observe.metrics import MetricsLog, end_of_parts, older_parts, read_events
 
 
 def write(path: Path, *steps: int) -> None:
@@ -185,7 +184,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     with monkeypatch.context() as full:
-        full.setattr(log_parts.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
+        full.setattr(metrics.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
         write_parts(path, range(10))
     assert steps(path) == list(range(10)) and "tried again" in caplog.text
     assert not list(tmp_path.glob("*.partial"))

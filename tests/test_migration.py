@@ -15,7 +15,7 @@ from ftis_node.config.settings import collect
 from ftis_node.errors import FtisError, UserError
 from ftis_node.node.daemon import Node
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.task_files import remember_files, with_remembered
+from ftis_node.node.run_source import remember_files, with_remembered
 from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store import packets as packets_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts

@@ -116,6 +116,14 @@ def test_newcomers_share_their_part_when_rows_are_answered_too() -> None:
     assert len(table_of(*made).choose(9, lambda known: -1, newcomers, rows)) == 2
 
 
+def test_newcomers_that_answer_the_first_rows_keep_nobody_elses_answer_out() -> None:
+    strangers, known = [announced(1, round, [1]) for round in range(20)], announced(2, 1, [1])
+    rows = [row_of(one, 0) for one in (*strangers, known)]
+    newcomers = Newcomers(lambda author: author != known.author, room=0)
+    chosen = table_of(*strangers, known).choose(1, lambda known: -1, newcomers, rows)
+    assert [target.key for target in chosen] == [(known.author, 1, 0)]
+
+
 # --- what is replaced ---------------------------------------------------------------------------------------------
 
 

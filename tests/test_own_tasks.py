@@ -305,7 +305,7 @@ def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Chil
 @pytest.mark.parametrize("text", ["loop", "die"])
 def test_a_reward_that_hangs_or_dies_is_told(odd: Guarded, caplog: pytest.LogCaptureFixture, text: str) -> None:
     assert odd(text, "") == Score(0.0, False, False)
-    assert "took longer than 0.5 s, or ended its process: such answers count as wrong" in caplog.text
+    assert "took longer than 0.5 s, or ended its process: such answers are wrong" in caplog.text
     assert odd("good", "gold").reward == 1.0 and odd.started == 2
 
 
@@ -317,7 +317,7 @@ def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, capl
     assert odd("good \udcff", "gold") == Score(1.0, True, True)
     assert odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "The reward function of odd:build failed (ZeroDivisionError: by zero): such answers count as wrong; "
+        "The reward function of odd:build failed (ZeroDivisionError: by zero): such answers are wrong; "
         "this is told once."
     ]
 

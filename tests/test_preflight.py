@@ -64,7 +64,7 @@ def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
     assert (ended.returncode, ended.stdout.split()) == (2, [])
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(told) == len(set(told)) == 5
-    for what in ("'foo' is not a multiaddr", "bad.jsonl has 2 lines", "lerning_rate", "none.toml cannot", "own_share"):
+    for what in ("'foo' is not a multiaddr", "2 unusable lines", "lerning_rate", "none.toml cannot", "own_share"):
         assert sum(what in line for line in told) == 1, what
     assert not (tmp_path / "home").exists()
 
@@ -83,7 +83,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
     with pytest.raises(UsageError) as refused:
         load_task(str(rows(tmp_path / "rows.jsonl", *lines)))
     what = refused.value.what.splitlines()
-    assert what[0].endswith("rows.jsonl has 13 lines that cannot be used:")
+    assert what[0].endswith("rows.jsonl has 13 unusable lines:")
     assert what[1:] == [*(f"line {number} has no `answer`," for number in range(2, 22, 2)), "and 3 more."]
 
 

@@ -179,8 +179,8 @@ LATER = (
     [
         ("", "begins with ftis:"),
         ("/ip4/192.0.2.1/tcp/1", "begins with ftis:"),
-        ("ftis:AAAA", "no invitation, or not a whole one"),
-        (invitation().text[:-9], "no invitation, or not a whole one"),
+        ("ftis:AAAA", "no whole invitation"),
+        (invitation().text[:-9], "no whole invitation"),
         ("ftis:" + "A" * 4000, "begins with ftis:"),
         (msgspec.structs.replace(invitation(), name="Eve").text, "its signature is wrong"),
         (invitation(seconds=0).text, "has expired"),

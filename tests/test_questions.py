@@ -16,8 +16,8 @@ from hivemind.proto import dht_pb2
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.wire.libp2p import FtisSwarm
 from ftis_node.swarm.wire.records import key_bytes
-from ftis_node.swarm.wire.service import FtisSwarm
 from tests.hostile.directory import made_up
 from tests.support.swarm import RUN, Member, eventually, identity, member, stub, transport
 

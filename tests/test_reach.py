@@ -235,7 +235,7 @@ async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_wo
     home, dead = tmp_path / "home", f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
     home.mkdir()
     async with member(1, tmp_path) as node:
-        KnownAddresses(named=[dead], met=[node.address, dead]).write(Home(home).peers)
+        KnownAddresses(given=[dead], met=[node.address, dead]).write(Home(home).peers)
         found = [one async for one in look_around(Settings(host="127.0.0.1", quic=False), Home(home), [], 0.0)]
         assert [one.verdict for one in found if one.subject == "peer"] == ["warn", "ok"]
         assert dead in found[2].text and "peers" not in {one.subject for one in found}

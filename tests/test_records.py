@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
-from ftis_node.swarm.wire.directory import Directory
-from ftis_node.swarm.wire.lookup import Answer
+from ftis_node.swarm.wire.directory import Answer, Directory
 from ftis_node.swarm.wire.records import (
     MAX_ADDRESSES,
     MAX_LIFETIME,

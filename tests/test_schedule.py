@@ -19,9 +19,8 @@ from ftis_node.config.hours import MINUTES, is_open, next_opening, read_hours
 from ftis_node.config.settings import Settings, changed, collect
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import Clocks, replaced, unix_seconds
-from ftis_node.node import schedule as schedule_module
-from ftis_node.node.commands import Commands, Hold, Phase
-from ftis_node.node.schedule import BUSY_LOOKS, CARD_SECONDS, PMON, QUIET_SECONDS, Schedule, read_pmon
+from ftis_node.node import commands as schedule_module
+from ftis_node.node.commands import Commands, Hold, Phase, Schedule, read_pmon
 from ftis_node.observe.metrics import read_events
 from tests.support.cli import answer, printed, refused
 from tests.support.clock import Clock
@@ -103,7 +102,7 @@ class Machine:
         monkeypatch.setattr(_pslinux, "POWER_SUPPLY_PATH", str(place / "power"))
         monkeypatch.setattr(schedule_module, "boot_seconds", self.clock)
         program = place / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(PMON[1:])}" ] && cat {self._listing}\n')
+        program.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(schedule_module.PMON[1:])}" ] && cat {self._listing}\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{place}:/bin:/usr/bin")
         self.schedule = Schedule(lambda: self.settings, self._pids)
@@ -127,7 +126,7 @@ class Machine:
         )
         self._listing.write_text(head + body)
 
-    async def looks(self, seconds: float = CARD_SECONDS) -> str | None:
+    async def looks(self, seconds: float = schedule_module.CARD_SECONDS) -> str | None:
         self.clock.now += seconds
         return await self.schedule.why_not()
 
@@ -156,18 +155,18 @@ async def test_another_program_on_the_same_gpu_counts_once_it_stays_and_until_it
     machine.runs((0, 100, 90))
     assert await machine.looks() is None
     machine.runs((0, 100, 90), (1, 300, 99), (0, 200, 2))
-    for _ in range(2 * BUSY_LOOKS):
+    for _ in range(2 * schedule_module.BUSY_LOOKS):
         assert await machine.looks() is None, "another GPU, and one that only draws the desktop"
     machine.runs((0, 100, 50), (0, 200, 50))
-    for _ in range(BUSY_LOOKS - 1):
+    for _ in range(schedule_module.BUSY_LOOKS - 1):
         assert await machine.looks() is None
     assert "GPU" in str(await machine.looks())
     machine.own = set()  # the node rests
     machine.runs((0, 200, 99))
-    assert "GPU" in str(await machine.looks(10 * QUIET_SECONDS)), "still there"
+    assert "GPU" in str(await machine.looks(10 * schedule_module.QUIET_SECONDS)), "still there"
     machine.runs()
     assert "GPU" in str(await machine.looks())
-    assert await machine.looks(QUIET_SECONDS) is None
+    assert await machine.looks(schedule_module.QUIET_SECONDS) is None
 
 
 async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine: Machine) -> None:
@@ -196,7 +195,7 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
 
 async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine: Machine) -> None:
     machine.runs((0, 7, 99))  # in a container process ids are others
-    for _ in range(3 * BUSY_LOOKS):
+    for _ in range(3 * schedule_module.BUSY_LOOKS):
         assert await machine.looks() is None
 
 

@@ -12,13 +12,12 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import (
     LIVE,
     LIVE_CONSTANTS,
     OBJECTIVE_PARTS,
-    PROFILES,
     RETIRED,
-    TASKS,
     Settings,
     changed,
     collect,

@@ -18,8 +18,8 @@ from ftis_node.node.checkpointing import ReputationFile
 from ftis_node.objective.diagnostics import TOLERANCE
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS
-from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
+from ftis_node.swarm.limits import PEERS_MAX, Budgets
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.reputation import Reputation
 from tests.support.clock import Clock

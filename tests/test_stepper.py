@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import sqlite3
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
 from ftis_node.node.progress import Progress
 from ftis_node.step_report import DeviceSeconds
+from ftis_node.swarm.certificates import Certificate, Removal, encode
+from ftis_node.swarm.roster import Roster
 from tests.support.scored_groups import scored
 from tests.support.steppers import BATCH, stepper, vertical
+from tests.support.swarm import RUN, identity
 
 NOTHING = Waiting(0)
 
@@ -72,6 +76,22 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
     assert node.pool.add(ours) and node.pool.add(theirs)
     node.reputation.ban(theirs.group.author, "it lied")
     assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
+
+
+async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path: Path) -> None:
+    founder, ann = identity(1), identity(2)
+    who = {"run_id": RUN.id, "member": ann.author, "issuer": founder.author, "issued_at": int(unix_seconds())}
+    roster = Roster(RUN.id, founder.peer_id, identity(3))
+    roster.hear([encode((Certificate(**who, expires=2**40).signed_by(founder),))], ann.author)
+    node = stepper(tmp_path, run=RUN, welcomes=roster.admits)
+    waiting, later = (scored(2, number, 0, boot_seconds()) for number in range(2))
+    theirs = dataclasses.replace(waiting, group=dataclasses.replace(waiting.group, author=ann.author))
+    assert node.pool.add(theirs) and len(node.pool) == 1
+    roster.hear([encode(Removal(**who).signed_by(founder))], founder.author)
+    assert len(node.pool) == 0 and node.pool.take(9) == []
+    node.score_later(dataclasses.replace(later.group, author=ann.author), later.born)
+    await node.scored()
+    assert len(node.pool) == 0, "nor what was scored meanwhile"
 
 
 def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from hivemind.p2p import P2P, PeerID
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.wire import inbound, streams
+from ftis_node.swarm.wire import inbound, p2pd
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 ALICE, BOB = identity(1), identity(2)
@@ -123,7 +122,7 @@ async def ask_ahead(writer: asyncio.StreamWriter) -> None:
 async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
     scene.served._lookups = inbound.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
-    monkeypatch.setattr(streams, "LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(p2pd, "LINGER_SECONDS", 0.5)
     for _ in range(3):
         await scene.connect()
         opened = [await scene.open() for _ in range(STREAMS_OF_ONE_PEER)]
@@ -211,7 +210,7 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     scene.served._lookups = inbound.Budgets(lambda: now, 0.01, 3 * (inbound.LOOKUPS_A_REQUEST + OWN.digests))
     before = scene.busy.answered
     reader, writer = await scene.open()
-    for _ in range(streams.SENT_AHEAD):
+    for _ in range(p2pd.SENT_AHEAD):
         await P2P.send_protobuf(request(), writer)
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
@@ -224,13 +223,13 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
 async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
     scene: Scene,
 ) -> None:
-    for sent in (streams.SENT_AHEAD, 100 * streams.SENT_AHEAD):
+    for sent in (p2pd.SENT_AHEAD, 100 * p2pd.SENT_AHEAD):
         scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
         _, writer = await scene.open()
         with contextlib.suppress(OSError):
             for _ in range(sent):
                 await P2P.send_protobuf(request(64, 100), writer)
-        if sent == streams.SENT_AHEAD:
+        if sent == p2pd.SENT_AHEAD:
             await eventually(lambda: scene.sockets() == 1, "it waits for its turn")
             writer.transport.abort()
         await scene.nothing_is_left()

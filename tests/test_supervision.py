@@ -62,7 +62,7 @@ async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_a
 async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ftis_node.swarm.supervision.FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("ftis_node.swarm.swarm.FIRST_PAUSE", 0.1)
     async with pair(tmp_path) as (one, two):
         launch, tries, again = one.transport._launch, 0, asyncio.Event()
 

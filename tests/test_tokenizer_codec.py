@@ -346,7 +346,7 @@ def test_a_slow_tokenizer_has_no_codec() -> None:
 
 
 def test_a_tokenizer_without_an_end_of_its_own_has_no_codec() -> None:
-    with pytest.raises(UsageError, match="names no end-of-sequence") as caught:
+    with pytest.raises(UsageError, match="names no EOS") as caught:
         Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0}))))
     assert "eos_token" in caught.value.fix
 

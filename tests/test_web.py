@@ -21,8 +21,8 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import State
 from ftis_node.node.dashboard import Dashboard
+from ftis_node.node.step_batch import GROUPS_KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.api import link, read_token
-from ftis_node.observe.recent import GROUPS_KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied

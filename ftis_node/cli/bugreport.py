@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.config.settings import known_variables
+from ftis_node.config.settings import ENVIRONMENT_PREFIX, PROFILE, Settings
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -70,10 +71,11 @@ def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
 
     place = Home(home.expanduser())
     options = JoinOptions(place)
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
     unsound: dict[str, Finding] = {}
     ways: tuple[Callable[[], Case], ...] = (
         lambda: case_of(options, given.on(place)),
-        lambda: case_of(options, given.on(place, known_variables())),
+        lambda: case_of(options, given.on(place, {name: text for name, text in os.environ.items() if name in known})),
         lambda: case_of(options, Given().on(place, {})),
     )
     for way in ways:

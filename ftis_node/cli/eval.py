@@ -14,15 +14,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from ftis_node.cli.common import (
-    AnswerOption,
-    JsonOption,
-    QuestionOption,
-    RewardOption,
-    parse_pairs,
-    print_json,
-    tell_choice,
-)
+from ftis_node.cli import common
+from ftis_node.cli.common import AnswerOption, JsonOption, QuestionOption, RewardOption, print_json
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
@@ -74,7 +67,7 @@ def evaluate(
     """Greedy pass@1 with its 95 % interval; beside it the rate of right formats, and accuracy whatever the format."""
     if base is not None and not compare:
         raise UsageError(f"What {base!r} is for is not said.", "Write --compare before it, or leave it out.")
-    flags = parse_pairs(set_ or []) | {"device": device}
+    flags = common.parse_pairs(set_ or []) | {"device": device}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.tasks import load_evaluation, scoring, with_columns
 
@@ -166,7 +159,7 @@ def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Ma
     name = model or (found.model if found else name)
     record = record_of(found) if found is not None else TrainingRecord()
     settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
-    tell_choice(found, settings, origins)
+    common.tell_choice(found, settings, origins)
     return _Chosen(name, found, settings, record.run if "chat" not in flags else None)
 
 
@@ -175,9 +168,7 @@ def _other(
 ) -> _Chosen:
     """The subject that `first` is compared with, in the same dtype."""
     if base is None and first.found is None:
-        raise UsageError(
-            f"{first.name} is a model and no checkpoint, so it has no base model.", "Name one: --compare MODEL."
-        )
+        raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Name one: --compare MODEL.")
     from ftis_node.policy.names import resolve
 
     chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)

@@ -1,7 +1,5 @@
 """``ftis-node export``: a checkpoint as a model for everything else."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -62,7 +60,7 @@ def export(
         disable_progress_bar()
         written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
     if to_hub is not None:
-        from ftis_node.export.upload import upload
+        from ftis_node.export.model import upload
 
         whom = "for everybody to see" if public else "as a private repository"
         question = f"Upload {to}, {rounded(written.bytes)}, to {to_hub}, {whom}? Its card says what it was trained on."

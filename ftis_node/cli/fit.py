@@ -139,9 +139,7 @@ def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -
     known = CAPS.get(task, (None, None))
     prompt, completion = prompt_tokens or known[0], completion_tokens or known[1]
     if prompt is None or completion is None:
-        raise UsageError(
-            f"The caps of the task {task!r} are not known here.", "Give --prompt-tokens and --completion-tokens."
-        )
+        raise UsageError(f"The caps of {task!r} are not known here.", "Give --prompt-tokens and --completion-tokens.")
     return prompt, completion
 
 

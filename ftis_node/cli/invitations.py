@@ -1,7 +1,5 @@
 """``ftis-node invite``, ``members`` and ``remove``: who may take part in a run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,15 +47,9 @@ def invite(
 
     place, identity, run = _of(home)
     if run.founder and not _book(place, run).may_invite(identity.author, unix_seconds()):
-        raise UserError(
-            "This node may not invite to its private run.",
-            "Ask the founder for an invitation with --may-invite, and join with it.",
-        )
+        raise UserError("This node may not invite to its run.", "Join by the founder's invitation with --may-invite.")
     if may_invite and run.founder not in ("", identity.peer_id):
-        raise UserError(
-            "Only the founder can appoint members that may invite.",
-            f"Leave out --may-invite, or ask {run.founder}, the founder.",
-        )
+        raise UserError("Only the founder can appoint inviters.", f"Leave out --may-invite, or ask {run.founder}.")
     valid, stays = seconds_in(expires), seconds_in(membership)
     made = make_invitation(
         identity,
@@ -159,9 +151,7 @@ def invitation_in(text: str, home: Home) -> Invitation:
         UsageError: there is none, or it cannot be used.
     """
     if not text.strip():
-        raise UsageError(
-            "The invitation is empty.", "Set the variable that it comes from, or leave it out to start a run."
-        )
+        raise UsageError("The invitation is empty.", "Set the variable behind it, or leave it out to start a run.")
     if text == "-":
         text = sys.stdin.readline(2 * CHARACTERS_MAX)
     elif not text.startswith(PREFIX):

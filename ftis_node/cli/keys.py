@@ -1,8 +1,5 @@
 """``ftis-node keys``: a node's identity, taken along to another home or machine."""
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +7,9 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import write_private
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.swarm.identity import Identity
 from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
@@ -19,8 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is th
 @app.command("new")
 def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Print the peer id of a home, and first make its key if it has none. A run file may need it early."""
-    from ftis_node.swarm.identity import Identity
-
     place = Home(home.expanduser())
     identity = Identity.load_or_create(place.key)
     print_answer({"id": identity.peer_id, "home": str(place.path)}, identity.peer_id, json=json)
@@ -33,17 +30,8 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Copy the key of a home into a file that only you can read."""
-    from ftis_node.swarm.identity import Identity
-
     identity = Identity.load(Home(home.expanduser()).key)
-    try:
-        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{to} exists already.", "Name another file; none is overwritten.") from None
-    except OSError as error:
-        raise UserError(f"{to} cannot be written: {error.strerror}.", "Name another file.") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(identity.to_bytes())
+    write_private(to, identity.to_bytes(), "Name another file")
     line = f"The key of {identity.peer_id} is in {to}."
     print_answer({"id": identity.peer_id, "file": str(to)}, line, json=json)
     if not json:
@@ -57,16 +45,12 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Give a home the key in a file. A home that has another key keeps it."""
-    from ftis_node.swarm.identity import Identity
-
     try:
         identity = Identity.from_bytes(source.read_bytes())
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}.", "Check the path.") from None
     except ValueError as error:
-        raise UsageError(
-            f"{source} holds no key: {error}.", "Name a file that `ftis-node keys export` wrote."
-        ) from None
+        raise UsageError(f"{source} holds no key: {error}.", "Name one that `ftis-node keys export` wrote.") from None
     place = Home(home.expanduser())
     try:
         kept = identity.keep(place.key)

@@ -1,7 +1,5 @@
 """Commands that change what the running daemon does."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated

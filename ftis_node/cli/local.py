@@ -1,7 +1,5 @@
 """Commands that ask the running daemon, and ``id``."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``ftis-node logs``: what the daemon on a home wrote down."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -27,8 +25,6 @@ def logs(
         for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
             say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
     except FileNotFoundError:
-        raise UserError(
-            f"There is no log in {place.path}.", "Start a node there with `ftis-node join`, or name its --home."
-        ) from None
+        raise UserError(f"There is no log in {place.path}.", "Start a node there, or name its --home.") from None
     except OSError as error:
         raise UserError(f"The log {place.log} cannot be read: {error.strerror}.", "Name another --home.") from None

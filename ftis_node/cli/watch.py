@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from ftis_node.observe.api import link, read_token
 from ftis_node.observe.logs import log_to
 from ftis_node.store.home import Home
 from ftis_node.text import counted, say
+
+if TYPE_CHECKING:
+    from ftis_node.swarm.overview import SwarmFacts
 
 
 @with_settings()
@@ -78,8 +82,13 @@ def watch(
     if json:
         print_json(msgspec.to_builtins(facts))
     elif seconds is not None:
-        say(f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})")
-        for node in facts.nodes:
-            name = node.claims.name if node.claims is not None else ""
-            say(f"{node.id}  {name or '–'}  step {node.step}, {counted(node.groups, 'group')} announced")
+        say(*in_words(facts))
     sys.exit(code)
+
+
+def in_words(facts: SwarmFacts) -> Iterator[str]:
+    """What was seen, line by line."""
+    yield f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})"
+    for node in facts.nodes:
+        name = (node.claims or {}).get("name") or "–"
+        yield f"{node.id}  {name}  step {node.step}, {counted(node.groups, 'group')} announced"

@@ -4,8 +4,6 @@ named objectives, as docs/method.md has them.
 After a change of `Settings`, the profiles or the methods: ``python -m ftis_node.config.documentation docs``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +17,7 @@ from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import LIVE, Settings
 from ftis_node.methods import METHODS, NAMES
 from ftis_node.methods.choices import PART_LIMITS
-from ftis_node.text import in_toml
+from ftis_node.text import escaped, in_toml
 
 _METHODS = "<!-- methods -->\n"
 _UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
@@ -83,7 +81,7 @@ def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str
             lines += ["", f"# {group}"]
         value = values[entry.name]
         line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {in_toml(value)}"
-        lines.append(line if origins is None else f"{line:<50} # {_one_line(origins[entry.name])}")
+        lines.append(line if origins is None else f"{line:<50} # {escaped(origins[entry.name])}")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -183,11 +181,6 @@ def _bounds(metadata: Any) -> Iterator[str]:
         limit = getattr(metadata, key, None)
         if limit is not None:
             yield f"{sign} {limit if limit < 1 << 32 else f'2^{limit.bit_length() - 1}'}"
-
-
-def _one_line(text: str) -> str:
-    """A comment cannot hold everything that a file's name can."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 if __name__ == "__main__":

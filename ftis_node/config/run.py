@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -35,16 +35,8 @@ from ftis_node.text import in_toml
 RUN_FILE_CHARACTERS_MAX = 1 << 16
 
 
-class RunDefaults(TypedDict):
-    """Values of a `Run` that nobody chose."""
-
-    group: int
-    slots: int
-    temperature: float
-
-
-# Defaults of a run; the group size is the paper's.
-RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
+# Values of a run that nobody chose; the group size is the paper's.
+RUN_DEFAULTS: Mapping[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
 
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
@@ -304,10 +296,8 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
-        known |= {key: facts[key] for key in own} | {
-            "eos": tuple(facts["eos"]),
-            "packet": 3 if facts["turns"] > 1 else 1,
-        }
+        known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
+        known["packet"] = 3 if facts["turns"] > 1 else 1
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
@@ -407,9 +397,7 @@ def dump_run_file(run_file: RunFile) -> str:
 
 def _refuse_long(text: str) -> None:
     if len(text) > RUN_FILE_CHARACTERS_MAX:
-        raise UsageError(
-            f"The run file is longer than {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file."
-        )
+        raise UsageError(f"The run file has over {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file.")
 
 
 def _checked(read: Callable[[], RunFile]) -> RunFile:

@@ -4,8 +4,6 @@ defaults < task profile < machine profile < file < environment (``FTIS_LEARNING_
 shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this class.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -19,12 +17,10 @@ from pydantic_core import ErrorDetails
 
 from ftis_node.config.consistency import check
 from ftis_node.config.hours import read_hours
-from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
+from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.methods import answers_only
-
-__all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +259,7 @@ class Settings(BaseModel):
     log_format: Annotated[Literal["text", "json"], Flag("text for people, json for programs.")] = "text"
     """Lines of the log for people, or one JSON object each for programs."""
 
-    @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
+    @field_validator("lora_targets", "announce", "relays", "defences", "betas", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
@@ -273,11 +269,6 @@ class Settings(BaseModel):
     def _readable(cls, value: str) -> str:
         read_hours(value)
         return value
-
-    @field_validator("betas", mode="before")
-    @classmethod
-    def _comma_pair(cls, value: Any) -> Any:
-        return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
 
     @property
     def engine_here(self) -> Literal["native", "hf"]:
@@ -468,18 +459,17 @@ def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
 
 def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     """Take the machine profile's name out of all layers; return the highest one's, None for none."""
-    chosen: object = NO_PROFILE
-    source = "default"
+    chosen, source = NO_PROFILE, "default"
     for origin, values in given:
         name = values.pop(PROFILE, None)
         if name is not None and name != "":  # an empty variable is an unset one to most who write one
-            chosen, source = name, origin
+            chosen, source = str(name), origin
     if chosen == NO_PROFILE:
         return None
-    if not isinstance(chosen, str) or chosen not in PROFILES:
+    if chosen not in PROFILES:
         raise UsageError(
             f"There is no profile {chosen!r} ({source}).",
-            f"{did_you_mean(str(chosen), PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
+            f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
         )
     return chosen
 
@@ -499,16 +489,8 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
             layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
         elif name not in OTHER_VARIABLES:
             known = [*OTHER_VARIABLES, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
-            raise UsageError(
-                f"The environment variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it."
-            )
+            raise UsageError(f"The variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it.")
     return layers
-
-
-def known_variables() -> dict[str, str]:
-    """The variables of this process's environment that name a setting."""
-    known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
-    return {name: text for name, text in os.environ.items() if name in known}
 
 
 def _nearest(key: str) -> str:

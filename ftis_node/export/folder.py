@@ -1,7 +1,5 @@
 """A folder that appears whole or not at all, and never in place of something that is no model."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -45,10 +43,7 @@ def check_target(to: Path, *, overwrite: bool, source: Path, base: Path | None =
         raise UsageError(f"{to} does not look like a model, so it is not replaced.", _ANOTHER)
     foreign = [name for name in held if not _of_a_model(to / name)]
     if foreign:
-        raise UsageError(
-            f"{to} holds {foreign[0][:80]!a}, which is no part of a model, so it is not replaced.",
-            "Move that away, or name another --to.",
-        )
+        raise UsageError(f"{to} holds {foreign[0][:80]!a}, no part of a model.", "Move that, or name another --to.")
 
 
 def _open_to_others(folder: Path) -> None:

@@ -1,18 +1,17 @@
 """The weights of a checkpoint in the formats of transformers and peft, with tokenizer, generation config and card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from huggingface_hub import HfApi, constants
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.export.card import card
 from ftis_node.export.folder import appearing, check_target
 from ftis_node.export.record import TrainingRecord, record_of
@@ -70,9 +69,7 @@ def export(
         UserError: weights cannot be read, or the folder cannot be written.
     """
     if adapter and not checkpoint.lora:
-        raise UsageError(
-            f"{checkpoint.path} is of a model that was trained in full, so there is no adapter.", "Leave out --adapter."
-        )
+        raise UsageError(f"{checkpoint.path} was trained in full: there is no adapter.", "Leave out --adapter.")
     check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
     record = record_of(checkpoint)
     base = public_name(settings.model)
@@ -114,9 +111,7 @@ def _write_model(
         try:
             model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
-            raise UserError(
-                f"The LoRA layers of {checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint."
-            ) from error
+            raise UserError(f"{checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint.") from error
     model.set_attn_implementation("sdpa")  # not the package's own, which nobody else has
     model.config._name_or_path = ""
     model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
@@ -203,3 +198,24 @@ def _generation(model: str, tokenizer: PreTrainedTokenizerBase, chat: Chat | Non
     except ValueError:  # sampling parameters beside do_sample=False, as many a hub's model has: it would not be saved
         generation.do_sample = True
     return generation
+
+
+def upload(folder: Path, repository: str, *, private: bool) -> str:
+    """Upload a folder as a model repository, which is made if it is not there; return its address.
+
+    Raises:
+        UserError: the hub refuses, or cannot be reached; the folder stays.
+    """
+    api = HfApi(endpoint=constants.ENDPOINT)
+    try:
+        made = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="A model trained with F-TIS by ftis-node"
+        )
+    except Exception as error:  # as many kinds as there are layers
+        raise UserError(
+            f"{folder} was written, but not uploaded to {repository}: {first_line(error)}",
+            "Log in with `hf auth login` or HF_TOKEN, and see that the repository is yours; then: "
+            f"hf upload {repository} {folder}",
+        ) from error
+    return str(made)

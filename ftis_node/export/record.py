@@ -1,7 +1,5 @@
 """A home's record of the training that led to a checkpoint: its run, its settings, its evaluations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +51,4 @@ def record_of(checkpoint: Checkpoint) -> TrainingRecord:
             evaluations.append(event)
         else:  # what was evaluated after the step that it went on from was of weights that are lost
             evaluations = [one for one in evaluations if one["step"] <= event["step"]]
-    return TrainingRecord(
-        run=run, settings=last.get("settings", {}), versions=last.get("versions", {}), evaluations=evaluations
-    )
+    return TrainingRecord(run, last.get("settings", {}), last.get("versions", {}), evaluations)

@@ -1,7 +1,5 @@
 """Files that others may read at any moment, and what is on the disk."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -9,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
+
+from ftis_node.errors import UsageError, UserError
 
 Kept = TypeVar("Kept")
 
@@ -52,6 +52,26 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
         temporary.replace(path)
     if durable:
         sync(path.parent)
+
+
+def write_private(path: Path, data: bytes, fix: str) -> None:
+    """Write a new file that only its owner may read.
+
+    Args:
+        fix: what to do where it cannot be written, without a full stop.
+
+    Raises:
+        UsageError: there is a file of that name.
+        UserError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already.", f"{fix}; none is overwritten.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.", f"{fix}.") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.private import EVALUATION, private_task
 from ftis_node.lab.spec import TrialSpec
-from ftis_node.node.batch_source import by_need, needed_age
+from ftis_node.node.demand import by_need, needed_age
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
 from ftis_node.node.stepper import Stepper

@@ -1,11 +1,9 @@
 """Assembly of a node's parts: from an empty home to a node that can train."""
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +11,9 @@ from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.batch_source import needed_age
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.condition import NO_MEMBER
+from ftis_node.node.demand import needed_age
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -39,7 +37,6 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
@@ -67,6 +64,13 @@ class Components:
     reputation_file: ReputationFile
     stepper: Stepper
     swarm: Swarm
+
+    def go_by(self, settings: Settings) -> None:
+        """Go by these settings from now on, as far as a running node can."""
+        self.stepper.settings = settings
+        self.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
+        self.swarm.reports.telling = settings.tells_of_itself(private=bool(self.run_file.run.founder))
+        self.saving.minutes = settings.checkpoint_minutes
 
     def close(self) -> None:
         """Close the files; the swarm must have ended."""
@@ -151,12 +155,10 @@ def build_components(
             needed_age(run, settings, own_only=opened.own_only),
         ),
         peer_cache=home.peers,
-        traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
     )
-    swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper = Stepper(
         context=context,
         reputation=reputation,
@@ -168,8 +170,9 @@ def build_components(
         swarm=swarm,
         flush=flush,
         own_data=facts.own_rows > 0,
+        welcomes=swarm.membership.welcomes,
     )
-    return Components(
+    components = Components(
         home=home,
         run_file=run_file,
         context=context,
@@ -180,7 +183,6 @@ def build_components(
             model,
             facts.plan.optimiser,
             metrics,
-            minutes=settings.checkpoint_minutes,
             quantisation=facts.plan.quantisation,
             layers=layers_of(facts.settings),
         ),
@@ -188,6 +190,8 @@ def build_components(
         stepper=stepper,
         swarm=swarm,
     )
+    components.go_by(settings)
+    return components
 
 
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
@@ -265,20 +269,18 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def open_lan(
-    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int
-) -> None:
+async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
         logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
         return
     from ftis_node.swarm.lan import Lan
 
-    lan = Lan(host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
+    lan = Lan(transport.listening.host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
     stack.push_async_callback(lan.close)
     try:
         await lan.start()
-        await lan.tell(run, author, port)
+        await lan.tell(run, author, transport.port)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 

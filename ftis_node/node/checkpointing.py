@@ -1,7 +1,5 @@
 """The state that outlives a restart: checkpoints, returns to older ones, learned batch sizes and reputation."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -133,9 +131,7 @@ class Saving:
         found = found or await asyncio.to_thread(self._checkpoints.latest)
         self.branch = await asyncio.to_thread(self._checkpoints.next_branch)
         for path in set(self._checkpoints.damaged()) - set(known_damaged):
-            logger.error(
-                "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
-            )
+            logger.error("A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", path)
         if found is None:
             return None
         directory, facts = found
@@ -321,11 +317,8 @@ def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     facts, of = _begun(checkpoints)
     if of is None or not same_model(of[0], model):
         return {}
-    return {
-        "lora": of[1] == "lora",
-        "optimiser": facts["optimiser"],
-        "quantisation": facts.get("quantisation", "none"),
-    }
+    quantisation = facts.get("quantisation", "none")
+    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"], "quantisation": quantisation}
 
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:

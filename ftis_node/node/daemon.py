@@ -1,16 +1,16 @@
 """The daemon: it connects the rooms and owns the life cycle, from an empty home to a clean end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+import functools
 import logging
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings, changed
@@ -18,29 +18,18 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
-from ftis_node.host.loops import end, forever
-from ftis_node.host.signals import listen
-from ftis_node.node.assembly import (
-    Components,
-    build_components,
-    check_peers,
-    go_on_from,
-    open_lan,
-    open_network,
-    refill_pool,
-)
-from ftis_node.node.commands import Commands
+from ftis_node.host.loops import end, forever, listen
+from ftis_node.node import assembly
+from ftis_node.node.assembly import Components
+from ftis_node.node.commands import Commands, Schedule
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import Condition, Signs, State, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.run_source import run_to_join
-from ftis_node.node.schedule import Schedule
+from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
 from ftis_node.node.status import StepLog, joined, part, peers_row, resident_bytes, self_report, signs, status_row
-from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.answers import Planned, Status
-from ftis_node.observe.api_server import Answer
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.step_report import TakenStep
@@ -52,6 +41,7 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open, plan_row
 
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 # Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
@@ -106,8 +96,12 @@ class Node:
         listen(self.stop)
         try:
             async with self._stack:
-                if await self._start_unless_stopped():
-                    await self._train()
+                starting = await self._until_stopped(self._start())  # loading a large model takes long
+                if starting.done():
+                    components = starting.result()
+                    if not self._commands.stopping.is_set():
+                        await self._train(components)
+                await end({starting})
         except (TimeoutError, ConnectionError):
             raise  # network errors; the home is fine
         except (OSError, sqlite3.Error) as error:
@@ -144,10 +138,8 @@ class Node:
             raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
         settings = changed(self.settings, values)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
-        self.settings = components.stepper.settings = settings
-        components.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
-        components.swarm.reports.telling = settings.tells_of_itself(private=bool(components.run_file.run.founder))
-        components.saving.minutes = settings.checkpoint_minutes
+        self.settings = settings
+        components.go_by(settings)
         set_level(settings.log_level)
         await self._page.show(settings)
         await self._commands.look()
@@ -162,29 +154,16 @@ class Node:
         await self._compute.worker.call(Change(self.settings))
         components.metrics.write("changed", step=components.stepper.progress.step, settings=new)
 
-    def _asked(self, what: Callable[[], None]) -> Answer:
-        """The local API's form of a request; a node that is stopping ignores it."""
-
-        def answer() -> dict[str, object]:
-            commands = self._commands
-            if not commands.stopping.is_set():
-                what()
-            return {"state": self.condition().state, "pausing": commands.pausing, "finishing": commands.finishing}
-
-        return answer
+    def _asked(self, what: Callable[[], None]) -> dict[str, object]:
+        """Answer a request of the local API; a node that is stopping ignores it."""
+        commands = self._commands
+        if not commands.stopping.is_set():
+            what()
+        return {"state": self.condition().state, "pausing": commands.pausing, "finishing": commands.finishing}
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    async def _start_unless_stopped(self) -> bool:
-        """Start the node; a request to stop interrupts this, because loading a large model takes long."""
-        starting = await self._until_stopped(self._start())
-        if not starting.done():
-            await end({starting})
-            return False
-        starting.result()
-        return not self._commands.stopping.is_set()
-
-    async def _start(self) -> None:
+    async def _start(self) -> Components:
         self.home.open()
         self._stack.callback(self.home.close)
         self.home.mark()
@@ -202,7 +181,8 @@ class Node:
         self.settings = self._settings_for(self.options.task_of(self._run_file))
         set_level(self.settings.log_level)
         self._stack.push_async_callback(self._compute.stop)
-        await self._load()
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
         if self._run_file is None:
             founder = identity.peer_id if self.options.private else ""
             self._run_file = RunFile(run=run_for(self._compute.facts.shared(), founder=founder))
@@ -211,7 +191,7 @@ class Node:
         opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the run's rows fit the model
         remember_files(self.home, self.options, self.options.task_of(self._run_file), run.id)
-        self._components = components = build_components(
+        self._components = components = assembly.build_components(
             self.home,
             self.settings,
             self._run_file,
@@ -226,9 +206,8 @@ class Node:
         )
         self._stack.callback(components.close)
         self._evaluations.recall(self.home.metrics)
-        keeping = asyncio.create_task(forever(self._commands.keep_hours))
-        self._stack.callback(keeping.cancel)
-        go_on_from(components, await components.saving.restore(self._compute.worker), self._compute.facts, self.options)
+        self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
+        await self._go_on_from(components)
         self._set_apart(State.LOADING, "Greeting peers.")
         options, hints = self.options, self._run_file.hints.bootstraps
         components.swarm.hear_on_lan(options.on_lan)
@@ -236,17 +215,18 @@ class Node:
         await components.swarm.start(options.peers, hints, given)
         self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
-            await open_lan(self._stack, components.swarm, run, identity.author, self.settings.host, transport.port)
+            await assembly.open_lan(self._stack, components.swarm, run, identity.author, transport)
         if self.options.run is None:
-            check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
+            assembly.check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(components.swarm, run, identity.author, self.home.swarm_history)
         self._overview.begin(self._stack)
-        refill_pool(components)
+        assembly.refill_pool(components)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
+        return components
 
     async def _open_network(self, runtime: Path, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
-        self._transport = transport = await open_network(
+        self._transport = transport = await assembly.open_network(
             self.home, self.settings, runtime, identity, bootstraps, self.options.peers, self._note_p2pd
         )
         self._stack.push_async_callback(transport.close)
@@ -259,13 +239,13 @@ class Node:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
         commands = self._commands
         actions = {"stop": self.stop, "finish": self.finish, "pause": commands.pause, "resume": commands.resume}
-        asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
+        asked = {f"/{name}": functools.partial(self._asked, what) for name, what in actions.items()}
         api = await self._page.api(runtime / "api.sock", asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
         self._stack.push_async_callback(self._page.close)
         await self._page.show(self.settings)
-        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
-        self._stack.callback(watching.cancel)
+        told = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
+        self._stack.callback(told.cancel)
 
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
@@ -282,18 +262,11 @@ class Node:
         if self._runtime is not None:
             self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
-    async def _load(self) -> None:
-        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
-        await self._compute.start(self.settings, self._run_file)
-
     # --- training -------------------------------------------------------------------------------------------------
 
-    async def _train(self) -> None:
-        components = self._components
-        if components is None:
-            raise FtisError("A node has to start before it trains.")
+    async def _train(self, components: Components) -> None:
         self._apart = None
-        while not (self._commands.ending or self._done(components)):
+        while not self._commands.ending and components.stepper.progress.step < (self.settings.steps or math.inf):
             try:
                 await (self._rest(components) if self._commands.hold else self._unless_stopped(self._go_on(components)))
             except (WorkerDied, WorkerFault) as fault:
@@ -304,7 +277,7 @@ class Node:
         components.reputation_file.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
-    async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    async def _until_stopped(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Run the work; the returned task is not done if a request to stop came first."""
         task, stopping = asyncio.create_task(work), asyncio.create_task(self._commands.stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -338,9 +311,6 @@ class Node:
             await self._wait_for_peers(components)
         elif (last := await components.stepper.step(self._commands.stopping)) is not None:
             await self._after_step(components, last)
-
-    def _done(self, components: Components) -> bool:
-        return self.settings.steps is not None and components.stepper.progress.step >= self.settings.steps
 
     async def _wait_for_peers(self, components: Components) -> None:
         """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
@@ -378,13 +348,10 @@ class Node:
 
     async def _rest(self, components: Components) -> None:
         """Pause: end the compute process, which frees its memory, and only serve peers until a request comes."""
-        progress = components.stepper.progress
         try:
             await self._unless_stopped(self._save_last(components))
         except (WorkerDied, WorkerFault) as fault:
-            logger.warning(
-                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, components.saving.saved_step
-            )
+            logger.warning("Pausing unsaved (%s); step %d was saved last.", fault, components.saving.saved_step)
         await self._compute.stop()
         self._note_children()
         components.stepper.resting = True
@@ -392,23 +359,19 @@ class Node:
             why = self._commands.why
             self._set_apart(
                 State.PAUSED,
-                f"Paused at step {progress.step}: it serves its peers and trains nothing. {why}".rstrip(),
+                f"Paused at step {components.stepper.progress.step}: it only serves its peers. {why}".rstrip(),
                 f"`ftis-node resume{self.home.flag}` goes on{' now' if why else ''}.",
             )
             await self._commands.next()
         if not self._commands.ending:
-            try:
-                await self._unless_stopped(self._renew(components))
-            except (WorkerDied, WorkerFault) as fault:
-                await self._unless_stopped(self._revive(components, fault))
+            await self._unless_stopped(self._renew(components))
 
     async def _save_last(self, components: Components) -> None:
         await components.saving.save(self._compute.worker, components.stepper.progress)
         await components.saving.flush()
 
     async def _finish(self, components: Components) -> None:
-        """Take the last checkpoint and evaluation. They have no time limit, except after a request to stop; then the
-        previous checkpoint remains."""
+        """Take the last checkpoint and evaluation; after a request to stop, only in the time that is left."""
         if components.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
@@ -454,16 +417,20 @@ class Node:
 
     async def _renew(self, components: Components, *, older: bool = False) -> None:
         """Start another compute process with the newest checkpoint (or an older one)."""
-        await self._load()
-        worker = self._compute.worker
-        await worker.call(Open(components.run_file.run))
-        go_on_from(components, await components.saving.restore(worker, older=older), self._compute.facts, self.options)
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
+        await self._compute.worker.call(Open(components.run_file.run))
+        await self._go_on_from(components, older=older)
         self._evaluations.went_back(components.stepper.progress.step)
-        components.stepper.worker = worker  # only now: an engine without a run cannot score
+        components.stepper.worker = self._compute.worker  # only now: an engine without a run cannot score
         components.stepper.resting = False
-        refill_pool(components)
+        assembly.refill_pool(components)
         if not self._commands.stopping.is_set():
             self._apart = None
+
+    async def _go_on_from(self, components: Components, *, older: bool = False) -> None:
+        restored = await components.saving.restore(self._compute.worker, older=older)
+        assembly.go_on_from(components, restored, self._compute.facts, self.options)
 
     # --- condition ------------------------------------------------------------------------------------------------
 
@@ -479,21 +446,18 @@ class Node:
     def _names(self) -> dict[str, str]:
         return names_in(self._overview.book if self._overview is not None else None)
 
-    def _note_condition(self) -> None:
-        """Log the condition when its state or advice changes."""
+    def _note_condition(self, *, changed: bool = False) -> None:
+        """Log the condition if its state or advice changed, or more of it."""
         now = self.condition()
-        if (now.state, now.advice) != self._logged:
-            self._say(now)
-
-    def _say(self, now: Condition) -> None:
-        logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
-        self._logged = (now.state, now.advice)
+        if changed or (now.state, now.advice) != self._logged:
+            logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
+            self._logged = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """Set the condition of a node that does not train."""
         if not self._commands.stopping.is_set() or state is State.STOPPING:
             self._apart = Condition(state, reason, advice)
-            self._say(self._apart)
+            self._note_condition(changed=True)
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""

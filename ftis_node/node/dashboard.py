@@ -12,11 +12,11 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
+from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.api_server import Answer, Api, Order, text_handler
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.recent import Shown
 from ftis_node.observe.web import Route, Web, json_response, json_route, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
@@ -84,7 +84,7 @@ class Dashboard:
         if server is not None:
             await server.close()
 
-    async def api(self, path: Path, actions: dict[str, Answer], orders: dict[str, Order]) -> Api:
+    async def api(self, path: Path, actions: Mapping[str, Answer], orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
         routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
         api = Api(routes, actions, {"/metrics": self._metrics}, orders)
@@ -131,26 +131,6 @@ class _Curves:
         return json_response(request, self._body)
 
 
-class ShownCompletion(msgspec.Struct, frozen=True):
-    """A completion as readable text with its reward, length in tokens, and extra columns."""
-
-    text: str
-    reward: float
-    tokens: int
-    finished: bool
-    columns: dict[str, str | float] = {}
-
-
-class ShownGroup(msgspec.Struct, frozen=True):
-    """A group trained on at `step`. author: a peer id, None for this node."""
-
-    step: int
-    author: str | None
-    question: str
-    answer: str
-    completions: list[ShownCompletion]
-
-
 class _Texts:
     """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
 
@@ -177,11 +157,13 @@ class _Texts:
                 else:
                     self._known |= dict(zip(new, texts, strict=True))
             shown = [_group(group, self._known[group]) for group in groups if group in self._known]
-        return {"step": step, "groups": msgspec.to_builtins(shown)}
+        return {"step": step, "groups": shown}
 
 
-def _group(group: Shown, texts: GroupText) -> ShownGroup:
+def _group(group: Shown, texts: GroupText) -> dict[str, object]:
+    """A group trained on at `step`, with its completions' lengths in tokens; author: a peer id, None for this node."""
     columns = texts.columns or [{}] * len(texts.completions)
     samples = zip(texts.completions, group.rewards, group.lengths, group.finished, columns, strict=True)
-    completions = [ShownCompletion(*sample) for sample in samples]
-    return ShownGroup(group.step, group.author, texts.question, texts.answer, completions)
+    names = ("text", "reward", "tokens", "finished", "columns")
+    told = {"step": group.step, "author": group.author, "question": texts.question, "answer": texts.answer}
+    return {**told, "completions": [dict(zip(names, sample, strict=True)) for sample in samples]}

@@ -1,12 +1,16 @@
 """How many groups of a batch a node makes itself, and how many foreign ones it pulls. All values are groups."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
+from ftis_node.swarm.parts import EPOCHS
+from ftis_node.swarm.pool import Newcomers, Pool
+
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
+WAIT_SECONDS = 0.25  # for foreign groups, at a time
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
 
@@ -67,3 +71,22 @@ def own_part(batch: int, share: float | None, others: int) -> int:
 def foreign(part: int, batches: float, waiting: Waiting) -> int:
     """The foreign groups to pull for so many batches, of each of which they are a part; below 1: none."""
     return math.ceil(part * batches) - waiting.usable(batches)
+
+
+def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
+    """What waits in the pool."""
+    waiting = pool.waiting()
+    theirs = sum(count for author, count in waiting.items() if newcomers.is_one(author))
+    return Waiting(sum(waiting.values()), theirs, newcomers.room)
+
+
+def by_need(run: Run, settings: Settings, *, own_only: bool) -> bool:
+    """Whether a node asks for groups of rows that it cannot do."""
+    return settings.by_need and not own_only and run.parts == 1
+
+
+def needed_age(run: Run, settings: Settings, *, own_only: bool) -> float | None:
+    """Seconds for which a packet may answer a row that the node asks for; None: it asks for none."""
+    if run.parts > 1:
+        return float(EPOCHS * run.epoch)
+    return settings.needed_age if by_need(run, settings, own_only=own_only) else None

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.node.batch_source import WAIT_SECONDS, waiting_in
+from ftis_node.node.demand import WAIT_SECONDS, waiting_in
 from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of
@@ -27,7 +27,7 @@ class HorizontalSource:
     """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.parts = Parts(node.run, node.age_clock, rng, node.reputation.banned)
+        self.parts = Parts(node.run, node.age_clock, rng, node.takes)
         self.pool = self.parts.pool
         self._node = node
         self._slots = OwnSlots(node.run, node.author)

@@ -1,7 +1,5 @@
 """An observer: a member of a swarm without a model. It asks, shows the whole, and takes nobody's place."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -14,7 +12,7 @@ from ftis_node.config.run import dump_run_file, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
-from ftis_node.host.signals import listen
+from ftis_node.host.loops import listen
 from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import run_to_watch

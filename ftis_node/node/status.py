@@ -20,18 +20,8 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Signs
 from ftis_node.node.stepper import Stepper
-from ftis_node.observe.answers import (
-    CheckpointStatus,
-    Clock,
-    Kind,
-    LastStep,
-    Network,
-    P2pd,
-    PoolStatus,
-    Process,
-    Rows,
-    Status,
-)
+from ftis_node.observe import answers
+from ftis_node.observe.answers import CheckpointStatus, Kind, Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
@@ -101,13 +91,13 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         last_step=last_step(last) if last else None,
         totals=msgspec.to_builtins(stepper.totals),
         waiting_for=stepper.waiting_for or None,
-        pool=PoolStatus(len(pool), pool.no_signal, pool.expired),
+        pool=answers.PoolStatus(len(pool), pool.no_signal, pool.expired),
         needs=needs_status(progress.needs, pool),
         peers=len(swarm.membership.active_view),
         bytes_in=swarm.traffic.bytes_in,
         bytes_out=swarm.traffic.bytes_out,
         network=network_status(swarm),
-        process=Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
+        process=answers.Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
         refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.own_refused,
@@ -150,15 +140,15 @@ def signs(
     )
 
 
-def needs_status(needs: Needs, pool: Pool) -> Rows:
+def needs_status(needs: Needs, pool: Pool) -> answers.Rows:
     """The row counts of a node's needs."""
     found = sum(row in needs for row in pool.rows())
     needed, done = needs.count(RowState.NEEDED), needs.count(RowState.DONE)
     learned = needs.count(RowState.LEARNED) + done
-    return Rows(needed + learned, needed, found, learned, done)
+    return answers.Rows(needed + learned, needed, found, learned, done)
 
 
-def last_step(last: TakenStep) -> LastStep:
+def last_step(last: TakenStep) -> answers.LastStep:
     """The row of the latest step."""
     report = last.report
 
@@ -167,7 +157,7 @@ def last_step(last: TakenStep) -> LastStep:
 
     loss, norm = shown(report.loss), shown(report.gradient_norm)
     seconds, device = asdict(last.seconds), asdict(report.device)
-    return LastStep(seconds, device, loss, norm, report.tokens, report.skipped, report.generator)
+    return answers.LastStep(seconds, device, loss, norm, report.tokens, report.skipped, report.generator)
 
 
 def resident_bytes(pid: int | None) -> int | None:
@@ -183,12 +173,13 @@ def part(kind: type[Kind], found: object) -> Kind | None:
     return None if found is None else msgspec.convert(msgspec.to_builtins(found), kind)
 
 
-def network_status(swarm: Swarm) -> Network:
+def network_status(swarm: Swarm) -> answers.Network:
     """The status of the node's network."""
     membership = swarm.membership
     clock = membership.sessions.clock_difference(membership.active_view)
     reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
-    return Network(reach, restarts, part(P2pd, membership.health), part(Clock, clock))
+    p2pd = part(answers.P2pd, membership.health)
+    return answers.Network(reach, restarts, p2pd, part(answers.Clock, clock))
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:

@@ -1,7 +1,5 @@
 """One node's steps: own generation, the rewards of foreign groups, the wait for them, and the optimiser step."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -15,12 +13,11 @@ from typing import Protocol, TypeVar
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.batch_source import WAIT_SECONDS
+from ftis_node.node.demand import WAIT_SECONDS
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.progress import Progress, Totals
-from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, mean, step_groups, to_show
+from ftis_node.node.step_batch import OwnGroup, Recent, StepBatch, describe, mean, step_groups, to_show
 from ftis_node.node.vertical import VerticalSource
-from ftis_node.observe.recent import Recent
 from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenStep
 from ftis_node.store.packets import PacketStore
@@ -91,6 +88,7 @@ class Stepper:
         rng: random.Random | None = None,
         flush: asyncio.Event | None = None,
         own_data: bool = False,
+        welcomes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
@@ -100,6 +98,7 @@ class Stepper:
             unix: the time by which epochs of common rows go.
             rng: draws from the pool. flush: set: a step neither waits for foreign groups nor replaces missing ones.
             own_data: the compute process has rows of the owner's own, for a part of each batch.
+            welcomes: returns whether an author may take part; in a private run, whether it is a member.
         """
         self.progress = Progress()
         self.totals = Totals()
@@ -123,7 +122,7 @@ class Stepper:
         self.settings = settings
         self.store = store
         self.scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
-        self._own_data = own_data
+        self._own_data, self._welcomes = own_data, welcomes
         self._grew = asyncio.Event()  # the pool did, or scoring failed
         self._failed: BaseException | None = None  # of scoring
         self._step_seconds: deque[float] = deque(maxlen=8)
@@ -154,6 +153,10 @@ class Stepper:
     def want(self) -> Want:
         """The further foreign groups to pull."""
         return Want() if self.own_only or self.resting else self.source.want()
+
+    def takes(self, author: bytes) -> bool:
+        """Whether this node trains on groups of an author: it is not banned, and may take part in the run."""
+        return self._welcomes(author) and self.reputation.banned(author) is None
 
     def newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share."""
@@ -205,7 +208,7 @@ class Stepper:
         told = right is not None and bool(rewards) and self.run.reward in PURE_RULES
         if told and right != right_of(rewards):  # a group that this node cannot read says nothing about its author
             self.reputation.refused(group.author, "wrong hint")
-        if self.reputation.banned(group.author) is not None:
+        if not self.takes(group.author):
             return
         if self.source.add(scored):
             self._grew.set()

@@ -1,7 +1,5 @@
 """The local API of a node: HTTP on a unix socket that only its owner can open. `observe.api` asks it."""
 
-from __future__ import annotations
-
 import http
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,7 +27,7 @@ class Api:
     def __init__(
         self,
         reads: dict[str, Answer],
-        actions: dict[str, Answer],
+        actions: Mapping[str, Answer],
         texts: Mapping[str, Text] = MappingProxyType({}),
         orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:

@@ -1,7 +1,5 @@
 """`metrics.jsonl` and its older parts as curves: each line is read once, and what is kept is bounded."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -11,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ftis_node.observe.log_parts import LogPart, opened
+from ftis_node.observe.metrics import LogPart, opened
 
 POINTS = 500  # of a curve, at most
 WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all

@@ -1,6 +1,4 @@
-"""One node on a terminal: what it does, what it gets from others and gives them, and what it said last."""
-
-from __future__ import annotations
+"""Nodes on a terminal: what one does, what it gets from others and gives them, and said last; or several in a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from rich.text import Text
 
 from ftis_node.observe.answers import CheckpointStatus, PeerRow, Status
 from ftis_node.observe.terminal import words
-from ftis_node.observe.view import sparkline
 from ftis_node.step_report import GpuFigures
 from ftis_node.text import counted, duration, number, rounded
 
@@ -24,6 +21,7 @@ _COLOURS = {
     "PAUSED": "yellow",
     "DEGRADED": "red",
 }
+_SPARKS = "▁▂▃▄▅▆▇█"
 PEERS_SHOWN = 8
 
 
@@ -175,3 +173,48 @@ def _peers(peers: Sequence[PeerRow], most: int) -> Table:
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))
     return table
+
+
+def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], headline: str) -> RenderableType:
+    """A table with one row a node and its curve below; fits 80 columns.
+
+    Args:
+        statuses: what each node's API answered.
+        curves: each node's pass@1 so far, drawn as a spark line.
+        headline: a line above the table.
+    """
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for column in ("node", "model", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("step", "pass@1", "own", "foreign", "weight", "filtered", "MB in", "out"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for status in statuses:
+        table.add_row(*(words(cell) for cell in _row(status)))
+    sparks = [
+        words(f"{status.name:5}") + words(sparkline(curve), "green")
+        for status, curve in zip(statuses, curves, strict=True)
+    ]
+    return Group(words(headline), table, *sparks)
+
+
+def sparkline(values: Sequence[float], width: int = 70) -> str:
+    """Values from 0 to 1 as bars, the latest `width` of them."""
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[min(top, max(0, round(value * top)))] for value in values[-width:])
+
+
+def _row(status: Status) -> list[str]:
+    before, now = number(status.pass_at_1_before, ".2f"), number(status.pass_at_1, ".2f")
+    return [
+        f"{status.name} {status.kind or ''}",
+        status.model,
+        status.state.lower(),
+        number(status.step, "d"),
+        f"{before} → {now}" if status.step is not None else "–",
+        number(status.own_groups_used, "d"),
+        str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
+        number(status.foreign_weight_share, ".0%"),
+        number(status.filtered_fraction, ".0%"),
+        number(status.bytes_in, ".2f", 1e-6),
+        number(status.bytes_out, ".2f", 1e-6),
+    ]

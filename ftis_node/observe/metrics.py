@@ -1,20 +1,193 @@
-"""One JSON line an event: for people, plots and replays."""
+"""A log of one JSON line an event: for people, plots and replays. It grows for ever, so it is in parts: the present
+file, and older ones beside it, numbered and compressed.
 
-from __future__ import annotations
+``metrics.jsonl`` becomes ``metrics-00000001.jsonl`` by one rename, and that ``metrics-00000001.jsonl.gz`` by another,
+so at every moment each line is in one part, whatever is killed.
 
+SQLite does not replace this: replay reads these files, so a database would be a second copy beside them.
+"""
+
+import gzip
+import io
 import json
 import logging
+import math
+import os
+import re
+import shutil
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from ftis_node.observe.log_parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, set_aside
+from ftis_node.host.files import end_of, removed_if_it_fails, sync
 from ftis_node.observe.tracking import Tracker
 
+BLOCK = 1 << 20  # bytes read at a time
+PART_BYTES = 8 << 20  # of the present file, before it becomes a part
+LEVEL = 6
+MOST_BYTES = 16 * PART_BYTES  # of a compressed part
+MOST_RATIO = 64  # lines of figures become ten times smaller
+DAMAGED = (OSError, EOFError, zlib.error)  # what reading a compressed part may raise
+
 logger = logging.getLogger(__name__)
+_told: set[Path] = set()  # damaged parts that the log knows of
+
+
+@dataclass(frozen=True, order=True)
+class LogPart:
+    """A part of a log. The present one alone grows; an older one may be compressed or dropped at any moment.
+
+    file: the present one, held open, because its name passes to the next.
+    """
+
+    number: int
+    path: Path
+    file: IO[bytes] | None = field(default=None, compare=False)
+
+    def lines(self, start: int = 0) -> Iterator[bytes]:
+        """Lines from byte `start` on, each with its newline; the very last may be cut short.
+
+        They end early where the part is damaged or unpacks to too much, which the log says once, or has been dropped.
+        """
+        try:
+            with self._open() as file:
+                file.seek(start)
+                rest, left = b"", MOST_BYTES if isinstance(file, gzip.GzipFile) else math.inf
+                while block := cast(io.BufferedReader, file).read1(BLOCK):  # a damaged part's lines up to the damage
+                    if (left := left - len(block)) < 0 or len(rest) > PART_BYTES:
+                        raise OSError("it unpacks to too much")
+                    *lines, rest = (rest + block).split(b"\n")
+                    yield from (line + b"\n" for line in lines)
+                if rest:
+                    yield rest
+        except FileNotFoundError:
+            return
+        except DAMAGED as error:
+            if self.path not in _told:
+                _told.add(self.path)
+                logger.warning("%s is damaged (%s): what comes after that in it is left out.", self.path, error)
+
+    def length(self) -> int:
+        """Return the bytes it has uncompressed; 0 if it cannot be read.
+
+        A compressed part says its own length (RFC 1952, 2.3.1). One that was cut short says anything, so `MOST_RATIO`
+        bounds it.
+        """
+        with suppress(OSError), self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if self.path.suffix != ".gz":
+                return size
+            file.seek(-4, os.SEEK_END)
+            return min(int.from_bytes(file.read(4), "little"), MOST_RATIO * size)
+        return 0
+
+    def _open(self) -> AbstractContextManager[IO[bytes]]:
+        """Raises FileNotFoundError if it has been dropped."""
+        if self.file is not None:
+            return nullcontext(self.file)
+        if self.path.suffix != ".gz":
+            with suppress(FileNotFoundError):  # compressed meanwhile
+                return self.path.open("rb")
+        return cast(IO[bytes], gzip.open(_compressed(self.path), "rb"))
+
+
+def older_parts(path: Path) -> list[LogPart]:
+    """Return the parts beside a log, oldest first."""
+    found = {part.number: part for part in _numbered(path, "")}
+    found |= {part.number: part for part in _numbered(path, ".gz")}  # where both are there, this one is whole
+    return sorted(found.values())
+
+
+def set_aside(path: Path) -> None:
+    """Make the present file the latest of the older parts; nothing happens if it is one already. Raises OSError."""
+    number = _next_number(older_parts(path))
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name(f"{path.stem}-{number:08d}{path.suffix}"))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[list[LogPart]]:
+    """All parts as they were at one moment, oldest first; the last is the present file, if there is one."""
+    with ExitStack() as files:
+        older = older_parts(path)
+        while True:
+            present = []
+            with suppress(FileNotFoundError, NotADirectoryError):
+                present = [files.enter_context(path.open("rb"))]
+            before, older = older, older_parts(path)
+            if older == before:  # else the present file may be among them by now
+                break
+        yield [*older, *(LogPart(_next_number(older), path, file) for file in present)]
+
+
+def every_line(path: Path) -> Iterator[bytes]:
+    """Yield all lines, oldest first; the last one may be cut short."""
+    with opened(path) as parts:
+        for part in parts:
+            yield from part.lines()
+
+
+def end_of_parts(path: Path, size: int) -> bytes:
+    """Return the last `size` bytes in whole lines, from older parts too where the present file is shorter."""
+    data, left = b"", size
+    with opened(path) as parts:
+        while parts and left > 0:
+            part = parts.pop()
+            whole = part.file or io.BytesIO(b"".join(part.lines()))
+            data = end_of(whole, left) + data
+            left -= whole.tell()  # all of it, also where no whole line fits: an older one must not come in its place
+    return data
+
+
+def compress(path: Path) -> None:
+    """Compresses the older parts that are not yet; what a kill left half done is done again.
+
+    Raises:
+        OSError: the disk is full; then they stay as they are.
+    """
+    for leftover in _numbered(path, ".gz.partial"):
+        leftover.path.unlink(missing_ok=True)
+    for plain in (part.path for part in _numbered(path, "")):
+        final = _compressed(plain)
+        if not final.exists():
+            partial = final.with_name(f"{final.name}.partial")
+            with removed_if_it_fails(partial):
+                with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                sync(partial)
+            partial.rename(final)
+            sync(final.parent)
+        plain.unlink()
+
+
+def drop_oldest(path: Path, most: int) -> None:
+    """Drops the oldest parts until all take at most so many bytes; the latest stays: it tells how many there were."""
+    parts = older_parts(path)
+    sizes = [part.path.stat().st_size for part in parts]
+    for place, part in enumerate(parts[:-1]):
+        if sum(sizes[place:]) <= most:
+            return
+        part.path.unlink(missing_ok=True)
+
+
+def _numbered(path: Path, ending: str) -> list[LogPart]:
+    """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
+    name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
+    entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    return [LogPart(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
+
+
+def _next_number(older: list[LogPart]) -> int:
+    return older[-1].number + 1 if older else 1
+
+
+def _compressed(plain: Path) -> Path:
+    return plain if plain.suffix == ".gz" else plain.with_name(f"{plain.name}.gz")
 
 
 class MetricsLog:

@@ -1,7 +1,5 @@
 """Read-only pages for the owner of a node or observer: HTTP on loopback; they need a token."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress
@@ -124,9 +122,7 @@ class Web:
         names = frozenset(name.lower() for name in ("127.0.0.1", "localhost", "[::1]", shown, host))
         self._names = Names(names, port, any_address=not address.is_loopback)
         if self._names.any_address:
-            logger.warning(
-                "The page is served at %s without encryption: who listens on the way learns its token.", host
-            )
+            logger.warning("The page is served at %s without encryption: listeners on the way learn its token.", host)
 
     async def close(self) -> None:
         """Stop answering; a page that was never started is left alone."""

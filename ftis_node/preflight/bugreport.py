@@ -1,7 +1,5 @@
 """The bug report: facts, findings and logs in one file, without keys, weights and packets."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -16,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
-from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.host.files import bytes_under, existing_folder
+from ftis_node.errors import brief
+from ftis_node.host.files import bytes_under, existing_folder, write_private
 from ftis_node.observe.api import ask
-from ftis_node.observe.log_parts import end_of_parts
+from ftis_node.observe.metrics import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding
@@ -76,14 +74,7 @@ def pack(parts: Mapping[str, str], out: Path) -> None:
             entry = tarfile.TarInfo(f"{folder}/{name}")  # owner and group stay at 0: no sender is named
             entry.size, entry.mtime = len(content := text.encode(errors="replace")), int(time.time())
             archive.addfile(entry, io.BytesIO(content))
-    try:
-        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{out} exists already.", "Name another file with --out; none is overwritten.") from None
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}.", "Name another file with --out.") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data.getvalue())
+    write_private(out, data.getvalue(), "Name another file with --out")
 
 
 def _key(case: Case) -> bytes | None:

@@ -3,15 +3,12 @@
 They need neither PyTorch nor libp2p, whose import takes seconds. They write nothing and run no code of a task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UsageError, UserError
-from ftis_node.node.run_source import check_foreseen, check_run, known_run
-from ftis_node.node.task_files import agreed
+from ftis_node.node.run_source import agreed, check_foreseen, check_run, known_run
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case

@@ -1,7 +1,5 @@
 """Checks of the network: addresses, peers, their clocks, and whether peers can dial this node."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile
@@ -47,9 +45,7 @@ def of_a_running_node(status: Status) -> list[Finding]:
         return [*found, Finding("daemon", "warn", f"It is still starting: {status.reason}")]
     if restarts := network.p2pd_restarts:
         text = f"The network daemon p2pd had to be started again {restarts} times."
-        found.append(
-            Finding("p2pd", "warn", text, "If that number grows, look into the log, and at this machine's memory.")
-        )
+        found.append(Finding("p2pd", "warn", text, "If it grows, look into the log, and at this machine's memory."))
     if status.peers:
         found.append(Finding("peers", "ok", f"{status.peers} peers."))
     else:

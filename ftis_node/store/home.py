@@ -1,7 +1,5 @@
 """The home directory: one node's key, store, checkpoints and logs; locked against a second daemon."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -151,10 +149,7 @@ class Home:
                 "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again.",
             )
         if not self.path.is_dir():
-            return UserError(
-                f"The home {self.path} was removed while the node ran.",
-                "What was in it is lost; start again on a --home that stays.",
-            )
+            return UserError(f"The home {self.path} was removed meanwhile.", "Start again on a --home that stays.")
         return UserError(
             f"The home {self.path} cannot be written or read: {error}.",
             "Make room on its disk and start the same command again; it goes on from the last checkpoint.",

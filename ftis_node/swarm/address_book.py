@@ -1,7 +1,5 @@
 """The address book: where peers of the run may be, who named each address, and when to dial it."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter
@@ -12,11 +10,9 @@ from pathlib import Path
 
 from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.swarm.addresses import NetworkScope, peer_at, varied
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
-from ftis_node.swarm.referrers import Referrers
+from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire.transport import Listening
 
@@ -36,13 +32,34 @@ TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
+REFERRERS_MAX = 1024
+# A doubted referrer named at least so many that did not answer, as number and as part.
+MISSED_MIN, MISSED_PART = 8, 0.75
+
+
+class Referrers:
+    """Counts by referrer, a 38-byte peer id. A doubted referrer's answers are still used, but never suffice alone."""
+
+    def __init__(self) -> None:
+        self._counts: Bounded[bytes, list[int]] = Bounded(REFERRERS_MAX)  # missed, met
+
+    def note(self, referrer: bytes | None, *, met: bool) -> None:
+        """Count a named peer that shook hands, or did not answer its first greeting."""
+        if referrer is not None:
+            self._counts.setdefault(referrer, [0, 0])[met] += 1
+
+    def doubted(self, referrer: bytes) -> bool:
+        """Whether at least eight of the named peers, and three in four, did not answer."""
+        missed, met = self._counts.get(referrer, (0, 0))
+        return missed >= MISSED_MIN and missed >= MISSED_PART * (met + missed)
+
 
 @dataclass
 class _Candidate:
     """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 
     failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
-    another run or protocol. named: since then there was a sign that it is alive.
+    another run or protocol. alive: since then there was a sign that it is.
     """
 
     referrer: bytes | None = None
@@ -50,14 +67,14 @@ class _Candidate:
     failures: int = 0
     last: float = 0.0
     refused: bool = False
-    named: bool = False
+    alive: bool = False
 
     @property
     def pause(self) -> float:
         """Seconds from the last greeting to the next."""
         if self.refused:
             return REFUSED_PAUSE
-        longest = NAMED_PAUSE if self.named else LONGEST_PAUSE
+        longest = NAMED_PAUSE if self.alive else LONGEST_PAUSE
         return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
 
 
@@ -106,9 +123,9 @@ class AddressBook:
         """
         known = self._known
         known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
-        known.named = list(dict.fromkeys((*given, *known.named)))[:NAMED_MAX]
-        self.scope.trust(known.peers, known.named)
-        found = list(dict.fromkeys((*known.peers, *known.named)))
+        known.given = list(dict.fromkeys((*given, *known.given)))[:NAMED_MAX]
+        self.scope.trust(known.peers, known.given)
+        found = list(dict.fromkeys((*known.peers, *known.given)))
         self._trusted = frozenset(found)
         self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
         return found
@@ -129,8 +146,8 @@ class AddressBook:
         present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
         met = {peer for peer, addresses in dialled.items() if addresses}
         known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
-        for named in (known.peers, known.named):
-            named[:] = [text for text in named if peer_at(text) not in elsewhere]
+        for kept in (known.peers, known.given):
+            kept[:] = [text for text in kept if peer_at(text) not in elsewhere]
         if known.all:
             known.write(self._cache)
 
@@ -152,7 +169,7 @@ class AddressBook:
             if (candidate := self._passive_view.get(peer)) is None:
                 news |= peer not in self._view
                 candidate = self._add(peer, referrer)
-            candidate.named = True
+            candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
             elif referrer is None:
@@ -180,7 +197,7 @@ class AddressBook:
         if peer in self._view or not self._sessions.met(peer):
             return False
         candidate = self._passive_view.get(peer) or self._add(peer)
-        candidate.named = True
+        candidate.alive = True
         return not self._wait(candidate)
 
     # --- whom to greet, and where ---------------------------------------------------------------------------------
@@ -219,9 +236,7 @@ class AddressBook:
 
     def why_not_dialled(self, peer: bytes) -> str:
         texts = ", ".join(text for text in self._addresses(peer) if not self.may_dial(text))
-        outside = (
-            "outside of the networks in which this node's owner named a peer; if it is yours, name it with --peers"
-        )
+        outside = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
         return f"{texts}: {outside}" if texts else "no address of it is known"
 
     # --- what came of it ------------------------------------------------------------------------------------------
@@ -249,7 +264,7 @@ class AddressBook:
         if (candidate := self._passive_view.get(peer)) is None:
             return 0
         candidate.failures += 1
-        candidate.last, candidate.refused, candidate.named = self._clock(), False, False
+        candidate.last, candidate.refused, candidate.alive = self._clock(), False, False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
         most = TRIES_OF_MET if self._sessions.met(peer) else TRIES_OF_NAMED
@@ -288,9 +303,7 @@ class AddressBook:
 
     def _add(self, peer: bytes, referrer: bytes | None = None) -> _Candidate:
         """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one."""
-        named = [
-            one for one, known in self._passive_view.items() if referrer is not None and known.referrer == referrer
-        ]
+        named = [one for one, it in self._passive_view.items() if referrer is not None and it.referrer == referrer]
         if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:

@@ -1,7 +1,5 @@
 """Multiaddrs: parsing, scopes, the order in which to dial them, and the ones to listen on."""
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import itertools
@@ -299,9 +297,7 @@ def free_port(host: str) -> int:
 
 
 def port_error(host: str, port: int) -> UserError:
-    return UserError(
-        f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
-    )
+    return UserError(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
 def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:

@@ -1,7 +1,5 @@
 """Bounded books on authors and holders. Identities are free, so the book with the least evidence makes room."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -9,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ftis_node.host.clocks import backoff
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.claims import Claims
+from ftis_node.swarm.limits import Bounded
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
 AUTHORS_MAX, HOLDERS_MAX = 2048, 1024

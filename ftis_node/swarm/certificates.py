@@ -12,16 +12,14 @@ Signed are a context of its own for each kind of message and the msgpack encodin
 no signature of one kind passes for another.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any, TypeVar
 
 import msgspec
 
 from ftis_node.swarm import signed
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.signed import Signed
 
 KEYS_MAX = 4096  # that redeemed an invitation

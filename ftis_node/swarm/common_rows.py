@@ -4,15 +4,13 @@ A run with `common` slots draws the rows of slots below it from (run, epoch, slo
 `issued_at` // `epoch`, in seconds; `issued_at` is the author's time when it drew the round's rows, and signed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 
 OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate

@@ -1,7 +1,5 @@
 """Packet transfers: serving held packets, and fetching wanted ones from any holder."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -12,10 +10,8 @@ from ftis_node.errors import brief
 from ftis_node.host.clocks import backoff
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import FewTimes
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Bounded, FewTimes, Limits
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport

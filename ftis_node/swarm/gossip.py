@@ -1,7 +1,5 @@
 """Push–pull gossip of announcements: what a node sends, and what it does with what it receives."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,10 +9,8 @@ from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets, FewTimes
 from ftis_node.swarm.common_rows import Answered
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.needs import teaches
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
@@ -136,7 +132,8 @@ class Gossip:
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Undo a request that was not sent, or may not have arrived: its contents count as unknown to the peer."""
         self._ask_others(request)
-        for id in (*(mention.id for mention in request.mentions), *map(_id_of, request.entries)):
+        entries = (announcement_id(entry.announcement) for entry in request.entries)
+        for id in (*(mention.id for mention in request.mentions), *entries):
             if (known := self.table.find(id)) is not None:
                 known.told.pop(peer, None)
 
@@ -252,7 +249,7 @@ class Gossip:
         return False
 
     def _merge(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
-        id = _id_of(entry)
+        id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
@@ -331,7 +328,3 @@ class Gossip:
 def _held(known: Known) -> bytes:
     """The packets that this node holds, as a bit mask; empty if it holds none."""
     return known.have.to_bytes((known.have.bit_length() + 7) // 8, "little")
-
-
-def _id_of(entry: ftis_pb2.Entry) -> int:
-    return announcement_id(entry.announcement)

@@ -1,7 +1,5 @@
 """The handshake, and the request for a peer's run file that comes before it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence
@@ -89,9 +87,7 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
             hello.invitation = invitation.encoded
         answer = await shake(transport, peer, hello)
         if answer.major != PROTOCOL_MAJOR:
-            return _Final(
-                other_protocol(answer.major), "Upgrade ftis-node there or here, so that both speak one protocol."
-            )
+            return _Final(other_protocol(answer.major), "Upgrade ftis-node there or here, so both speak one protocol.")
         if answer.refusal:
             return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
         run_file = run_file_from_json(answer.run_file)

@@ -26,6 +26,12 @@ _PRIVATE_KEY_HEADER = bytes.fromhex("08011240")  # field 1: Ed25519; field 2: 64
 _AUTHOR_HEADER = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: the same fields, 32 bytes follow
 _PEER_ID_CHARACTERS = 52
 
+# The y-coordinates of the points whose order divides 8, as a key may spell them (RFC 8032, 5.1.3; _P + 1 is 1). Without
+# a private key of it, anybody can sign some messages for such a key.
+_P = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = {0, 1, _ORDER_8, _P - _ORDER_8, _P - 1, _P, _P + 1}
+
 
 class Identity:
     """A private key and what follows from it. Its text form shows the peer id only."""
@@ -50,9 +56,7 @@ class Identity:
         try:
             return cls(os.urandom(32)).keep(path)
         except OSError as error:
-            raise UserError(
-                f"The key file {path} cannot be used: {error.strerror}.", "Give --home a folder that you may write to."
-            ) from error
+            raise UserError(f"The key file {path} cannot be used: {error.strerror}.", "Name another --home.") from error
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -63,9 +67,7 @@ class Identity:
             UserError: the file is damaged or unreadable.
         """
         if not path.exists():
-            raise UsageError(
-                f"The home {path.parent} has no key yet.", "Name the --home of a node that was started before."
-            )
+            raise UsageError(f"The home {path.parent} has no key yet.", "Name the --home of a node that was started.")
         return cls.load_or_create(path)
 
     def keep(self, path: Path) -> Identity:
@@ -113,8 +115,9 @@ class Identity:
 
 
 def is_author(author: bytes) -> bool:
-    """Whether these bytes have the form of an Ed25519 peer id."""
-    return len(author) == AUTHOR_BYTES and author.startswith(_AUTHOR_HEADER)
+    """Whether these bytes have the form of an Ed25519 peer id, whose key is no point of small order."""
+    y = int.from_bytes(author[len(_AUTHOR_HEADER) :], "little") % 2**255  # the last bit is the sign of x
+    return len(author) == AUTHOR_BYTES and author.startswith(_AUTHOR_HEADER) and y not in _SMALL_ORDER
 
 
 def verify(author: bytes, message: bytes, signature: bytes) -> bool:

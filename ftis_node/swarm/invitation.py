@@ -4,8 +4,6 @@ An invitation to an open run saves typing, and shows who invites. One to a priva
 that presents it to the inviter gets a certificate (`swarm.roster`). Until then, whoever has the line may use it.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os
@@ -120,9 +118,7 @@ def read(data: bytes, now: float) -> Invitation:
             raise UsageError(f"The invitation is of version {version}, which is not known here.", "Upgrade ftis-node.")
         found = decode(data, Invitation, CHARACTERS_MAX, "an invitation")
     except Malformed:
-        raise UsageError(
-            "That is no invitation, or not a whole one.", "Copy the whole line; it begins with ftis:"
-        ) from None
+        raise UsageError("That is no whole invitation.", "Copy the whole line; it begins with ftis:") from None
     sound = is_author(found.inviter) and len(found.nonce) in (0, NONCE_BYTES) and len(found.name) <= NAME_MAX
     sound &= 0 < len(found.dial) <= ADDRESSES_MAX and all(map(is_multiaddr, found.dial))
     if not sound or not found.verify(found.inviter):

@@ -17,12 +17,12 @@ NAMED_MAX, MET_MAX = 16, 128
 class KnownAddresses(msgspec.Struct):
     """Multiaddrs that end in a peer id, the latest first; `NetworkScope` says what may be dialled.
 
-    peers: the owner named them with ``--peers``. named: the owner was given them; earlier versions kept both here. met:
+    peers: the owner named them with ``--peers``. given: the owner was given them; earlier versions kept both here. met:
     of the peers met last, as these claim.
     """
 
     peers: list[str] = []
-    named: list[str] = []
+    given: list[str] = msgspec.field(default_factory=list, name="named")  # its name in the files of homes
     met: list[str] = []
 
     @classmethod
@@ -43,9 +43,9 @@ class KnownAddresses(msgspec.Struct):
     @property
     def all(self) -> list[str]:
         """Each once, the owner's first."""
-        return list(dict.fromkeys((*self.peers, *self.named, *self.met)))
+        return list(dict.fromkeys((*self.peers, *self.given, *self.met)))
 
     def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
         """Those that a start with these settings dials, whose owner names these addresses too."""
         named = (*settings.announce, *settings.relays, *owners, *self.peers)
-        return list(filter(NetworkScope(settings.host, named, self.named).reach, self.all))
+        return list(filter(NetworkScope(settings.host, named, self.given).reach, self.all))

@@ -1,7 +1,5 @@
 """Membership: handshakes, and the view, a bounded set of live peers."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter
@@ -13,23 +11,13 @@ from pathlib import Path
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import ftis_pb2, handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import is_plain, is_relayed, network_of, peer_at, ranked, varied
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.handshake import (
-    MAX_ADDRESSES,
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
-    greeting,
-    other_protocol,
-    plain,
-    polite_refusal,
-    shake,
-)
+from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR, PROTOCOL_MINOR, greeting, plain, shake
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Limits
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.sessions import SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
@@ -227,7 +215,7 @@ class Membership:
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
-            answer.refusal = polite_refusal(request.major)
+            answer.refusal = handshake.polite_refusal(request.major)
             self._refuse(peer, self._other_protocol(peer, request.major))
         elif not (request.run_id or room):
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
@@ -236,9 +224,7 @@ class Membership:
             if (sought := self.active_view.get(request.whereabouts)) is not None:
                 answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
-            answer.refusal = (
-                f"this node is in run {self._run_file.run.id.hex()}, you are in {request.run_id.hex()[:32]}"
-            )
+            answer.refusal = f"this node is in run {self._run_file.run.id.hex()}, you in {request.run_id.hex()[:32]}"
             if request.tokenizer not in (b"", answer.tokenizer):
                 answer.refusal += ", which has another tokenizer"
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
@@ -253,7 +239,7 @@ class Membership:
         roster = self._roster
         assert roster is not None
         if request.major != PROTOCOL_MAJOR:
-            return polite_refusal(request.major)
+            return handshake.polite_refusal(request.major)
         why = roster.meet(peer, request.certificates)
         refused = self._redeem(request, answer, peer) if request.invitation else why
         if why is None and not answer.granted:
@@ -371,7 +357,7 @@ class Membership:
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major
-        return other_protocol(major)
+        return handshake.other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from ftis_node.config.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 
 ROWS_MAX = 4096
 

@@ -5,15 +5,13 @@ itself, when it trains on it: as soon as all its parts are there, at the end of 
 better. What comes later is dropped. Nodes need not agree on what a group was made of: each trains a model of its own.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from ftis_node.config.run import Run
 from ftis_node.packet import Group
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
 CLOSED_MAX = 4096
@@ -37,13 +35,13 @@ class Parts:
         run: Run,
         clock: Callable[[], float],
         rng: random.Random | None = None,
-        banned: Callable[[bytes], str | None] = lambda author: None,
+        takes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
-            clock, banned: see `Pool`.
+            clock, takes: see `Pool`.
         """
-        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, banned=banned)
+        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, takes=takes)
         self._run = run
         self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
 

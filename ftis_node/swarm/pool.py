@@ -1,7 +1,5 @@
 """The pool: admitted foreign groups that wait to be trained on, each at most once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -79,13 +77,13 @@ class Pool:
         keep_all: bool = False,
         needed: Callable[[int], bool] = lambda row: False,
         needed_age: float = 0.0,
-        banned: Callable[[bytes], str | None] = lambda author: None,
+        takes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
             needed: returns whether a row is needed; its groups may be `needed_age` seconds old.
-            banned: returns why an author is banned, or None; its waiting groups are dropped for good.
+            takes: returns whether an author may teach; the waiting groups of one that may not are dropped for good.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
         """
@@ -95,7 +93,7 @@ class Pool:
         self.expired = 0
         self._clock = clock
         self.longest_age = max(max_age, needed_age)
-        self._needed, self._banned = needed, banned
+        self._needed, self._takes = needed, takes
         self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
@@ -131,7 +129,7 @@ class Pool:
         return self._by_author.get(author, ())
 
     def groups(self) -> list[Scored]:
-        """The waiting groups by author; those that are too old, or whose author is banned, go first."""
+        """The waiting groups by author; those that are too old, or whose author may not teach, go first."""
         self.expire()
         return [one for groups in self._by_author.values() for one in groups]
 
@@ -188,10 +186,9 @@ class Pool:
         self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old, and those of banned authors; forget them when no copy may come any more."""
+        """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come."""
         self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
-        for author in [author for author in self._by_author if self._banned(author) is not None]:
-            del self._by_author[author]
+        self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
         self._keep(lambda one: self.fresh(one.group.row, one.born))
         self.expired += before - sum(map(len, self._by_author.values()))

@@ -1,7 +1,5 @@
 """Pulling packets: the choice of packets and holders, and the blame for faults."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -153,9 +151,8 @@ class Pulling:
             well = error is None and task.result()
             if error is not None:
                 logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
-        asyncio.get_running_loop().call_later(
-            0.0 if well else self._rests.seconds(holder, self._interval()), self._free, holder
-        )
+        pause = 0.0 if well else self._rests.seconds(holder, self._interval())
+        asyncio.get_running_loop().call_later(pause, self._free, holder)
 
     def _free(self, holder: bytes) -> None:
         """End a holder's rest."""

@@ -5,8 +5,6 @@ others. All of it proves itself (`swarm.certificates`); nobody's word is taken. 
 its own, so it crowds out nobody else's members and removals, with however many keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
@@ -18,11 +16,10 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.signed import Malformed
 
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept

@@ -1,12 +1,10 @@
 """The check of an author's round numbers: they decide the prompts, so an author must not choose them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 
 # Round numbers are milliseconds. An author's first round, and the first of a new series, lies this near the clock.
 FENCE_SECONDS = 3 * 3600.0

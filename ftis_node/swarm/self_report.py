@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
+from ftis_node.swarm.limits import Budgets
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
 if TYPE_CHECKING:

@@ -1,13 +1,10 @@
 """What a node remembers of each peer that shook hands with it."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.limits import Limits
+from ftis_node.swarm.limits import Bounded, Limits
 
 SESSIONS_MAX = 256
 OBSERVERS_MAX = 16  # beside those

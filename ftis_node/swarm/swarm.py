@@ -1,37 +1,34 @@
 """Being in touch with a swarm: sessions, gossip, reports. What a node gives and takes is `pulling`'s."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ftis_node.config.run import RunFile
-from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.clocks import backoff, boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
-from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
 
 EXCHANGE_SECONDS, EXCHANGE_PEERS = 5.0, 6  # of a call; whom a node asks for news at a time
 MAINTAIN_SECONDS = 15.0
@@ -43,8 +40,41 @@ PEERS_TOLD = 2
 QUESTIONS = 2  # requests of one exchange: first the news of both sides, then the announcements that either lacks
 ENOUGH_PEERS = 16
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # before p2pd is started again
 
 logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Watches over a transport: p2pd is a separate process, which may die or hang."""
+
+    def __init__(self, transport: Transport, revived: Callable[[], Awaitable[None]]) -> None:
+        """
+        Args:
+            revived: restores what ended with the old p2pd: handlers, connections.
+        """
+        self.restarts = 0
+        self._transport = transport
+        self._revived = revived
+
+    async def watch(self) -> None:
+        """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
+        while True:
+            trouble = await self._transport.trouble()
+            logger.error("The network daemon p2pd %s; it is started again.", trouble)
+            await self._bring_back()
+            self.restarts += 1
+            logger.info("The network is back.")
+
+    async def _bring_back(self) -> None:
+        for times in count(1):
+            pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
+            try:
+                await self._transport.restart()
+                return await self._revived()
+            except Exception as error:  # a taken port, a lack of memory or a p2pd that died again may pass
+                logger.error("p2pd could not be started again: %s The next try is in %.0f s.", error, pause)
+            await asyncio.sleep(pause)
 
 
 class Swarm:
@@ -118,7 +148,7 @@ class Swarm:
             table, run, identity.author, reputation, seen, self._news, decode, known.welcomes, known.sessions
         )
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
-        self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
+        self._directory = PeerDirectory()
         if roster is None:
             doubted = known.addresses.referrers.doubted
             self._directory = transport.directory(identity, run.id, self.knows, doubted, self.traffic)
@@ -203,8 +233,8 @@ class Swarm:
             self.pulling.news.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors that announced something within `seconds`."""
-        recent = self.gossip.table.recent_authors(seconds) - {self._identity.author}
+        """Other authors that announced something within `seconds`, and may take part."""
+        recent = filter(self.membership.welcomes, self.gossip.table.recent_authors(seconds) - {self._identity.author})
         return {author for author in recent if self.reputation.banned(author) is None}
 
     def has_peers(self) -> bool:

@@ -1,7 +1,5 @@
 """The announcement table: fresh announcements, their ages, and the holders of each packet."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random
@@ -13,7 +11,7 @@ from operator import itemgetter
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-from ftis_node.swarm.bounded import Bounded
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
@@ -30,6 +28,7 @@ VICTIMS = 8  # drawn for an eviction, which hits the first sender with the large
 EXPLORED_PART = 4
 MAX_TRIES = 3
 PROBED = 4  # a sample first probes so many times its size before it scans the whole table
+ROWS_TRIED = 4  # a choice of answers considers so many answered rows for each packet that it may take
 PEERS_MAX = 256  # peers remembered for one announcement
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
@@ -211,6 +210,7 @@ class Table:
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
+        self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements that answer it → bit mask of packets
         self._strange, self._vouched = Pile(), Pile()  # vouched: this node's own, and those of authors with a record
         part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
         self._first_sent, self._authors = Shares(*part), Shares(*part)
@@ -322,14 +322,20 @@ class Table:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
             rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
+                Only the first rows that have enough answers are considered.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
         if count <= 0:
             return []
         by_author: dict[bytes, list[_Eligible]] = {}
-        worth = None if rows is None else {row: -place for place, row in enumerate(rows)}
-        for one in sorted(self._eligible(wanted, worth), key=itemgetter(0, 1)):
+        worth: dict[int, int] | None = None  # of each row that is considered; the first is worth most
+        if rows is None:
+            eligible = [(0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled)]
+        else:
+            worth = {}
+            eligible = self._answers(rows, worth, ROWS_TRIED * count, wanted, newcomers)
+        for one in sorted(eligible, key=itemgetter(0, 1)):
             by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
@@ -361,15 +367,28 @@ class Table:
                 del by_author[author]
         return chosen
 
-    def _eligible(self, wanted: _Wanted, worth: Mapping[int, int] | None) -> Iterator[_Eligible]:
-        if worth is None:
-            yield from ((0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled))
-            return
-        for known in self._known.values():
-            if not worth.keys().isdisjoint(known.rows.values()) and known.unsettled:
-                mask = wanted(known) & known.unsettled
-                if found := [(worth[row], 1 << i) for i, row in known.rows.items() if row in worth and mask >> i & 1]:
-                    yield max(found)[0], known.born, known, sum(bit for _, bit in found)
+    def _answers(
+        self, rows: Iterable[int], worth: dict[int, int], enough: int, wanted: _Wanted, newcomers: Newcomers
+    ) -> list[_Eligible]:
+        """What answers the first rows, until so many have an answer; note in `worth` what each row is worth.
+
+        Rows that only newcomers answer do not count while newcomers have a limit: with announcements alone they could
+        keep others' answers out.
+        """
+        found: dict[Known, int] = {}
+        best: dict[Known, int] = {}
+        for place, row in enumerate(rows):
+            if enough <= 0:
+                break
+            counts = False
+            for known, packets in self._by_row.get(row, {}).items():
+                if mask := packets & known.unsettled & wanted(known):
+                    found[known] = found.get(known, 0) | mask
+                    worth[row] = -place
+                    best.setdefault(known, -place)
+                    counts |= newcomers.room is None or not newcomers.is_one(known.announcement.author)
+            enough -= counts
+        return [(best[known], known.born, known, mask) for known, mask in found.items()]
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
@@ -434,6 +453,9 @@ class Table:
         self._authors.put(known.announcement.author, known)
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
+        for index, row in known.rows.items():
+            answers = self._by_row.setdefault(row, {})
+            answers[known] = answers.get(known, 0) | 1 << index
         self._eldest = min(self._eldest, known.born)
         self._bytes += known.size
 
@@ -443,6 +465,10 @@ class Table:
         self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
+        for row in set(known.rows.values()):
+            del self._by_row[row][known]
+            if not self._by_row[row]:
+                del self._by_row[row]
         self._authors.take(known.announcement.author, known)
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)

@@ -1,12 +1,10 @@
 """Payload bytes, per peer and in total, and what of them a node may send."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.limits import Budgets
 
 PEERS_MAX = 1024
 # Bytes that one peer's questions may draw, packets aside. At once: about a full table of announcements.

@@ -5,8 +5,6 @@ downloaded by huggingface_hub, which goes on where a download stopped. The two c
 later starts need no hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -68,9 +66,7 @@ def parse(name: str) -> DatasetSplit:
     """Read a task's name. Raises UsageError."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise UsageError(
-            f"{name!a} names no dataset of a hub.", "Write hf:ORG/NAME:SPLIT, such as hf:openai/gsm8k:main/train."
-        )
+        raise UsageError(f"{name!a} is no dataset of a hub.", "Write hf:ORG/NAME:SPLIT, as hf:openai/gsm8k:main/train.")
     return DatasetSplit(**{part: value for part, value in found.groupdict().items() if value is not None})
 
 
@@ -200,9 +196,7 @@ def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
     total = sum(files.values())
     free = shutil.disk_usage(existing_folder(Path(constants.HF_HUB_CACHE))).free
     if total > 0.9 * free:
-        raise UsageError(
-            f"{source.name} has {rounded(total)}, and the disk has {rounded(free)} left.", "Make room on it."
-        )
+        raise UsageError(f"{source.name} has {rounded(total)}, and the disk {rounded(free)} left.", "Make room on it.")
     logger.info("Downloading %s, %s in %s.", source.name, rounded(total), counted(len(files), "file"))
     paths = []
     for file in files:

@@ -7,8 +7,6 @@ evaluation file is named, and stays out of training where one is: what a node ev
 not change the rows that a run's prompts are drawn from.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -20,8 +18,7 @@ from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import sha256_of
-from ftis_node.tasks.mathematics import ANSWER_CHARACTERS
-from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
+from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, check_rule, normal, parse_integer
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import PLAIN, Example, Task, place_of
 from ftis_node.text import counted
@@ -96,7 +93,7 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
             used = used or field
             if field != used:
                 raise UnusableLine(
-                    f"has the field {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
+                    f"has {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
                 )
             rows.append(example)
         except UnusableLine as error:
@@ -119,9 +116,7 @@ def _refused(path: Path, wrong: Sequence[tuple[int, str, str]]) -> UsageError:
         return UsageError(f"{path}, line {number}, {what}.", fix)
     told = [f"line {number} {what}" for number, what, _ in wrong[:_LINES_TOLD]]
     told += [f"and {len(wrong) - _LINES_TOLD:,} more"] if len(wrong) > _LINES_TOLD else []
-    return UsageError(
-        f"{path} has {len(wrong):,} lines that cannot be used:\n{_NEXT.join(told)}.", "Correct or remove those lines."
-    )
+    return UsageError(f"{path} has {len(wrong):,} unusable lines:\n{_NEXT.join(told)}.", "Correct or remove them.")
 
 
 def plain_answer(value: Any) -> str | None:
@@ -244,9 +239,7 @@ class JsonLines(Source):
         if eval_data is not None:
             held_out, eval_field = read_rows(eval_data, layout, self.rows_in)[1:]
             if eval_field != field:
-                raise UsageError(
-                    f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
-                    "Use the same field in both files.",
-                )
+                what = f"{path} has the field {field!r} but {eval_data} has {eval_field!r}."
+                raise UsageError(what, "Use the same field in both files.")
         template = None if field == "question" else PLAIN
         return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), self.rule, template=template)

@@ -6,8 +6,6 @@ run in processes of their own, with limits on memory and time. One that fails to
 and the next answer gets a new process. Answers that are Python code run in a jail besides (`jail`).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os
@@ -21,8 +19,7 @@ from typing import Self
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import START_SECONDS, Asked
-from ftis_node.tasks.mathematics import ANSWER_CHARACTERS, score_mathematics
-from ftis_node.tasks.rewards import TEXT_CHARACTERS, Score, code_in, score_text
+from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, Score, code_in, score_mathematics, score_text
 
 SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30
@@ -68,9 +65,7 @@ class Judge(Asked):
             UsageError: math-verify is not installed.
         """
         if rule == "math" and importlib.util.find_spec("math_verify") is None:
-            raise UsageError(
-                "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
-            )
+            raise UsageError("Judging mathematics needs math-verify.", "Run: pip install 'ftis-node[math]'")
         self._kind = rule
         self.takes_gold = rule not in ("tests", "verifiers")
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)

@@ -148,10 +148,7 @@ def call(name: str) -> tuple[Callable[[], Any], Task]:
     except (Exception, SystemExit) as error:
         raise UsageError(f"The function {name} failed: {_told(error)}.", "Mend that code.") from error
     if not isinstance(task, Task):
-        raise UsageError(
-            f"The function {name} returns {type(task).__name__}, not a Task.",
-            "Return what ftis_node.tasks.make_task makes.",
-        )
+        raise UsageError(f"{name} returns {type(task).__name__}, not a Task.", "Return what `make_task` makes.")
     return function, task
 
 
@@ -194,9 +191,7 @@ class Guarded(Asked):
 
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
-            logger.warning(
-                "The reward function of %s %s: such answers count as wrong; this is told once.", self._rule, what
-            )
+            logger.warning("The reward function of %s %s: such answers are wrong; this is told once.", self._rule, what)
         self._told.add(kind)
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:

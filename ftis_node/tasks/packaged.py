@@ -5,8 +5,6 @@ that makes the rows and one for each thread that judges, whose forks are in the 
 sha256 of the rows, and the package's version as its rule.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json
@@ -131,10 +129,7 @@ class Packaged(Source):
     def _version(self) -> str:
         """Of the package. Raises UsageError where there is none."""
         if (rule := self.foreseen()[1]) is None:
-            raise UsageError(
-                f"The task is of {self.package}, which is not installed.",
-                f"Run: pip install 'ftis-node[{self.package}]'",
-            )
+            raise UsageError(f"{self.package} is not installed.", f"Run: pip install 'ftis-node[{self.package}]'")
         return rule.partition(":")[2]
 
     def _cached(self, version: str) -> Path:
@@ -148,9 +143,7 @@ class Packaged(Source):
             ended = subprocess.run(command, capture_output=True, timeout=seconds, env=bare_environment(), cwd="/")
             told = json.loads(ended.stdout)
         except subprocess.TimeoutExpired:
-            raise UsageError(
-                f"The rows of {self.name} are not made within {seconds:.0f} s.", "Choose another task."
-            ) from None
+            raise UsageError(f"{self.name} makes no rows within {seconds:.0f} s.", "Choose another task.") from None
         except ValueError:
             raise UsageError(
                 f"{self.package} failed: {ended.stderr.decode(errors='replace').strip().rpartition(chr(10))[2][:300]}",

@@ -91,9 +91,8 @@ class Example:
 
 def digest_of(rows: Sequence[Example]) -> str:
     """The sha256 (hex) of the canonical JSON of the rows."""
-    return hashlib.sha256(
-        json.dumps([[e.question, e.answer] for e in rows], separators=(",", ":")).encode()
-    ).hexdigest()
+    text = json.dumps([[row.question, row.answer] for row in rows], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Codec: sampled token ids as text with claims, and another author's text as one's own token ids.
 
 Nothing here trusts an author's word: whether a completion is in this tokenizer's own tokens follows from its text.
+Chunks are the shortest spans of a text at whose ends two tokenizations both have a boundary (ALM, arXiv 2503.20083).
 """
-
-from __future__ import annotations
 
 import json
 from collections import Counter
@@ -19,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
 from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
-from ftis_node.tokenizer.chunks import align
 from ftis_node.tokenizer.fingerprint import backend_of
 from ftis_node.tokenizer.spelling import adds_prefix, plain_backend, token_bytes
 
 _SHOWN, _SHOWN_TEXT = 10, 40
+_NO_CHUNKS = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
 _PROBED = 64  # prompts
 
 # What any task may ask for. Only those of its characters count that a tokenizer can write one by one.
@@ -61,10 +60,7 @@ class Codec:
         backend = backend_of(tokenizer)
         end = tokenizer.eos_token_id if end is None else end
         if end is None:
-            raise UsageError(
-                "This tokenizer names no end-of-sequence token as its own.",
-                "Set eos_token in its tokenizer_config.json.",
-            )
+            raise UsageError("This tokenizer names no EOS of its own.", "Set eos_token in its tokenizer_config.json.")
         self.end = int(end)
         state: dict[str, Any] = json.loads(backend.to_str())
         self._bytes, self._fallback = token_bytes(state, backend.get_vocab())
@@ -222,3 +218,27 @@ def text_refusal(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tag
         return f"{error.what} {error.fix}"
     letters = "".join(sorted(set("".join(prompts))))
     return refusal(codec, [*prompts[:_PROBED], letters, tags])
+
+
+def align(
+    pieces: npt.ArrayLike, claims: npt.ArrayLike, tokens: npt.ArrayLike
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return the chunk of each own token, and the author's log-prob and number of pieces of each chunk.
+
+    pieces [n], tokens [m]: bytes of each piece of the author and of each own token, all positive; both begin at the
+    same byte. claims [n]: the author's log-prob of each piece, nats. Returns int64 [k] from 0 to C − 1, float32 [C] and
+    int64 [C].
+    Only tokens before the last common boundary are in a chunk: k = m, if both cover the same bytes. Linear in bytes.
+    """
+    theirs, own = np.cumsum(pieces, dtype=np.int64), np.cumsum(tokens, dtype=np.int64)
+    if not len(theirs) or not len(own):
+        return _NO_CHUNKS
+    boundary = np.zeros(max(theirs[-1], own[-1]) + 1, np.bool_)
+    boundary[theirs] = True
+    last_tokens = np.flatnonzero(boundary[own])
+    ends = np.searchsorted(theirs, own[last_tokens]) + 1  # pieces up to the end of each chunk
+    if not len(ends):
+        return _NO_CHUNKS
+    chunks = np.repeat(np.arange(len(ends)), np.diff(last_tokens, prepend=-1))
+    sums = np.add.reduceat(np.asarray(claims, np.float64)[: ends[-1]], np.concatenate(([0], ends[:-1])))
+    return chunks, sums.astype(np.float32), np.diff(ends, prepend=0)

@@ -1,7 +1,5 @@
 """Fingerprint that two tokenizers must share before one node can read the other's token ids."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -19,9 +17,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise UsageError(
-            "This model has only a slow tokenizer.", "Use a model that ships a fast tokenizer (tokenizer.json)."
-        )
+        raise UsageError("This model has only a slow tokenizer.", "Use a model with a fast one (tokenizer.json).")
     return backend
 
 

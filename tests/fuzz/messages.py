@@ -23,19 +23,17 @@ from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.address_book import PASSIVE_VIEW_MAX
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.budgets import TIMES
 from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
-from ftis_node.swarm.limits import Limits
+from ftis_node.swarm.limits import TIMES, Limits
 from ftis_node.swarm.membership import VIEW_SIZE, Membership
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from tests.fuzz.frames import split
 from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, require, run_async, stopped_clock

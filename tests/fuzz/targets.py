@@ -37,8 +37,7 @@ from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.identity import author_of, peer_id, verify
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.wire.dht_guard import GuardedDht
-from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned
-from ftis_node.swarm.wire.shelf import Shelf
+from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, Shelf
 from tests.fuzz import messages, mutators, packed, records
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftis_node.store.used_rounds import milliseconds
+from ftis_node.store.packets import milliseconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 
 from ftis_node.packet import packet_digest
-from ftis_node.store.used_rounds import milliseconds
+from ftis_node.store.packets import milliseconds
 from tests.hostile.attack import Lies
 from tests.hostile.peer import Hostile
 from tests.hostile.world import LIKELY, Said

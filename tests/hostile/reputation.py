@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.store.used_rounds import milliseconds
+from ftis_node.store.packets import milliseconds
 from ftis_node.swarm import ftis_pb2
 from tests.hostile.attack import Attack, Crowd
 

@@ -12,8 +12,7 @@ from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import RUN, Answers, transport
 
 

@@ -194,7 +194,7 @@ ROWS = {
     "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
     "a misspelt model": Row("fit --model qwen2.5-0,5b --vram 24", "no model 'qwen2.5-0,5b'", "Did you mean"),
     "a model that no hub gives": Row("fit --model someone/unheard-of --vram 24", "cannot be loaded", "--model", 1),
-    "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of the task 'x'", "--prompt-tokens"),
+    "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of 'x'", "--prompt-tokens"),
     "a model in place of a checkpoint": Row(
         f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
     ),

@@ -53,6 +53,7 @@ def stepper(
     clock: Callable[[], float] | None = None,
     unix: Callable[[], float] = unix_seconds,
     own_data: bool = False,
+    welcomes: Callable[[bytes], bool] = lambda author: True,
     **settings: object,
 ) -> Stepper:
     """A stepper that hears of so many other authors."""
@@ -68,6 +69,7 @@ def stepper(
         clock=clock,
         unix=unix,
         own_data=own_data,
+        welcomes=welcomes,
     )
 
 

@@ -35,8 +35,7 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50

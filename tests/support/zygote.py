@@ -37,8 +37,8 @@ import psutil
 import pytest
 
 from ftis_node.host.loading import loading
+from ftis_node.host.loops import PARENT
 from ftis_node.host.quiet import QUIET, be_quiet
-from ftis_node.host.signals import PARENT
 
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")

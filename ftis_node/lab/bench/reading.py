@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ftis_node.lab.bench.packets import GROUP
 from ftis_node.packet import Completion
 from ftis_node.policy.load import load_tokenizer
-from ftis_node.tokenizer.chunks import align
-from ftis_node.tokenizer.codec import Codec, Unreadable
+from ftis_node.tokenizer.codec import Codec, Unreadable, align
 
 BUILT_IN = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 _SENTENCES = (

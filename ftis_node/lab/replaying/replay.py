@@ -27,8 +27,7 @@ from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, S
 from ftis_node.node.checkpointing import facts_of, layers_of
 from ftis_node.node.progress import Progress as Taken
 from ftis_node.node.step_batch import OwnGroup, describe, step_groups
-from ftis_node.observe.log_parts import older_parts
-from ftis_node.observe.metrics import MetricsLog, each_event
+from ftis_node.observe.metrics import MetricsLog, each_event, older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import slow_bar
 from ftis_node.packet import Group

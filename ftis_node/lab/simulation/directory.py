@@ -19,7 +19,7 @@ from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
 from ftis_node.swarm.wire import dht_limits as dht
-from ftis_node.swarm.wire.transport import Answer
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 SECONDS, WARMUP = 900.0, 300.0
 
@@ -50,8 +50,8 @@ class Records:
         return {owner: self._left[owner][0] for owner in owners}
 
 
-class MemoryDirectory:
-    """A node's place in the directory: a `PeerDirectory` that finds a random part of all records.
+class MemoryDirectory(PeerDirectory):
+    """A node's place in the directory, that finds a random part of all records.
 
     The shards, and the bytes that they cost, are in `SimulatedDht`.
     """

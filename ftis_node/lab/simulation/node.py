@@ -17,8 +17,7 @@ from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.scenario import Machine, Scenario, draw_machine
 from ftis_node.lab.simulation.store import RUN, Reader, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
-from ftis_node.node.batch_source import needed_age
-from ftis_node.node.demand import OWN_SHARE_FLOOR
+from ftis_node.node.demand import OWN_SHARE_FLOOR, needed_age
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper, exchange_interval
 from ftis_node.node.vertical import VerticalSource

@@ -16,13 +16,11 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 
-from ftis_node.swarm.bounded import Bounded
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.dht_limits import NEAREST_MAX, REPLICAS
-from ftis_node.swarm.wire.records import pack_answer
-from ftis_node.swarm.wire.shelf import Shelf
+from ftis_node.swarm.wire.records import Shelf, pack_answer
 
 MAX_KEYS = 16  # in a call that stores; a look-up has one
 NODES_MAX = 1024

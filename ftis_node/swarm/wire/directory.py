@@ -3,8 +3,6 @@
 Records of a run lie under its first key while it has room (64), else under its shards: see docs/network.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
@@ -15,31 +13,25 @@ from typing import Any
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
+from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import GuardedDht
-from ftis_node.swarm.wire.dht_limits import (
-    DEPTHS,
-    FULL_PART,
-    MAX_RECORDS,
-    OWN_NODES,
-    RECORD_LIFETIME,
-    REFERRERS_ENOUGH,
-    REPLICAS,
-)
-from ftis_node.swarm.wire.lookup import walk
-from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
-from ftis_node.swarm.wire.shelf import Shelf
-from ftis_node.swarm.wire.transport import Answer
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, OWN_NODES, REPLICAS
+from ftis_node.swarm.wire.records import OwnerSigned, Shelf, key_bytes, shard_of, unpack_answer
+from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 DHT_SECONDS = 10.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
+NAMED_NODES = 12  # calls of a look-up to nodes that other nodes named
+NAMED_BY_ONE = 4  # used from each answer
 
 logger = logging.getLogger(__name__)
 
 
-class Directory:
+class Directory(PeerDirectory):
     """This node in the DHT. Errors there are logged and not raised."""
 
     def __init__(
@@ -123,7 +115,7 @@ class Directory:
             if answer.addresses and not self._doubted(answer.referrer):
                 referrers.add(answer.referrer)
                 owners.update(answer.addresses)
-            return len(referrers) >= REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS
+            return len(referrers) >= dht_limits.REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS
 
         await self._walk(key, enough)
         return len(owners) >= MAX_RECORDS
@@ -151,7 +143,7 @@ class Directory:
     async def _publish(self, addresses: Sequence[str], settled: bool) -> None:
         for depth in DEPTHS:
             shard = shard_of(self._author, depth)
-            if not settled or depth not in self._full or random.random() < FULL_PART:
+            if not settled or depth not in self._full or random.random() < dht_limits.FULL_PART:
                 if await self._leave(shard, addresses):
                     self._full.discard(depth)
                 else:
@@ -164,7 +156,7 @@ class Directory:
         dht = self._dht
         if dht is None:
             return True
-        record = self._validator.sign(shard, addresses, RECORD_LIFETIME)
+        record = self._validator.sign(shard, addresses, dht_limits.RECORD_LIFETIME)
         await asyncio.gather(*(dht.leave_record(peer, record) for peer in self._outside))
         beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
         answers: list[Answer] = []
@@ -180,3 +172,56 @@ class Directory:
             left = await asyncio.gather(*(dht.leave_record(answer.referrer, record) for answer in batch))
             room += [one for one in left if one is not None]
         return 2 * sum(room) >= len(room)
+
+
+async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callable[[Answer], object]) -> None:
+    """Ask the nodes nearest to a key, nearest first, at most 24.
+
+    The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
+
+    Args:
+        take: takes each answer; what is true ends the walk.
+    """
+    target = DHTID.from_bytes(key)
+    own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
+    nodes = {node: peer.to_bytes() for node, peer in own}
+    named: dict[DHTID, bytes] = {}
+    asked = {dht.p2p.peer_id.to_bytes()}
+    left = OWN_NODES + NAMED_NODES
+    while left > 0 and (source := nodes or named):
+        nearest = sorted(source, key=target.xor_distance)[: min(dht_limits.AT_ONCE, left)]
+        batch = [(node, peer) for node in nearest if (peer := source.pop(node)) not in asked]
+        asked.update(peer for _, peer in batch)
+        left -= len(batch)
+        enough = False
+        for found in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
+            if found is not None:
+                answer, others = found
+                enough |= bool(take(answer))
+                fresh = [(node, peer) for node, peer in others if peer not in asked]
+                named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
+        if enough:
+            return
+
+
+async def _ask(
+    dht: GuardedDht, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
+) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
+    found = await dht.look_up(peer, key)
+    if found is None:
+        return None
+    value, others = found
+    # Sixty-four signatures take some 10 ms, so check them outside the event loop.
+    addresses = await asyncio.to_thread(check, key, value, validator) if value else {}
+    return Answer(node, peer, addresses), others
+
+
+def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[str]]:
+    """The owners' own addresses in the validly signed records of an answer, by owner."""
+    found: dict[bytes, list[str]] = {}
+    for record in unpack_answer(key, value):
+        owner = validator.owner(record)
+        if owner is not None:
+            own = [text for text in validator.addresses(record) if peer_at(text) == owner]  # and remembers it parsed
+            found |= {owner: own} if own else {}
+    return found

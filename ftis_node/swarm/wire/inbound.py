@@ -1,18 +1,14 @@
 """Limits on calls from peers, for every transport: refused callers, open streams, and the rate of requests."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import limit
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.wire.transport import Handlers
+from ftis_node.swarm.limits import OWN, Budgets
+from ftis_node.swarm.wire.transport import Chunks, Handlers, Requests
 
 Task = asyncio.Task[Any]
 
@@ -101,9 +97,7 @@ class Inbound:
         self._admit(peer)
         return await self._handlers.on_exchange(request, peer)
 
-    async def fetch(
-        self, requests: AsyncIterator[ftis_pb2.FetchRequest], peer: bytes
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, requests: Requests, peer: bytes) -> Chunks:
         """Answer a stream, which stays open until the caller ends its own side.
 
         The wait for a caller that does not read, or neither sends a request nor hangs up, has a limit. After it this

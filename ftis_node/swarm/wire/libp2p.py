@@ -7,12 +7,12 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 import psutil
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
@@ -21,13 +21,13 @@ from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port, is_plain
-from ftis_node.swarm.bounded import Bounded
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.inbound import Inbound
 from ftis_node.swarm.wire.p2pd import kill, launch
-from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, OfPeer, Unreachable
+from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, OfPeer, Requests, Unreachable
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
@@ -38,6 +38,31 @@ HEALTH_SECONDS = 2.0
 FAILURES_KEPT = 256
 
 logger = logging.getLogger(__name__)
+
+
+class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
+    """The three RPCs in the form that hivemind requires.
+
+    Handlers are named ``FtisSwarm.rpc_…`` in every run, so that a stranger gets an answer instead of silence.
+    """
+
+    async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
+        return await self.handshake(request, context.remote_id.to_bytes())
+
+    async def rpc_exchange(self, request: ftis_pb2.ExchangeRequest, context: P2PContext) -> ftis_pb2.ExchangeResponse:
+        return await self.exchange(request, context.remote_id.to_bytes())
+
+    async def rpc_fetch(
+        self, requests: AsyncIterator[ftis_pb2.FetchRequest], context: P2PContext
+    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """Answer a fetch stream, which stays open until the caller ends its own side.
+
+        If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
+        If this task is cancelled, `p2pd.answer_stream` releases everything that the stream holds.
+        """
+        async with aclosing(self.fetch(requests, context.remote_id.to_bytes())) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 class Libp2p:
@@ -198,11 +223,9 @@ class Libp2p:
         answer: ftis_pb2.ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
         return answer
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
-        chunks: AsyncGenerator[ftis_pb2.FetchChunk, None] = await self._stub(peer).rpc_fetch(requests)
+        chunks: Chunks = await self._stub(peer).rpc_fetch(requests)
         return chunks
 
     def directory(

@@ -1,6 +1,8 @@
-"""hivemind's libp2p daemon p2pd with private sockets, and without the gaps that hivemind leaves open."""
+"""hivemind's libp2p daemon p2pd with private sockets, and without the gaps that hivemind leaves open.
 
-from __future__ import annotations
+One of them: hivemind's own handler of a stream waits without limit to hand over a request that has no reader any more.
+Its socket and task then stay for good, and so do p2pd's. Here a stream releases everything when it ends.
+"""
 
 import asyncio
 import functools
@@ -9,23 +11,24 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.multiaddr.codecs import cid
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UserError, raise_all
+from ftis_node.errors import UserError, brief, raise_all
+from ftis_node.host.loops import end
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
-from ftis_node.swarm.wire.streams import answer_stream
 from ftis_node.swarm.wire.transport import Listening, Reachable
 
 START_SECONDS = 15.0
@@ -47,7 +50,100 @@ _FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("u
 _RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # relayed nodes; circuits of each
 _RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # per circuit and direction
 
+# Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
+SENT_AHEAD = 5
+LINGER_SECONDS = 2.0
+DISCONNECT_SECONDS = 5.0
+
+Handler = Callable[[AsyncIterator[Any], P2PContext], AsyncIterator[Message]]
+
 logger = logging.getLogger(__name__)
+
+
+async def answer_stream(
+    p2p: Any,
+    name: str,
+    handler: Handler,
+    kind: type[Message],
+    info: StreamInfo,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Answer one stream until the caller or the handler ends it.
+
+    The handler runs in a task of its own, and may cancel that task to end the stream.
+
+    Args:
+        kind: the message type of the requests.
+    """
+    context = P2PContext(handle_name=name, local_id=p2p.peer_id, remote_id=info.peer_id)
+    waiting: asyncio.Queue[Any] = asyncio.Queue(SENT_AHEAD)
+    reading = asyncio.create_task(_read(kind, reader, waiting))
+    answering = asyncio.create_task(_answer(handler(_requests(waiting), context), writer))
+    try:
+        await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
+        hung_up = reading.done() and reading.result()
+        await end({reading, answering})
+        if not hung_up and not await _p2pd_lets_go(reader, writer):
+            logger.debug("%s does not read what it asked for; its connection is closed.", info.peer_id)
+            with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
+                await asyncio.wait_for(p2p._client.disconnect(info.peer_id), DISCONNECT_SECONDS)
+    finally:
+        writer.transport.abort()
+        await end({reading, answering})
+
+
+async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyncio.Queue[Any]) -> bool:
+    """Queue the requests of a stream.
+
+    Returns True when the caller has hung up, False when it has sent too many, or something other than a request.
+    """
+    try:
+        while True:
+            request, _ = await P2P.receive_protobuf(kind, reader)
+            waiting.put_nowait(request)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return True
+    except Exception as error:  # a parser may raise anything; QueueFull: too many
+        logger.debug("A stream ends because of an invalid request: %s", brief(error))
+        return False
+
+
+async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while (request := await waiting.get()) is not None:
+        yield request
+
+
+async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter) -> None:
+    """Send the handler's answers, and its error if it raises."""
+    try:
+        async for answer in answers:
+            await P2P.send_protobuf(answer, writer)
+    except ConnectionError:
+        pass  # the caller is gone
+    except Exception as error:
+        logger.debug("A stream's handler failed: %s", brief(error))
+        with suppress(Exception):
+            await P2P.send_protobuf(RPCError(message=str(error)), writer)
+    finally:
+        with suppress(Exception):
+            await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def _p2pd_lets_go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether p2pd closes its end once this side has ended. It does not while it waits for the caller to read."""
+    if writer.transport.get_write_buffer_size():
+        return False
+    try:
+        writer.write_eof()
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await reader.read(1 << 16):
+                pass
+    except TimeoutError:
+        return False
+    except (OSError, RuntimeError):
+        pass  # it is closed already
+    return True
 
 
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:

@@ -1,7 +1,5 @@
 """The network interface of the swarm: connections to peers, and three RPCs over them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,8 @@ from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
 OfPeer = Callable[[bytes], bool]
+Requests = AsyncIterator[ftis_pb2.FetchRequest]
+Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
 
 class Unreachable(FtisError):
@@ -78,8 +78,11 @@ class Answer:
     addresses: dict[bytes, list[str]]
 
 
-class PeerDirectory(Protocol):
-    """This node's access to a directory of all peers of its run. Errors there are logged and not raised."""
+class PeerDirectory:
+    """This node's access to a directory of all peers of its run. Errors there are logged and not raised.
+
+    This one is that of a private run: there is none, for it would answer strangers.
+    """
 
     async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
         """Join the directory, and make some of these peers its neighbours there; all of those outside of the run."""
@@ -92,18 +95,6 @@ class PeerDirectory(Protocol):
 
     async def leave(self) -> None:
         """Leave the directory until the next `join`."""
-
-
-class NoDirectory:
-    """The directory of a private run: there is none, for it would answer strangers."""
-
-    async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None: ...
-
-    async def publish(self, addresses: Sequence[str], *, settled: bool) -> None: ...
-
-    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None: ...
-
-    async def leave(self) -> None: ...
 
 
 class Transport(Protocol):
@@ -153,9 +144,7 @@ class Transport(Protocol):
     ) -> ftis_pb2.ExchangeResponse:
         """Call `peer`. Raises as `handshake` does."""
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
