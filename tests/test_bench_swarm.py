@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.lab.bench.swarm import Plan, all_gather, steady
-from ftis_node.swarm.wire.streams import SENT_AHEAD
+from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 
 SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
 

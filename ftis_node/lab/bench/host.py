@@ -37,7 +37,7 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.streams import SENT_AHEAD
+from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
