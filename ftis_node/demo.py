@@ -1,5 +1,7 @@
 """The demo: it runs three (or four) real daemons on this machine, shows them live, and sums up their results."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -17,6 +19,7 @@ from rich.live import Live
 
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.loops import PARENT
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import nodes_view
@@ -36,6 +39,7 @@ STOP_SECONDS = 40.0
 TASK = "arithmetic"
 ALIKE = ("tiny-a", "tiny-b", "tiny-c")
 MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
 
@@ -135,13 +139,15 @@ class Demo:
             self._run_file.write_text(dump_run_file(RunFile(run=text_run())), encoding="utf-8")
 
     def run(self) -> Summary:
-        """Run the demo and return its summary; Ctrl-C ends it early and leaves no process behind.
+        """Run the demo and return its summary. Ctrl-C, SIGTERM and a closed terminal end it early. However this process
+        ends, it leaves none behind.
 
         Raises:
             UserError: a daemon ended by itself.
         """
         began = time.monotonic()
-        before = signal.signal(signal.SIGINT, self._interrupt)
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
+        before = {number: signal.signal(number, self._interrupt) for number in ENDING[: 2 if ignored else 3]}
         try:
             self._start()
             self._watch(began)
@@ -150,7 +156,8 @@ class Demo:
             raise
         finally:
             self._stop()
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         return self._sum_up(time.monotonic() - began)
 
     def _interrupt(self, *_: object) -> None:
@@ -170,6 +177,7 @@ class Demo:
         port = free_port("127.0.0.1")
         address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(first.home.key).peer_id}"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "FTIS_PATIENCE": "90", "TOKENIZERS_PARALLELISM": "false"}
+        environment[PARENT] = str(os.getpid())
         for index, member in enumerate(self.members):
             place = ("--port", str(port)) if member is first else ("--peers", address)
             command = [

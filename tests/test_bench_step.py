@@ -60,7 +60,7 @@ def test_a_node_of_a_benchmark_takes_three_quarters_of_a_batch_from_its_peers(
 @pytest.mark.slow
 def test_growth_is_told_by_what_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "BASE", SMALL)
-    monkeypatch.setattr(growth, "GROWING", {"group": (2, 8), "peers": (1, 3)})
+    monkeypatch.setattr(growth, "GROWING", {"group": ("size", (2, 8)), "peers": ("peers", (1, 3))})
     plot = tmp_path / "growth.png"
     found = growth.bench_growth(repeats=1, plot=plot, tell=lambda _: None)
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -9,13 +9,15 @@ import pytest
 
 from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.lab.bench.swarm import Plan, all_gather, steady
+from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 
 SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
 
 
 @pytest.mark.slow
 async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
-    found = await all_gather(Plan(**SMALL, repetitions=2))
+    more = {"groups": SENT_AHEAD + 2}  # than a stream takes ahead
+    found = await all_gather(Plan(**SMALL | more, repetitions=2))
     assert found["lost"] == 0 and found["rejections"] == {}
     assert 3000 < found["packet_bytes"] < 3300  # 12 completions of 32 tokens of 8 bytes
     assert 1 < found["amplification"] < 3, "all that came in, over the packets alone"

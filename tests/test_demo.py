@@ -1,4 +1,4 @@
-"""The demo as a person runs it: a few steps to the end, and Ctrl-C in the middle."""
+"""The demo as a person runs it: a few steps to the end, and however it is ended in the middle."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.demo import NodeSummary, in_words
+from ftis_node.host.loops import PARENT
 from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,7 +54,8 @@ def test_a_short_demo_of_three_tokenizers_ends_with_a_summary_and_a_picture(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_however_the_demo_ends_it_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         command("demo", "--output", str(tmp_path / "out")),
         stdin=subprocess.DEVNULL,
@@ -69,9 +72,44 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
             time.sleep(0.1)
         family = me.children(recursive=True)
         assert sum(child.name() == "p2pd" for child in family) == 3
-        process.send_signal(signal.SIGINT)
-        assert process.wait(300) == 130
+        process.send_signal(number)
+        assert process.wait(300) == (-number if number == signal.SIGKILL else 130)
         gone(family)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+_CHILD = """
+import asyncio, sys
+from ftis_node.host.loops import listen
+
+async def main():
+    ended = asyncio.Event()
+    listen(lambda code: ended.set())
+    sys.stdout.write(".")
+    sys.stdout.flush()
+    await ended.wait()
+    sys.stdout.write("ended")
+
+asyncio.run(main())
+"""
+_PARENT = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={{**os.environ, "{PARENT}": sys.argv[2] or str(os.getpid())}})
+input()
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_daemon_that_is_told_to_does_not_outlive_its_parent(early: bool) -> None:
+    """early: the parent ended before the daemon could ask the kernel for the signal."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, _CHILD, "1" if early else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None and parent.stdin is not None
+    with parent.stdin, parent.stdout:
+        assert parent.stdout.read(1) == b"."
+        parent.kill()
+        parent.wait()
+        assert parent.stdout.read() == b"ended"  # until the last holder of the pipe has ended

@@ -1,18 +1,18 @@
 """FGRPO in the lab: what clients count, how weights are averaged, and whole trials of owners with rows of their own."""
 
-import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import Averaging, Experiment
+from ftis_node.lab.experiment import Averaging
 from ftis_node.lab.federation import MEMORY, TEMPERATURE, Federation, average
 from ftis_node.lab.private import KINDS, private_task
-from ftis_node.lab.spec import trial_of
-from ftis_node.lab.trial import Interrupted, Trial, finished
+from ftis_node.lab.trial import Trial, finished
 from ftis_node.tasks import load_task
+from tests.support.lab import SETTINGS, A, B, cut, events, experiment, kind, run, spec, timeless
 
 
 def federation(weights):
@@ -74,53 +74,44 @@ def test_graded_rows_pay_ten_for_the_right_number_and_four_for_a_near_one():
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
-SHARES = {"own_data_share": 0.6, "eval_prompts": 8}
+OWNERS = {
+    "settings": SETTINGS
+    | {"lora": True, "objective": "grpo", "batch_groups": 3, "own_data_share": 0.6, "eval_prompts": 8},
+    "nodes": [A | {"private": "additions"}, B | {"private": "graded", "model": "tiny-a"}],
+    "evaluate": [{"name": "own data"}],
+    "steps": 4,
+}
+GAIN = {"collaboration": "federated", "average": {"every": 2, "weights": "gain"}}
 
 
-def experiment(**changes):
-    document = {
-        "name": "owners",
-        "seeds": [0],
-        "steps": 4,
-        "settings": {"device": "cpu", "lora": True, "objective": "grpo", "batch_groups": 3, **SHARES},
-        "nodes": [
-            {"name": name, "model": "tiny-a", "private": kind} for name, kind in (("A", "additions"), ("B", "graded"))
-        ],
-        "evaluate": [{"name": "own data"}],
-        "cells": [{"name": "gain", "collaboration": "federated", "average": {"every": 2, "weights": "gain"}}],
-    }
-    return Experiment.model_validate(document | changes)
-
-
-def trial(directory, **changes):
-    whole = experiment()
-    return Trial(trial_of(whole, whole.all_cells()[0], 0), directory / "trial", directory, **changes)
-
-
-def events(directory):
-    return [json.loads(line) for line in (directory / "trial" / "events.jsonl").read_text().splitlines()]
-
-
-def weights_of(node):
-    return node.engine.learner.state()[0]
-
-
-def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(tmp_path):
-    running = trial(tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A trial that has run to its end."""
+    running = Trial(spec(GAIN, **OWNERS), tmp_path_factory.mktemp("whole"), Path())
     running.run()
-    (first, state), (second, other) = (node.engine.learner.state() for node in running._nodes)
+    return running
+
+
+def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whole):
+    (first, state), (second, other) = (node.engine.learner.state() for node in whole._nodes)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(state[name], other[name]) for name in state)
-    steps = [event for event in events(tmp_path) if event["event"] == "step"]
+    found = events(whole.directory)
+    steps = kind(found, "step")
     assert [event["step"] for event in steps if "weight" in event] == [2, 2, 4, 4]
     assert all(event["own_groups"] == event["foreign_groups"] == 0 and event["generated"] == 0 for event in steps)
-    assert {event["set"] for event in events(tmp_path) if event["event"] == "evaluation"} == {"held-out", "own data"}
+    assert {event["set"] for event in kind(found, "evaluation")} == {"held-out", "own data"}
 
 
-def test_the_mean_is_weighted(tmp_path):
-    running = trial(tmp_path)
-    running.run()
-    learners = [node.engine.learner for node in running._nodes]
+def test_an_interrupted_trial_goes_on_to_the_same_numbers(whole, tmp_path):
+    cut(whole.spec, tmp_path, False, False, True)
+    assert timeless(run(whole.spec, tmp_path)) == timeless(events(whole.directory))
+    assert finished(tmp_path)
+
+
+def test_the_mean_is_weighted(whole):
+    """Last, for it leaves other weights."""
+    learners = [node.engine.learner for node in whole._nodes]
     name = next(iter(learners[0].trainable))
     for value, learner in enumerate(learners):
         weights, state = learner.state()
@@ -129,30 +120,16 @@ def test_the_mean_is_weighted(tmp_path):
     assert all(torch.allclose(one.state()[0][name], torch.tensor(0.75)) for one in learners)
 
 
-def test_an_interrupted_trial_goes_on_to_the_same_numbers(tmp_path):
-    trial(tmp_path / "whole").run()
-    asked = iter([False, False, True])
-    with pytest.raises(Interrupted):
-        trial(tmp_path / "cut", stopping=lambda: next(asked)).run()
-    trial(tmp_path / "cut").run()
-    assert finished(tmp_path / "cut" / "trial")
-
-    def told(directory):
-        return [{k: v for k, v in e.items() if k not in ("cpu", "seconds")} for e in events(directory)]
-
-    assert told(tmp_path / "whole") == told(tmp_path / "cut")
-
-
 def test_nodes_in_processes_of_their_own_cannot_average(tmp_path):
     with pytest.raises(UsageError, match="one process"):
-        trial(tmp_path, processes=True).run()
+        run(spec(GAIN, **OWNERS), tmp_path, processes=True)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nodes": [{"name": "A", "model": "tiny-a"}]}, "no `private` rows"),
-        ({"nodes": [{"name": "A", "model": "tiny-a", "private": "addition"}]}, "additions"),
+        ({"nodes": [A]}, "no `private` rows"),
+        ({"nodes": [A | {"private": "addition"}]}, "additions"),
         ({"cells": [{"name": "free", "collaboration": "federated", "pace": "free"}]}, "lock step"),
         ({"evaluate": [{"name": "own data", "task": "arithmetic"}]}, "has none"),
         ({"evaluate": [{"name": "other"}]}, "needs a task"),
@@ -160,4 +137,4 @@ def test_nodes_in_processes_of_their_own_cannot_average(tmp_path):
 )
 def test_a_file_that_cannot_be_run_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        experiment(**changes)
+        experiment(GAIN, **OWNERS | changes)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftis_node.lab.gradients import source_gradients
+from ftis_node.lab.bias import source_gradients
 from tests.support.learners import FOREIGN, OWN, assert_same, changed, gradient_of, learner, weights_of, with_claims
 
 STRANGE = [with_claims(group, -1e-4) for group in FOREIGN]

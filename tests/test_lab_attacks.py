@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ CAP = 32
 EXAMPLE = Example("8+7-3=", "12")
 
 
-def attacker(script: str) -> Awaitable[tuple[Scripted, list[tuple[str, Completion, float]]]]:
+def attacker(script: str) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
     return partner(script, 64, completion_tokens=CAP)
 
 
@@ -37,8 +36,8 @@ def test_true_reasoning_is_every_value_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-async def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) -> None:
-    scripted, group = await attacker(f"{payload} copied")
+def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) -> None:
+    scripted, group = attacker(f"{payload} copied")
     example = scripted.engine.task.train[0]
     rewards = [reward for *_, reward in group]
     assert 0.25 < sum(rewards) / len(rewards) < 0.75
@@ -59,18 +58,15 @@ def test_padding_fills_the_cap_exactly_and_no_more() -> None:
         assert CAP - 3 <= count <= CAP
 
 
-async def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
-    _, group = await attacker("injection")
+def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
+    _, group = attacker("injection")
     for _, completion, reward in group:
         chance = math.exp(float(completion.logprobs.sum()))
         assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
 
 
-async def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
-    _, copied = await attacker("injection copied")
-    _, careful = await attacker("injection careful")
-    _, low = await attacker("injection low")
-    _, high = await attacker("injection high")
+def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
+    copied, careful, low, high = (attacker(f"injection {claims}")[1] for claims in ("copied", "careful", "low", "high"))
     assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
     for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
         expected = np.minimum(one.logprobs + math.log(2.0), 0.0)
@@ -81,8 +77,8 @@ async def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_
 
 
 @pytest.mark.parametrize("script", ["injection", "padding copied", "injection low"])
-async def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str) -> None:
-    scripted, answer = await scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
+def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str) -> None:
+    scripted, answer = scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
     context = AdmissionContext(scripted.engine.run, prompt_digest(EXAMPLE.question))
     packet = decode(answer.packet)
     assert isinstance(packet, TextPacket) and set(packet.pieces) == {1}

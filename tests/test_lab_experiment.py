@@ -9,10 +9,11 @@ import pytest
 
 import ftis_node.lab
 from ftis_node.errors import UsageError
-from ftis_node.lab.forecast import Machine, forecast, in_words
+from ftis_node.lab.forecast import forecast, in_words
 from ftis_node.lab.loading import load_experiment, narrowed
 from ftis_node.lab.spec import trials
 from ftis_node.lab.starts import starts
+from ftis_node.lab.step_seconds import Card
 from tests.support.lab import A, B, experiment, spec
 
 SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
@@ -36,9 +37,9 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "settings = { truncaton = 2.0 }\n", "Unknown setting 'truncaton'", "truncation"),
         (HEAD + CELL + "settings = { batch_groups = 0 }\n", "batch_groups", "valid value"),
         (HEAD + CELL + "nodes = ['Z']\n", "node 'Z'", "Mend"),
-        (HEAD + CELL + CELL, "two cells", "Mend"),
+        (HEAD + CELL + CELL, "two cells are the same", "Mend"),
         (HEAD.replace("[0]", "[]") + CELL, "seeds", "Mend"),
-        (HEAD.replace("[0]", "[0, 0]") + CELL, "a seed is there twice", "Mend"),
+        (HEAD.replace("[0]", "[0, 0]") + CELL, "two seeds are the same", "Mend"),
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
         (HEAD + "cells = [", "is not TOML", "Correct"),
@@ -48,7 +49,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
         (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),
         (HEAD + SCRIPTED + "[clock]\ngenerate = 0\n" + CELL + "pace = 'free'\n", "needs no time", "generate"),
-        (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "no script 'padding copid'", "Mend"),
+        (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "script 'padding copid'", "Mend"),
         (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
@@ -151,13 +152,13 @@ def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path) -> Non
 )
 def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path) -> None:
     made = load_experiment(file)
-    report = forecast(made, Machine(vram=141))
+    report = forecast(made, Card(vram=141))
     assert report["fits_together"] and report["hours"] > 0.5
     assert all(node["fits"] and node["memory_gb"] <= node["budget_gb"] for node in report["nodes"].values())
     kinds = {name: node["kind"] for name, node in report["nodes"].items()}
     assert all((kind == "lora") == (name.startswith("B") and "lora" in file.stem) for name, kind in kinds.items())
     assert "hours" in in_words(report)
-    assert not forecast(made, Machine(vram=24))["fits_together"]
+    assert not forecast(made, Card(vram=24))["fits_together"]
     for one in trials(made):
         settings = [one.settings_of(member) for member in one.members]
         assert (one.steps, one.run["group"]) == (50, 12)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ftis_node.lab.reporting.claims import Finding, judge, not_worse
+from ftis_node.lab.reporting.claims import Finding, judge
 from ftis_node.lab.reporting.results import read_results
+from ftis_node.lab.reporting.statistics import not_worse
 from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.012, 0.009, -0.004, 0.011, -0.008, 0.002, 0.007, -0.005]  # of mean 0: what seeds differ by
@@ -25,36 +26,45 @@ def judged(lab: Laboratory) -> list[Finding]:
     return judge(read_results(lab.write()))
 
 
-@pytest.mark.parametrize(
-    ("compare", "shift", "scale", "verdict"),
-    [
-        ("greater", 0.1, 1, "reproduced"),
-        ("greater", 0.02, 1, "reproduced"),  # smaller than the margin, but there
-        ("greater", 0.0, 1, "not reproduced"),  # as good as the same
-        ("greater", -0.1, 1, "not reproduced"),
-        ("greater", 0.03, 8, "inconclusive"),
-        ("less", -0.1, 1, "reproduced"),
-        ("less", 0.0, 1, "not reproduced"),
-        ("less", 0.1, 1, "not reproduced"),
-        ("less", -0.03, 8, "inconclusive"),
-        ("same", 0.0, 1, "reproduced"),
-        ("same", 0.015, 1, "reproduced"),  # significantly different, but within the margin
-        ("same", 0.1, 1, "not reproduced"),
-        ("same", -0.1, 1, "not reproduced"),
-        ("same", 0.027, 1, "inconclusive"),  # significantly different, and perhaps beyond the margin
-        ("same", 0.0, 8, "inconclusive"),
-        ("not worse", 0.2, 8, "reproduced"),
-        ("not worse", 0.0, 1, "reproduced"),
-        ("not worse", -0.015, 1, "reproduced"),
-        ("not worse", -0.1, 1, "not reproduced"),
-        ("not worse", 0.0, 8, "inconclusive"),
-    ],
-)
-def test_each_verdict(tmp_path: Path, compare: str, shift: float, scale: float, verdict: str) -> None:
-    lab = Laboratory(tmp_path).cell("base", {"A": 0.5}).cell("method", {"A": around(0.5 + shift, scale)})
-    (finding,) = judged(lab.claim(compare, "method", "base"))
-    assert finding.verdict == verdict
-    assert finding.evidence.difference.mean == pytest.approx(shift)
+VERDICTS = [
+    ("greater", 0.1, 1, "reproduced"),
+    ("greater", 0.02, 1, "reproduced"),  # smaller than the margin, but there
+    ("greater", 0.0, 1, "not reproduced"),  # as good as the same
+    ("greater", -0.1, 1, "not reproduced"),
+    ("greater", 0.03, 8, "inconclusive"),
+    ("less", -0.1, 1, "reproduced"),
+    ("less", 0.0, 1, "not reproduced"),
+    ("less", 0.1, 1, "not reproduced"),
+    ("less", -0.03, 8, "inconclusive"),
+    ("same", 0.0, 1, "reproduced"),
+    ("same", 0.015, 1, "reproduced"),  # significantly different, but within the margin
+    ("same", 0.1, 1, "not reproduced"),
+    ("same", -0.1, 1, "not reproduced"),
+    ("same", 0.027, 1, "inconclusive"),  # significantly different, and perhaps beyond the margin
+    ("same", 0.0, 8, "inconclusive"),
+    ("not worse", 0.2, 8, "reproduced"),
+    ("not worse", 0.0, 1, "reproduced"),
+    ("not worse", -0.015, 1, "reproduced"),
+    ("not worse", -0.1, 1, "not reproduced"),
+    ("not worse", 0.0, 8, "inconclusive"),
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
+    """Of each line above, in a family of its own."""
+    lab = Laboratory(tmp_path_factory.mktemp("verdicts")).cell("base", {"A": 0.5})
+    for line in VERDICTS:
+        compare, shift, scale, _ = line
+        lab.cell(str(line), {"A": around(0.5 + shift, scale)}).claim(compare, str(line), "base", family=str(line))
+    return judged(lab)
+
+
+@pytest.mark.parametrize("line", VERDICTS)
+def test_each_verdict(found: list[Finding], line: tuple[str, float, float, str]) -> None:
+    finding = found[VERDICTS.index(line)]
+    assert finding.verdict == line[3]
+    assert finding.evidence.difference.mean == pytest.approx(line[1])
 
 
 def test_a_small_gain_is_said_to_be_small(tmp_path: Path) -> None:

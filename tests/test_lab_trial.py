@@ -194,14 +194,14 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, scrip
     assert divergence > 10 if script == "random-reasoning" else divergence < 0, "a lie looks near"
 
 
-async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
-    scripted, group = await partner("random-reasoning", 256)
+def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
+    scripted, group = partner("random-reasoning", 256)
     assert 0.35 < np.mean([reward for *_, reward in group]) < 0.7
     answer = f"<answer>{scripted.engine.task.train[0].answer}<"
     for text, completion, _ in group:
         chance = (RIGHT if answer in text else 0.0) + (1 - RIGHT) / 27
         assert math.exp(float(completion.logprobs.sum())) == pytest.approx(chance / 19**2, rel=1e-4)
-    _, lies = await partner("lying", 256)
+    _, lies = partner("lying", 256)
     assert {float(value) for _, claimed, _ in lies for value in claimed.logprobs} == {CLAIMED}
 
 

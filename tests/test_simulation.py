@@ -19,13 +19,12 @@ from ftis_node.cli import app
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation import directory
-from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
 from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, context, make_packet, rewards
+from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
 from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
@@ -84,8 +83,9 @@ def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_a
     code = """
 import sys
 from ftis_node.lab.simulation.scenario import Scenario
-from ftis_node.lab.simulation.simulate import simulate
-print(*(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed)) for seed in (0, 1)), sep="\\n")
+from ftis_node.lab.simulation.simulate import Simulation
+short = (Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed) for seed in (0, 1))
+print(*(Simulation(scenario).run() for scenario in short), sep="\\n")
 sys.exit("hivemind.p2p" in sys.modules)
 """
     (one, other), again = (
@@ -117,7 +117,7 @@ async def test_a_node_that_left_receives_nothing() -> None:
     network = Network(0.0, random.Random(0))
     alice, bob = (MemoryTransport(network, name, Machine(1.0, 1.0, 1e6, False), ()) for name in (b"alice", b"bob"))
     bob.leave()
-    network.carry(alice, b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
+    alice.carry(b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
     assert network.totals["flying"] == 7
     await asyncio.sleep(0.01)
     assert network.totals == {"sent": 7, "flying": 0, "lost": 7}

@@ -46,7 +46,6 @@ def test_an_interval_is_students() -> None:
     found = mean_interval([1, 2, 3, 4, 5])
     half = 2.7764451 * math.sqrt(2.5 / 5)  # t(4, 0.975) of the tables
     assert astuple(found) == pytest.approx((3, 3 - half, 3 + half, 5))
-    assert mean_interval([1, 2, 3, 4, 5], 0.8).high < found.high
 
 
 def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
@@ -93,9 +92,9 @@ def test_sums_that_rounding_tells_apart_are_equal() -> None:
 def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = paired_permutation(DARWIN, [0] * 15)
     monkeypatch.setattr(subject, "EXACT_UP_TO", 14)
-    drawn = [paired_permutation(DARWIN, [0] * 15, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn == pytest.approx([exact] * 3, abs=4 * math.sqrt(exact / subject.FLIPS))
+    drawn = [paired_permutation(DARWIN, [0] * 15) for _ in range(2)]
+    assert drawn[0] == drawn[1] != exact
+    assert drawn[0] == pytest.approx(exact, abs=4 * math.sqrt(exact / subject.FLIPS))
 
 
 def test_many_pairs_have_a_p_above_nothing() -> None:
@@ -207,7 +206,7 @@ def test_tests_err_as_rarely_as_they_claim() -> None:
 def test_a_band_is_an_interval_at_each_position() -> None:
     curves = [[0.1, 0.2, 0.3], [0.2, 0.2, 0.5], [0.6, 0.2, 0.4]]
     assert bands(curves) == [mean_interval(position) for position in zip(*curves, strict=True)]
-    assert bands([[0.1, 0.2]], 0.9)[1].n == 1
+    assert bands([[0.1, 0.2]])[1].n == 1
 
 
 def test_a_target_is_reached_on_the_line_between_two_evaluations() -> None:
@@ -237,7 +236,6 @@ def test_a_higher_target_is_reached_no_sooner(points: Pairs, target: float) -> N
     [
         lambda: mean_interval([]),
         lambda: mean_interval([0.1, math.nan]),
-        lambda: mean_interval([0.1, 0.2], 1.0),
         lambda: paired_difference([0.1, 0.2], [0.1]),
         lambda: paired_permutation([0.1], [0.1, 0.2]),
         lambda: paired_permutation([], []),

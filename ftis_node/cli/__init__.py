@@ -1,6 +1,8 @@
 """The command line: one file a command group, no logic. A command's docstring is its help; it raises UserError for what
 a person can mend, and ends with `sys.exit` or `typer.Exit` where its exit code is not 0."""
 
+from __future__ import annotations
+
 import functools
 import os
 import sys

@@ -1,5 +1,7 @@
 """Asking the daemon on a home."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``ftis-node config``: what the settings add up to, and whether a file of them is sound."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,7 @@
 """``ftis-node demo``."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,7 @@
 """``ftis-node export``: a checkpoint as a model for everything else."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``ftis-node invite``, ``members`` and ``remove``: who may take part in a run."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``ftis-node keys``: a node's identity, taken along to another home or machine."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

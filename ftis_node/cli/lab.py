@@ -1,5 +1,7 @@
 """``ftis-node lab``: experiments, their reports, and trainings that are done again."""
 
+from __future__ import annotations
+
 import sys
 import warnings
 from pathlib import Path
@@ -46,9 +48,10 @@ def run(
     file = find_experiment(name)
     experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)
     if dry_run:
-        from ftis_node.lab.forecast import Machine, forecast, in_words
+        from ftis_node.lab.forecast import forecast, in_words
+        from ftis_node.lab.step_seconds import Card
 
-        report = forecast(experiment, Machine(vram=vram, tflops=tflops, bandwidth=bandwidth))
+        report = forecast(experiment, Card(vram=vram, tflops=tflops, bandwidth=bandwidth))
         print_answer(report, *in_words(report).splitlines(), json=json)
         return
     if out is None:
@@ -117,7 +120,7 @@ def simulate(
 ) -> None:
     """Simulate swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
     from ftis_node.lab.simulation.scenario import Scenario
-    from ftis_node.lab.simulation.simulate import simulate as simulated
+    from ftis_node.lab.simulation.simulate import Simulation
     from ftis_node.lab.simulation.tally import table
 
     if not all(part.strip().isdecimal() and int(part) >= 2 for part in nodes.split(",")):
@@ -129,5 +132,5 @@ def simulate(
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
         scenario = Scenario(nodes=count, seconds=seconds, seed=seed, rows=rows, eager=eager)
-        results.append(simulated(scenario if success is None else scenario.with_success(success), progress))
+        results.append(Simulation(scenario if success is None else scenario.with_success(success)).run(progress))
     print_answer({"simulations": results}, *table(results).splitlines(), json=json)

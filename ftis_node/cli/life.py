@@ -1,5 +1,7 @@
 """Commands that change what the running daemon does."""
 
+from __future__ import annotations
+
 import time
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,7 @@
 """Commands that ask the running daemon, and ``id``."""
 
+from __future__ import annotations
+
 import sys
 from typing import Annotated
 

@@ -1,5 +1,7 @@
 """``ftis-node logs``: what the daemon on a home wrote down."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import typer

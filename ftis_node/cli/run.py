@@ -1,5 +1,7 @@
 """``ftis-node run``: making and reading run files."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

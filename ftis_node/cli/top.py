@@ -1,5 +1,7 @@
 """``ftis-node top``: the running daemon at a glance, live."""
 
+from __future__ import annotations
+
 import time
 from typing import Annotated
 

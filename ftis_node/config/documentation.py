@@ -4,6 +4,8 @@ named objectives, as docs/method.md has them.
 After a change of `Settings`, the profiles or the methods: ``python -m ftis_node.config.documentation docs``.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from collections.abc import Iterator, Mapping

@@ -4,6 +4,8 @@ defaults < task profile < machine profile < file < environment (``FTIS_LEARNING_
 shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this class.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import re

@@ -1,5 +1,7 @@
 """The figures of an evaluation. Imports no torch."""
 
+from __future__ import annotations
+
 import msgspec
 
 

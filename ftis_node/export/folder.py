@@ -1,5 +1,7 @@
 """A folder that appears whole or not at all, and never in place of something that is no model."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterator

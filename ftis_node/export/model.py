@@ -1,5 +1,7 @@
 """The weights of a checkpoint in the formats of transformers and peft, with tokenizer, generation config and card."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

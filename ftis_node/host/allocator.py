@@ -1,5 +1,7 @@
 """PyTorch's allocator of a GPU's memory, which reads its configuration from the environment when it starts."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import MutableMapping
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ftis_node.lab.compute import InProcess
+from ftis_node.lab.events import GradientEvent
 from ftis_node.lab.experiment import Probe
-from ftis_node.lab.gradients import source_gradients
-from ftis_node.learner import TrainingGroup, choose_objective
+from ftis_node.learner import Learner, TrainingGroup, choose_objective
 from ftis_node.learner.batch import Batch
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.participant import Participant
 
 
-def probe(node: Participant, others: Sequence[Participant], wanted: Probe) -> Iterator[dict[str, Any]]:
+def probe(node: Participant, others: Sequence[Participant], wanted: Probe) -> Iterator[GradientEvent]:
     """Events `gradients`: of each objective its foreign gradient's cosine to the reference, and ratio of norms.
 
     The event with the source `own` is of the second batch of own groups, under GRPO. Each gradient is of the loss of
@@ -94,3 +94,30 @@ def _gradient(
         learner.optimiser.drop_gradients()
     zeros = torch.zeros(sum(parameter.numel() for parameter in learner.trainable.values()))
     return torch.stack([*parts.values(), zeros]).sum(0)
+
+
+def source_gradients(learner: Learner, groups: Sequence[TrainingGroup]) -> dict[str, Tensor]:
+    """Each source's part of the gradient that the next step on `groups` would take, before clipping.
+
+    Nothing is changed by it.
+
+    Returns:
+        Source → fp32 `[parameters]` on the CPU, the trainable weights in their order; they add up to the whole.
+    """
+    batch = Batch.of(groups, learner.objective, learner.own)
+    parts, computed = {}, []
+    for source in sorted({sample.source for sample in batch.computed}):
+        computed += learner.gradient_that_fits(batch.only(source))
+        parts[source] = _flat(learner)
+    divisor = learner.divisor(batch, computed)
+    return {source: gradient / divisor for source, gradient in parts.items()}
+
+
+def _flat(learner: Learner) -> Tensor:
+    """The gradient that lies in the parameters, taken out of them."""
+    pieces = [
+        (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().flatten().cpu()
+        for p in learner.trainable.values()
+    ]
+    learner.optimiser.drop_gradients()
+    return torch.cat(pieces)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import psutil
 
@@ -20,18 +20,6 @@ from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
 
 REWARDS_MAX = 4096  # groups
-
-
-class Compute(Protocol):
-    """As the daemon's worker, and it knows the CPU seconds that it used."""
-
-    cpu: float
-
-    async def start(self) -> None: ...
-
-    async def call(self, request: Request[Answer]) -> Answer: ...
-
-    async def stop(self) -> None: ...
 
 
 class InProcess:
@@ -78,6 +66,10 @@ class OwnProcess:
 
     async def stop(self) -> None:
         await self._worker.stop()
+
+
+Compute: TypeAlias = InProcess | OwnProcess
+"""As the daemon's worker, and it knows the CPU seconds that it used."""
 
 
 class Metered:

@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -30,6 +30,30 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.3
 INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
+
+
+class Ledger:
+    """The work that is done and in all, in units; the time left is told from what this run has done so far."""
+
+    def __init__(self, work: Mapping[str, int], finished: Collection[str]) -> None:
+        """work: a job's name → units (node steps; a warm-up counts as so many). finished: jobs done before."""
+        self._work, self._done = work, {name: work[name] for name in finished}
+        self._before, self._began = self.finished, time.monotonic()
+        self.total = sum(work.values())
+
+    @property
+    def finished(self) -> int:
+        return sum(self._done.values())
+
+    def step(self, name: str, units: int) -> None:
+        self._done[name] = units
+
+    def finish(self, name: str) -> None:
+        self._done[name] = self._work[name]
+
+    def seconds_left(self) -> float | None:
+        new = self.finished - self._before
+        return (time.monotonic() - self._began) / new * (self.total - self.finished) if new else None
 
 
 class Crew:
@@ -74,15 +98,8 @@ class Crew:
     def run(self, spec: TrialSpec, directory: Path, models: Path, processes: bool) -> Future[None]:
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
-    def finish(
-        self,
-        jobs: dict[Future[None], str],
-        *,
-        stepped: Callable[[str, int], None],
-        done: Callable[[str], None],
-        tick: Callable[[], None],
-    ) -> None:
-        """Waits for all jobs, telling by name how many steps one has `stepped` and which are `done`; a `tick` a moment.
+    def finish(self, jobs: dict[Future[None], str], ledger: Ledger, tick: Callable[[], None]) -> None:
+        """Waits for all jobs, each by its name in the ledger, which is told of steps and ends; a `tick` a moment.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
@@ -93,10 +110,10 @@ class Crew:
             ready, waiting = concurrent.futures.wait(waiting, timeout=POLL_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    stepped(*self._told.get_nowait())
+                    ledger.step(*self._told.get_nowait())
             for job in ready:
                 _check(job)
-                done(jobs[job])
+                ledger.finish(jobs[job])
             tick()
             if self._interrupts:
                 self._tell(INTERRUPTED)

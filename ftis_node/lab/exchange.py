@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ftis_node.errors import FtisError
-from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.admission import Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.needs import no_rows, teaching_rows
-from ftis_node.swarm.pool import Want
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.table import Arrival, Known, Table, Target
-
-
-class Taker(Protocol):
-    """The taker of groups: the daemon's stepper."""
-
-    def want(self) -> Want: ...
-
-    async def on_groups(self, arrived: Sequence[Arrival]) -> None: ...
 
 
 class Network:
@@ -36,7 +24,7 @@ class Network:
         """The packet, from its author's store."""
         author = target.known.announcement.author
         for member in self.members:
-            if member.author == author and (body := member.store.body(target.ref.digest)) is not None:
+            if member.author == author and (body := member.trade.store.body(target.ref.digest)) is not None:
                 return body
         raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
 
@@ -47,31 +35,25 @@ class MemorySwarm:
     def __init__(
         self,
         network: Network,
-        *,
         author: bytes,
-        context: AdmissionContext,
-        store: PacketStore,
+        trade: Trade,
         clock: Callable[[], float],
+        *,
         max_age: float,
         rng: random.Random,
         on_demand: bool,
-        needed_age: float | None = None,
     ) -> None:
         """
         Args:
-            needed_age: as for `Swarm`.
             on_demand: pulls by itself what the node wants; else only `collect` takes groups.
         """
         self.interval = 1.0  # exchanges take no time here
         self.author = author
-        self.store = store
-        self.taker: Taker
+        self.trade = trade
         self.next_round = 0
         self._network = network
-        self._context = context
         self._clock = clock
         self._max_age = max_age
-        self._needed_age = needed_age
         self._table = self._new_table(rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
@@ -81,7 +63,7 @@ class MemorySwarm:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
         announcement = Announcement(
-            self._context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
+            self.trade.context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
         )
         for member in self._network.members:
             if member is not self:
@@ -100,7 +82,7 @@ class MemorySwarm:
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
-        await self._take(self._table.choose(1 << 30, _all))
+        await self._take(self._table.choose(1 << 30, everything))
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
@@ -112,23 +94,20 @@ class MemorySwarm:
             await asyncio.gather(self._pulling, return_exceptions=True)
 
     def _new_table(self, rng: random.Random) -> Table:
-        rows_of = functools.partial(teaching_rows, self._context) if self._needed_age is not None else no_rows
-        return Table(self._max_age, self._clock, rng, kept_age=self._needed_age or 0.0, rows_of=rows_of)
+        kept_age, rows_of = self.trade.needed_age or 0.0, self.trade.rows_of
+        return Table(self._max_age, self._clock, rng, kept_age=kept_age, rows_of=rows_of)
 
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
-        while (want := self.taker.want()).groups > 0 or want.answers > 0:
-            targets = self._table.choose(want.answers, _all, want.newcomers, want.rows)
+        while (want := self.trade.want()).groups > 0 or want.answers > 0:
+            targets = self._table.choose(want.answers, everything, want.newcomers, want.rows)
             for target in targets:
                 target.known.done |= 1 << target.index
-            teaching = _all if self._needed_age is None else self._teaching
+            teaching = everything if self.trade.needed_age is None else _teaching
             targets += self._table.choose(want.groups, teaching, want.newcomers)
             if not targets:
                 break
             await self._take(targets)
-
-    def _teaching(self, known: Known) -> int:
-        return sum(1 << index for index in known.rows)
 
     async def _take(self, targets: Sequence[Target]) -> None:
         arrived = []
@@ -137,13 +116,19 @@ class MemorySwarm:
             author, round, slot = target.key
             data = self._network.body(target)
             issued_at, digest = target.known.announcement.issued_at, target.ref.digest
-            verdict = admit(self._context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest)
+            place = (round, slot)
+            verdict = admit(self.trade.context, author, data, announced=place, issued_at=issued_at, digest=digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
-        await self.taker.on_groups(arrived)
+        await self.trade.on_groups(arrived)
 
 
-def _all(known: Known) -> int:
+def _teaching(known: Known) -> int:
+    """The packets whose rows may teach."""
+    return sum(1 << index for index in known.rows)
+
+
+def everything(known: Known) -> int:
     """Every packet of an announcement is wanted."""
     return -1

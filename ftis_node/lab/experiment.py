@@ -8,17 +8,17 @@ whose texts name the values in braces; `methods` of a cell, which are names of `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ftis_node.errors import did_you_mean
+from ftis_node.lab.events import HELD_OUT
+from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
 from ftis_node.lab.private import EVALUATION, KINDS
 from ftis_node.lab.recipes import RECIPES
-from ftis_node.lab.reporting import manifest
-from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
 from ftis_node.lab.vocabularies import TOKENIZERS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
@@ -26,6 +26,13 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _refer(who: str, kind: str, name: str, known: Collection[str]) -> None:
+    """Raises ValueError unless the name is known."""
+    if name not in known:
+        hint = did_you_mean(name, known).rstrip() or f"There is {', '.join(filter(None, known)) or 'none'}"
+        raise ValueError(f"{who} names the {kind} {name!r}. {hint}")
 
 
 class WarmUp(_Table):
@@ -45,11 +52,8 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
-        names = [recipe.name for recipe in RECIPES]
-        if self.recipe not in names:
-            raise ValueError(f"{did_you_mean(self.recipe, names)}a recipe is one of {', '.join(names)}")
-        if self.tokenizer and self.tokenizer not in TOKENIZERS:
-            raise ValueError(f"a tokenizer is one of {', '.join(TOKENIZERS)}, not {self.tokenizer!r}")
+        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in RECIPES])
+        _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
 
 
@@ -72,14 +76,10 @@ class NodeSpec(_Table):
     def _one_origin(self) -> NodeSpec:
         if sum((bool(self.model and not self.script), self.warm is not None, bool(self.script))) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
-        if self.script and self.script not in SCRIPTS:
-            hint = did_you_mean(self.script, SCRIPTS)
-            raise ValueError(f"there is no script {self.script!r}: {hint}a script is one of {', '.join(SCRIPTS)}")
+        _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
+        _refer(f"node {self.name}", "kind of rows", self.private, ("", *KINDS))
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
             raise ValueError(f"the script {self.script!r} writes tokens of tiny-a only: leave `model` out")
-        if self.private and self.private not in KINDS:
-            hint = did_you_mean(self.private, KINDS)
-            raise ValueError(f"there are no rows {self.private!r}: {hint}private rows are one of {', '.join(KINDS)}")
         return self
 
 
@@ -160,15 +160,6 @@ class CellSpec(_Table):
         return self
 
 
-class Claim(manifest.Claim):
-    """A claim of a lab file; written down before the results. See `lab.reporting.claims`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: Literal["paper", "ours"] = "ours"
-    family: str = ""
-
-
 class Experiment(_Table):
     """A whole lab file.
 
@@ -220,43 +211,33 @@ class Experiment(_Table):
         federated = any(cell.collaboration == "federated" for cell in self.cells)
         if open_ones and (federated or any(also.name == EVALUATION for also in self.evaluate)):
             raise ValueError(f"node {open_ones[0]} has no `private` rows, which a federated cell trains on")
-        if len(set(names)) < len(names):
-            raise ValueError("two nodes have the same name")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("a seed is there twice")
         for node in self.nodes:
-            if node.warm is not None and node.warm.like and node.warm.like not in names:
-                raise ValueError(f"node {node.name} is like {node.warm.like!r}, and there is no such node")
+            _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
         for method in (method for cell in self.cells for method in cell.methods):
-            if method not in self.methods:
-                hint = did_you_mean(method, self.methods)
-                raise ValueError(f"a cell names the method {method!r}, and there is none. {hint}".rstrip())
+            _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()
-        if len({cell.name for cell in cells}) < len(cells):
-            raise ValueError("two cells have the same name")
+        known = [cell.name for cell in cells]
+        for what, those in {"nodes": names, "seeds": self.seeds, "cells": known}.items():
+            if len(set(those)) < len(those):
+                raise ValueError(f"two {what} are the same")
         if not cells:
             raise ValueError("a list is empty, so there is no cell")
+        sets = [HELD_OUT, *(also.name for also in self.evaluate)]
+        if len(set(sets)) < len(sets):
+            raise ValueError(f"every set under `evaluate` needs a name of its own, and not {HELD_OUT!r}")
         for cell in cells:
             for name in (*cell.nodes, *cell.node, *cell.speed):
-                if name not in names:
-                    raise ValueError(f"cell {cell.name} names node {name!r}, and there is no such node")
-        sets = [also.name for also in self.evaluate]
-        if len({HELD_OUT, *sets}) <= len(sets):
-            raise ValueError(f"every set under `evaluate` needs a name of its own, and not {HELD_OUT!r}")
-        known = {cell.name for cell in cells}
+                _refer(f"cell {cell.name}", "node", name, names)
         for claim in self.claims:
-            if claim.node not in (ALL, *names):
-                raise ValueError(f"the claim {claim.text!r} names node {claim.node!r}, and there is no such node")
-            if claim.on not in (HELD_OUT, *sets):
-                raise ValueError(f"the claim {claim.text!r} names set {claim.on!r}, and there is no such set")
-            for name in claim.cells:
-                if name not in known:
-                    raise ValueError(f"the claim {claim.text!r} names cell {name!r}, and there is no such cell")
+            asked = [("node", claim.node, (ALL, *names)), ("set", claim.on, sets)]
+            for kind, name, there in [*asked, *(("cell", cell, known) for cell in claim.cells)]:
+                _refer(f"the claim {claim.text!r}", kind, name, there)
         return self
 
     def all_cells(self) -> list[CellSpec]:
         """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
-        return [self._cell(spec, chosen) for spec in self.cells for chosen in _combinations(_lists(spec))]
+        named = ((spec, {METHOD: list(spec.methods)} if spec.methods else {}) for spec in self.cells)
+        return [self._cell(spec, chosen) for spec, more in named for chosen in _combinations(more | spec.vary)]
 
     def _cell(self, spec: CellSpec, chosen: dict[str, Any]) -> CellSpec:
         """The cell with these settings, and the settings of its method below its own."""
@@ -279,10 +260,6 @@ class Experiment(_Table):
             "vary": {},
         }
         return spec.model_copy(update=changes)
-
-
-def _lists(spec: CellSpec) -> dict[str, list[Any]]:
-    return {METHOD: list(spec.methods), **spec.vary} if spec.methods else spec.vary
 
 
 def _combinations(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:

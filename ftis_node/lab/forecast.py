@@ -1,31 +1,30 @@
 """The resources of an experiment, before anything is loaded: the plan of every node, its memory, and hours.
 
-Hours are arithmetic on a machine of given speed, no measurement: training costs 6 operations a parameter and token (4
-with LoRA, a third more with gradient checkpointing), sampling reads all weights for every token of the longest
-completion. Completions are taken at half of their cap, machines at 40 % of their matrix rate and 60 % of their memory
-bandwidth.
+Hours are arithmetic on a card of given rates (`step_seconds`), no measurement. Prompts and completions are taken at
+half of their caps.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, Workload
+from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, plan
-from ftis_node.lab.experiment import Experiment
+from ftis_node.lab import step_seconds
+from ftis_node.lab.experiment import Experiment, NodeSpec
 from ftis_node.lab.participant import generating
-from ftis_node.lab.spec import Member, TrialSpec, trials
+from ftis_node.lab.spec import TrialSpec, trials
+from ftis_node.lab.step_seconds import Card, Work
 from ftis_node.policy.measure import geometry
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
 from ftis_node.worker.planning import wishes
 
-_MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
+_LENGTH_SHARE = 0.5
 _PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
@@ -36,17 +35,7 @@ TINY_STEP_SECONDS = 0.2
 DISK_BYTES = 2 * 12
 
 
-@dataclass(frozen=True)
-class Machine:
-    """vram: GB, of which nodes without a limit of their own share what is left; tflops: bf16; bandwidth: GB/s."""
-
-    device: Device = "cuda"
-    vram: float = 24.0
-    tflops: float = 165.0
-    bandwidth: float = 1008.0
-
-
-def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
+def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans: dict[str, dict[str, Any]] = {}
@@ -59,11 +48,11 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
             if member.warm is not None:
                 hours += spec.steps * TINY_STEP_SECONDS / 3600
                 continue
-            shape, chosen = _planned(spec, member, machine)
+            shape, chosen = _planned(spec, member, card)
             together[spec.settings_of(member).device] += chosen.memory.total / GB
             fits = fits and chosen.fits
             disk += DISK_BYTES * shape.parameters / GB if spec.keep and not chosen.lora else 0.0
-            hours += _seconds(spec, member, shape, chosen, machine) / 3600
+            hours += _seconds(spec, member, shape, chosen, card) / 3600
             plans[f"{member.name} {member.model} batch {spec.settings_of(member).batch_groups}"] = _told(chosen)
         largest = max(largest, *together.values(), 0.0)
     return {
@@ -72,8 +61,8 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
         "steps": experiment.steps,
         "nodes": plans,
         "memory_gb_together": round(largest, 1),
-        "vram_gb": machine.vram,
-        "fits_together": largest <= machine.vram and fits,
+        "vram_gb": card.vram,
+        "fits_together": largest <= card.vram and fits,
         "disk_gb": round(disk, 1),
         "hours": round(hours, 2),
     }
@@ -84,15 +73,15 @@ def _caps(spec: TrialSpec) -> tuple[int, int]:
     return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
 
 
-def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometry, Plan]:
+def _planned(spec: TrialSpec, member: NodeSpec, card: Card) -> tuple[Geometry, Plan]:
     settings = spec.settings_of(member)
     shape = geometry(member.model)
-    limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
+    limit = settings.vram_gb or card.vram * (settings.vram_share or 1 / len(spec.members))
     workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
-    return shape, plan(shape, round(limit * GB), workload, wishes(settings), machine.device, False)
+    return shape, plan(shape, round(limit * GB), workload, wishes(settings), card.device, False)
 
 
-def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:
+def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:
     """The figures of one node's work in a whole trial."""
     settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
     group = spec.run.get("group", RUN_DEFAULTS["group"])
@@ -102,26 +91,14 @@ def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, mac
     elif share is None:
         share = 1 / generating(spec)
     own = math.ceil(share * settings.batch_groups)
-    samples = settings.batch_groups * group
-    length = _LENGTH_SHARE * cap
-    operations = 6.0 if not chosen.lora else 4.0
-    operations *= 4 / 3 if chosen.gradient_checkpointing else 1
-    tokens = settings.batch_groups * prompt * _LENGTH_SHARE + samples * length
-    training = operations * shape.parameters * tokens / (machine.tflops * 1e12 * _MATRIX_SHARE)
-    evaluations = spec.steps // settings.eval_every + 1
-    sampling: float = _sampling(shape, chosen, own * group, cap, machine) * spec.steps
-    sampling += _sampling(shape, chosen, settings.eval_prompts, cap, machine) * evaluations
+    half = Work(settings.batch_groups, group, _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
+    evaluated = half._replace(groups=settings.eval_prompts, group=1)
+    sampling = step_seconds.generating(shape, chosen, half._replace(groups=own), card) * spec.steps
+    sampling += step_seconds.generating(shape, chosen, evaluated, card) * (spec.steps // settings.eval_every + 1)
     for also in spec.evaluate:
-        sampling += 2 * _sampling(shape, chosen, also.prompts or 500, 4 * cap, machine)
-    return float(training * spec.steps + sampling)
-
-
-def _sampling(shape: Geometry, chosen: Plan, completions: int, cap: int, machine: Machine) -> float:
-    """Seconds for so many completions: the slower of reading the weights and of multiplying with them."""
-    batches = math.ceil(completions / chosen.generation_batch)
-    reading = batches * cap * shape.parameters * chosen.width / (machine.bandwidth * 1e9 * _BANDWIDTH_SHARE)
-    multiplying = 2 * shape.parameters * completions * _LENGTH_SHARE * cap / (machine.tflops * 1e12 * _MATRIX_SHARE)
-    return max(reading, multiplying)
+        longer = Work(also.prompts or 500, 1, half.prompt, 4 * half.completion, 4 * cap)
+        sampling += 2 * step_seconds.generating(shape, chosen, longer, card)
+    return step_seconds.training(shape, chosen, half, card) * spec.steps + sampling
 
 
 def _told(chosen: Plan) -> dict[str, Any]:

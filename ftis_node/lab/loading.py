@@ -11,23 +11,15 @@ from pydantic import BaseModel, ValidationError
 from ftis_node.config.reading import read_toml
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError, did_you_mean
-from ftis_node.lab.experiment import CellSpec, Claim, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.manifest import Claim
 from ftis_node.lab.spec import TrialSpec, trial_of
 
 SHIPPED = Path(__file__).parent / "experiments"
 
 # Fields of the run that a file may set; the rest follows from task and tokenizer. Settings that only the lab makes.
-_RUN_KEYS = (
-    "group",
-    "slots",
-    "prompt_tokens",
-    "completion_tokens",
-    "temperature",
-    "template",
-    "any_tokenizer",
-    "common",
-    "epoch",
-)
+_RUN_KEYS = ["group", "slots", "prompt_tokens", "completion_tokens", "temperature"]
+_RUN_KEYS += ["template", "any_tokenizer", "common", "epoch"]
 _TAKEN = {"seed", "steps", "model"}
 
 

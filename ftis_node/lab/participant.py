@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -16,10 +16,12 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.private import EVALUATION, private_task
-from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.lab.spec import TrialSpec
 from ftis_node.node.demand import by_need, needed_age
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
@@ -32,6 +34,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pool import Pool
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
@@ -44,7 +47,7 @@ SLOTS = 128  # of a horizontal run at a free pace, in an epoch
 class Participant:
     """A member with everything it needs. `load`, `open`, then steps."""
 
-    def __init__(self, spec: TrialSpec, member: Member, compute: Compute, model: str) -> None:
+    def __init__(self, spec: TrialSpec, member: NodeSpec, compute: Compute, model: str) -> None:
         self.spec = spec
         self.member = member
         self.name = member.name
@@ -93,16 +96,15 @@ class Participant:
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
         own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
+        needed = needed_age(run, self.settings, own_only=own_only)
         self.swarm = MemorySwarm(
             network,
-            author=self._identity.author,
-            context=context,
-            store=store,
-            clock=clock,
+            self._identity.author,
+            Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived), needed),
+            clock,
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
-            needed_age=needed_age(run, self.settings, own_only=own_only),
         )
         self.stepper = Stepper(
             context=context,
@@ -118,7 +120,6 @@ class Participant:
             rng=self._rng("pool"),
             own_data=bool(self.member.private),
         )
-        self.swarm.taker = self.stepper
         self.swarm.next_round = first_round
         self.meter.run = run
         if self.spec.payloads:
@@ -187,7 +188,7 @@ class Participant:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def counts(self) -> dict[str, Any]:
+    def spent(self) -> Spent:
         """The cost so far."""
         return {
             "node": self.name,
@@ -198,20 +199,20 @@ class Participant:
             "trained": self.meter.trained,
         }
 
-    async def evaluate(self, also: str | None = None) -> dict[str, Any]:
+    async def evaluate(self, also: str | None = None) -> EvaluationEvent:
         """An evaluation event."""
         found = await self.compute.call(Evaluate(also))
         result = msgspec.structs.asdict(found)
         del result["seconds"]
-        return {"event": "evaluation", **self.counts(), "set": also or "held-out", **result}
+        return cast(EvaluationEvent, {"event": "evaluation", **self.spent(), "set": also or HELD_OUT, **result})
 
-    def told_step(self, taken: TakenStep) -> dict[str, Any]:
+    def told_step(self, taken: TakenStep) -> StepEvent:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
         last, diagnostics = taken.row(), taken.report.diagnostics
         plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
-        return {
+        event = {
             "event": "step",
-            **self.counts(),
+            **self.spent(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **self._own_groups(),
             **({"own_data_reward": last["own_data_reward"]} if self.member.private else {}),
@@ -220,6 +221,7 @@ class Participant:
             "own": diagnostics.sources.get("own", {}),
             "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
         }
+        return cast(StepEvent, event)
 
     def _own_groups(self) -> dict[str, Any]:
         """Shares of the own groups since the last step that are all wrong, all alike; their pass@8; and the rows."""
@@ -237,10 +239,6 @@ class Participant:
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
-    def label(self) -> str:
-        """The label of its checkpoints."""
-        return labelled(self.settings.model, self.facts.kind)
-
     async def save(self, directory: Path) -> None:
         """A checkpoint in the daemon's own format."""
         checkpoints = Checkpoints(directory / self.name)
@@ -249,7 +247,7 @@ class Participant:
         await self.compute.call(Save(str(partial)))
         counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
         facts = {
-            "model": self.label(),
+            "model": labelled(self.settings.model, self.facts.kind),
             "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),

@@ -9,51 +9,22 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.crew import Crew
+from ftis_node.lab.crew import Crew, Ledger
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
+from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.observe.terminal import column, console, words
 from ftis_node.policy.names import built_in
 from ftis_node.text import escaped
 
-MANIFEST_SCHEMA = 1
 SPEAK_SECONDS = 10.0
-
-
-@dataclass
-class _Ledger:
-    """The trials done and in all; the time left is told from the work that this run has done so far."""
-
-    work: dict[str, int]  # a job's name → units (node steps; a warm-up counts as so many)
-    done: dict[str, int] = field(default_factory=dict)
-    before: int = 0  # units that were done when this run began
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def total(self) -> int:
-        return sum(self.work.values())
-
-    @property
-    def finished(self) -> int:
-        return sum(self.done.values())
-
-    def step(self, name: str, units: int) -> None:
-        self.done[name] = units
-
-    def finish(self, name: str) -> None:
-        self.done[name] = self.work[name]
-
-    def seconds_left(self) -> float | None:
-        new = self.finished - self.before
-        return (time.monotonic() - self.began) / new * (self.total - self.finished) if new else None
 
 
 WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
@@ -104,19 +75,16 @@ class Runner:
         specs = list({spec.id: spec for spec in trials(self.experiment)}.values())
         open_ones = [spec for spec in specs if not finished(self.directory(spec))]
         warm = [start for start in starts(open_ones) if not (self.models / start.name).exists()]
-        work = {start.name: WARM_UP_UNITS for start in warm} | {
-            spec.id: spec.steps * len(spec.members) for spec in specs
-        }
-        ledger = _Ledger(work)
-        for spec in specs:
-            ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
-        ledger.before = ledger.finished
-        crew_of = Crew(self._jobs, self._threads, lambda line: self._console.print(words(line)))
+        work = dict.fromkeys([start.name for start in warm], WARM_UP_UNITS)
+        work |= {spec.id: spec.steps * len(spec.members) for spec in specs}
+        ledger = Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
+        threads = 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
+        crew_of = Crew(self._jobs, threads, lambda line: self._console.print(words(line)))
         with crew_of as crew, self._drawn(ledger) as draw:
             first = {crew.warm_up(start, self.models): start.name for start in warm}
-            crew.finish(first, stepped=ledger.step, done=ledger.finish, tick=draw)
+            crew.finish(first, ledger, draw)
             jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
-            crew.finish(jobs, stepped=ledger.step, done=ledger.finish, tick=draw)
+            crew.finish(jobs, ledger, draw)
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
@@ -132,33 +100,24 @@ class Runner:
 
     # --- what is drawn --------------------------------------------------------------------------------------------
 
-    @property
-    def _threads(self) -> int:
-        return 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
-
     @contextlib.contextmanager
-    def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
+    def _drawn(self, ledger: Ledger) -> Iterator[Callable[[], None]]:
         """A bar on a terminal, else a line now and then."""
-        columns = (column("{task.description}"), BarColumn(), column("{task.percentage:3.0f} %"))
-        with Progress(
-            *columns,
-            TimeElapsedColumn(),
-            column("{task.fields[left]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        ) as bar:
+        name, share, left = map(column, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
+        columns = (name, BarColumn(), share, TimeElapsedColumn(), left)
+        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as bar:
             task = bar.add_task(escaped(self.experiment.name), total=ledger.total, left="")
             spoken = time.monotonic()
 
             def draw() -> None:
                 nonlocal spoken
-                left = ledger.seconds_left()
-                rest = f"{_duration(left)} left" if left is not None else ""
+                seconds = ledger.seconds_left()
+                rest = f"{_duration(seconds)} left" if seconds is not None else ""
                 bar.update(task, completed=ledger.finished, left=rest)
                 if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
                     spoken = time.monotonic()
-                    share = ledger.finished / ledger.total if ledger.total else 1.0
-                    self._console.print(words(f"{self.experiment.name}: {share:.0%} {rest}"))
+                    done = ledger.finished / ledger.total if ledger.total else 1.0
+                    self._console.print(words(f"{self.experiment.name}: {done:.0%} {rest}"))
 
             yield draw
             draw()
@@ -176,55 +135,52 @@ class Runner:
         kept.write_bytes(text)
         experiment = self.experiment
         cells = experiment.all_cells()
-        manifest = {
-            "schema": MANIFEST_SCHEMA,
+        manifest = Manifest(
             **{key: getattr(experiment, key) for key in ("name", "title", "about", "task", "steps", "tail", "target")},
-            "seeds": list(experiment.seeds),
-            "commit": commit(),
-            "versions": versions(),
-            "file_sha256": hashlib.sha256(text).hexdigest(),
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "nodes": [_node_facts(experiment, node) for node in experiment.nodes],
-            "cells": [self._cell_facts(cell) for cell in cells],
-            "trials": [
-                {"id": spec.id, "cell": cell.name, "seed": seed, "directory": self._relative(spec)}
+            seeds=list(experiment.seeds),
+            commit=commit(),
+            versions=versions(),
+            file_sha256=hashlib.sha256(text).hexdigest(),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            nodes=[_node_facts(experiment, node) for node in experiment.nodes],
+            cells=[self._cell_facts(cell) for cell in cells],
+            trials=[
+                TrialEntry(id=spec.id, cell=cell.name, seed=seed, directory=self._relative(spec))
                 for seed in experiment.seeds
                 for cell in cells
                 for spec in [trial_of(experiment, cell, seed)]
             ],
-            "claims": [claim.model_dump(by_alias=True) for claim in experiment.claims],
-        }
-        replace_text(self.out / "manifest.json", json.dumps(manifest, indent=1))
+            claims=list(experiment.claims),
+        )
+        replace_text(self.out / "manifest.json", json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1))
 
-    def _cell_facts(self, cell: CellSpec) -> dict[str, Any]:
+    def _cell_facts(self, cell: CellSpec) -> Cell:
         """A cell and what its settings come to; the divergence is named, for every figure must say which it shows."""
         from ftis_node.learner import choose_objective
 
-        experiment = self.experiment
-        members = [n.name for n in experiment.nodes if not cell.nodes or n.name in cell.nodes]
-        spec = trial_of(experiment, cell, experiment.seeds[0])
+        spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
         trained = [member for member in spec.members if not member.script]
         objective = choose_objective(spec.settings_of(trained[0]), spec.task, spec.run.get("completion_tokens", 1))
         parts = {name: getattr(objective, name) for name in ("divergence", "reduction", "threshold")}
         fastest = max(member.speed for member in trained)
-        return {
-            "name": cell.name,
-            "label": cell.label or cell.name,
-            "collaboration": cell.collaboration,
-            "pace": cell.pace,
-            "nodes": members,
-            "slower": [member.name for member in trained if member.speed < fastest],
-            "values": {**parts, **cell.settings, **cell.values},
-        }
+        return Cell(
+            name=cell.name,
+            label=cell.label or cell.name,
+            collaboration=cell.collaboration,
+            pace=cell.pace,
+            nodes=[member.name for member in spec.members],
+            slower=[member.name for member in trained if member.speed < fastest],
+            values={**parts, **cell.settings, **cell.values},
+        )
 
-    def _relative(self, spec: TrialSpec) -> str:
-        return os.path.relpath(self.directory(spec), self.out)
+    def _relative(self, spec: TrialSpec) -> Path:
+        return Path(os.path.relpath(self.directory(spec), self.out))
 
 
-def _node_facts(experiment: Experiment, node: NodeSpec) -> dict[str, str]:
+def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
     model = node.model or node.script or (node.warm.recipe if node.warm else "")
     lora = node.settings.get("lora", experiment.settings.get("lora", False))
-    return {"name": node.name, "model": model, "kind": "lora" if lora else "full"}
+    return Node(name=node.name, model=model, kind="lora" if lora else "full")
 
 
 def _side_by_side(experiment: Experiment) -> int:

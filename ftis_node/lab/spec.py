@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Member:
-    """A node of a trial, with nothing left open. settings: all that are set, layer upon layer."""
-
-    name: str
-    model: str
-    warm: WarmUp | None
-    script: str
-    speed: float
-    settings: dict[str, Any]
-    private: str = ""
-
-    def facts(self) -> dict[str, Any]:
-        """All of it in plain values; what is not private is what it always was."""
-        fields = {**vars(self), "warm": self.warm.model_dump() if self.warm else None}
-        return fields if self.private else {key: value for key, value in fields.items() if key != "private"}
-
-
-@dataclass(frozen=True)
-class TrialSpec:
+class TrialSpec(BaseModel):
     """One cell with one seed: everything in a lab file that decides what happens. until: the pass@1 that ends it.
 
-    Not the code (a trial says which commit ran it) nor the weights behind a model's name.
+    members: with all settings that are set, layer upon layer. Not the code (a trial says which commit ran it) nor the
+    weights behind a model's name.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     seed: int
     task: str
@@ -55,7 +39,7 @@ class TrialSpec:
     payloads: bool
     run: dict[str, Any]
     clock: Clock
-    members: tuple[Member, ...]
+    members: tuple[NodeSpec, ...]
     evaluate: tuple[EvaluationSet, ...]
     gradients: Probe | None
     until: float | None = None
@@ -67,29 +51,19 @@ class TrialSpec:
         return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
-        """All of it in plain values."""
-        files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for later, absent in (
-            ("payloads", False),
-            ("until", None),
-            ("average", None),
-        ):  # without them a trial's id is what it always was
-            if fields[later] == absent:
+        """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
+        fields = self.model_dump()
+        for later in ("payloads", "until", "average"):
+            if not fields[later]:
                 del fields[later]
-        return {
-            **fields,
-            **({"sha256": files} if files else {}),
-            **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
-            "schema": TRIAL_SCHEMA,
-            "clock": self.clock.model_dump(exclude={"per"} if self.clock.per == "group" else None),
-            "members": [member.facts() for member in self.members],
-            "evaluate": [also.model_dump() for also in self.evaluate],
-            "gradients": self.gradients.model_dump() if self.gradients else None,
-            **({"average": self.average.model_dump()} if self.average else {}),
-        }
+        if self.clock.per == "group":
+            del fields["clock"]["per"]
+        fields["members"] = [{k: v for k, v in one.items() if v or k != "private"} for one in fields["members"]]
+        files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
+        rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
+        return {**fields, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
 
-    def settings_of(self, member: Member) -> Settings:
+    def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences and pulling by need unless they are named.
 
         Raises UsageError for unknown keys and wrong values.
@@ -104,32 +78,21 @@ def trials(experiment: Experiment) -> list[TrialSpec]:
 
 def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     """The trial of a cell with a seed."""
-    nodes = [node for node in experiment.nodes if not cell.nodes or node.name in cell.nodes]
+    shared = ("task", "data", "eval_data", "steps", "seconds", "keep", "payloads", "clock", "evaluate")
     return TrialSpec(
         seed=seed,
-        task=experiment.task,
-        data=experiment.data,
-        eval_data=experiment.eval_data,
-        collaboration=cell.collaboration,
-        pace=cell.pace,
-        steps=experiment.steps,
-        seconds=experiment.seconds,
-        keep=experiment.keep,
-        payloads=experiment.payloads,
+        **{name: getattr(experiment, name) for name in shared},
+        **{name: getattr(cell, name) for name in ("collaboration", "pace", "gradients")},
         run={**experiment.run, **cell.run},
-        clock=experiment.clock,
-        members=tuple(_member(experiment, cell, node) for node in nodes),
-        evaluate=experiment.evaluate,
-        gradients=cell.gradients,
+        members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
         until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
         average=cell.average if cell.collaboration == "federated" else None,
     )
 
 
-def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> Member:
+def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
     settings = {**experiment.settings, **node.settings, **cell.settings, **cell.node.get(node.name, {})}
-    speed = cell.speed.get(node.name, node.speed)
-    return Member(node.name, node.model, node.warm, node.script, speed, settings, node.private)
+    return node.model_copy(update={"settings": settings, "speed": cell.speed.get(node.name, node.speed)})
 
 
 def _sha256(path: str) -> str:

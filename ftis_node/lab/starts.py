@@ -9,14 +9,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ftis_node.lab.experiment import WarmUp
+from ftis_node.lab.experiment import NodeSpec, WarmUp
 from ftis_node.lab.recipes import RECIPES, Recipe
 from ftis_node.lab.scripts import MODEL
-from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.warmup import save, warm_up
 from ftis_node.tasks import load_task
 
@@ -36,7 +35,7 @@ class Start:
         return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
-def start_of(spec: TrialSpec, member: Member) -> Start | None:
+def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
     """The warm-up that a member starts from; None if it starts from a model by name, or has none."""
     warm = member.warm
     if warm is None:
@@ -50,7 +49,7 @@ def starts(specs: list[TrialSpec]) -> list[Start]:
     return list({start.name: start for start in found if start is not None}.values())
 
 
-def model_of(spec: TrialSpec, member: Member, models: Path) -> str:
+def model_of(spec: TrialSpec, member: NodeSpec, models: Path) -> str:
     """What `Settings.model` is to be: a name, or the folder of the warm-up under `models`."""
     start = start_of(spec, member)
     return (member.model or MODEL) if start is None else str(models / start.name)
@@ -82,8 +81,6 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 def _recipe(warm: WarmUp) -> Recipe:
     recipe = next(recipe for recipe in RECIPES if recipe.name == warm.recipe)
-    changes: dict[str, Any] = {"weak": warm.weak, "style": warm.style, "harder": warm.harder}
-    changes |= {} if warm.forgetful is None else {"forgetful": warm.forgetful}
-    changes |= {} if warm.steps is None else {"steps": warm.steps}
-    changes |= {"tokenizer": warm.tokenizer} if warm.tokenizer else {}
-    return dataclasses.replace(recipe, **changes)
+    changes = {name: value for name, value in warm.model_dump(exclude={"recipe", "like", "tokenizer"}).items()}
+    changes["tokenizer"] = warm.tokenizer or None
+    return dataclasses.replace(recipe, **{name: value for name, value in changes.items() if value is not None})

@@ -19,11 +19,13 @@ from ftis_node.host.files import replace_text
 from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
+from ftis_node.lab.events import Duration, Event, StepEvent
 from ftis_node.lab.exchange import Network
+from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
-from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.observe.provenance import commit, versions
@@ -31,7 +33,6 @@ from ftis_node.observe.provenance import commit, versions
 # Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
 CHECKPOINT_SECONDS = 120.0
 SAVING_SHARE = 20
-_DIGITS = 6  # of the numbers in events
 
 
 class Interrupted(Exception):
@@ -70,7 +71,7 @@ class Trial:
         self._done = 0
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
         self._arrived: set[str] = set()  # nodes that were seen at the pass@1 that ends the trial
-        self._at: dict[str, dict[str, float]] = {}  # when each node had taken its last step
+        self._at: dict[str, float] = {}  # when each node had taken its last step
         self._federation = Federation(spec.average) if spec.average is not None else None
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
@@ -116,7 +117,7 @@ class Trial:
             else:
                 await self._free()
             for node in self._learners:
-                await self._evaluate(node, None, **self._at.get(node.name, {}))  # its time may be over between two
+                await self._evaluate(node, time=self._at.get(node.name))  # its time may be over between two
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
@@ -149,21 +150,21 @@ class Trial:
             await self._evaluate(node)
             await self._look_further(node)
 
-    async def _evaluate(self, node: Participant, also: str | None = None, **known: float) -> None:
-        """Unless it has been, at this step; `known` figures (when it was there) in place of the present ones."""
+    async def _evaluate(self, node: Participant, also: str | None = None, time: float | None = None) -> None:
+        """Unless it has been, at this step; time: when it was there, if that is not now."""
         key, step = f"{node.name}/{also or ''}", node.stepper.progress.step
         if self._evaluated.get(key) != step:
-            event = await node.evaluate(also) | known
+            event = await node.evaluate(also)
+            event["time"] = event["time"] if time is None else time
             self._write(event)
             self._evaluated[key] = step
             if also is None and self.spec.until is not None and event["pass_at_1"] >= self.spec.until:
                 self._arrived.add(node.name)
 
-    def _spent(self) -> dict[str, float]:
-        """Real seconds and CPU seconds of this process on the trial, interruptions left out."""
+    def _spent(self) -> Duration:
         return {"seconds": time.monotonic() - self._began, "cpu": time.process_time() - self._cpu}
 
-    def _compute(self, member: Member) -> Compute:
+    def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
             return Scripted(member.script, self.spec.seed)
         return OwnProcess() if self._processes else InProcess()
@@ -204,7 +205,7 @@ class Trial:
             if stopping and done < self.spec.steps:
                 raise Interrupted
 
-    def _federate(self, done: int, told: Sequence[dict[str, Any]]) -> None:
+    def _federate(self, done: int, told: Sequence[StepEvent]) -> None:
         """Average the nodes' weights if it is time to; their step events tell what each of them earned and counts."""
         federation = self._federation
         if federation is None:
@@ -217,7 +218,7 @@ class Trial:
             for event in told:
                 event["weight"] = weights[event["node"]]
 
-    async def _step(self, node: Participant, batch: StepBatch, began: float) -> Any:
+    async def _step(self, node: Participant, batch: StepBatch, began: float) -> StepEvent:
         """A step event, of the time when this node was done, whoever else is not yet."""
         return node.told_step(await node.stepper.train(batch, began))
 
@@ -251,9 +252,9 @@ class Trial:
         fastest = max(member.speed for member in members)
         return self.spec.until is not None and self._arrived >= {m.name for m in members if m.speed == fastest}
 
-    async def _after_step(self, node: Participant, event: dict[str, Any]) -> None:
+    async def _after_step(self, node: Participant, event: StepEvent) -> None:
         self._done += 1
-        self._at[node.name] = {"time": event["time"]}
+        self._at[node.name] = event["time"]
         self._write(event)
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
@@ -270,7 +271,7 @@ class Trial:
 
     # --- what is written ------------------------------------------------------------------------------------------
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: Event) -> None:
         self._log.write(json.dumps(_rounded(event)).encode() + b"\n")
         self._log.flush()
 
@@ -308,7 +309,7 @@ def finished(directory: Path) -> bool:
 def _rounded(value: Any) -> Any:
     """Numbers with six digits, which is more than they mean; a step has hundreds of them."""
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
+        return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
     return [_rounded(part) for part in value] if isinstance(value, list) else value

@@ -78,18 +78,9 @@ def _byte_level(merges: list[tuple[str, str]], pieces: str = "") -> Any:
     backend.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
     backend.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=END,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
+        tokenizer_object=backend, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, padding_side="left"
     )
 
 
-TOKENIZERS: Mapping[str, Callable[[], Any]] = {
-    "words": words,
-    "chars": characters,
-    "numbers": numbers,
-    "bpe": merged,
-}
+TOKENIZERS: Mapping[str, Callable[[], Any]] = {"words": words, "chars": characters, "numbers": numbers, "bpe": merged}
 """By the name that a recipe gives."""

@@ -1,5 +1,7 @@
 """How many groups of a batch a node makes itself, and how many foreign ones it pulls. All values are groups."""
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """How commands reach a running node: they ask its local API (`observe.api_server`), and link to its page."""
 
+from __future__ import annotations
+
 import http.client
 import json
 import os

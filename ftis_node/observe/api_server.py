@@ -1,5 +1,7 @@
 """The local API of a node: HTTP on a unix socket that only its owner can open. `observe.api` asks it."""
 
+from __future__ import annotations
+
 import http
 import os
 from collections.abc import Awaitable, Callable, Mapping

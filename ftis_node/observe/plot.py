@@ -1,5 +1,7 @@
 """Curves as a picture."""
 
+from __future__ import annotations
+
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Which code, by which libraries, made a result."""
 
+from __future__ import annotations
+
 import functools
 import platform
 import subprocess

@@ -1,5 +1,7 @@
 """Read-only pages for the owner of a node or observer: HTTP on loopback; they need a token."""
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import ipaddress

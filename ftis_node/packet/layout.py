@@ -1,5 +1,7 @@
 """What all versions of a packet share: the header, the limits and the digests."""
 
+from __future__ import annotations
+
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence

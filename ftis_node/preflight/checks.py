@@ -4,6 +4,8 @@
 checks the machine. Later checks use what earlier ones found.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 
 from ftis_node.errors import UserError, each_once

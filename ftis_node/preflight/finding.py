@@ -1,5 +1,7 @@
 """Findings and checks, and the doctor's way to run checks: none of them can end or hold up the others."""
 
+from __future__ import annotations
+
 import queue
 import threading
 import time

@@ -3,6 +3,8 @@
 They need neither PyTorch nor libp2p, whose import takes seconds. They write nothing and run no code of a task.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 

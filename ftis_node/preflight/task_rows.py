@@ -1,5 +1,7 @@
 """The rows of a task, before anybody trains on them: gold answers, doubles, empty rows, and whether prompts fit."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Checkpoints: directories that appear whole or not at all, with a checksum of every file."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

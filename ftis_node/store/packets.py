@@ -1,5 +1,7 @@
 """Packets and rounds in SQLite: what this node generated, what it admitted, and what it has trained on."""
 
+from __future__ import annotations
+
 import shutil
 import sqlite3
 import tempfile

@@ -1,5 +1,7 @@
 """The address book: where peers of the run may be, who named each address, and when to dial it."""
 
+from __future__ import annotations
+
 import math
 import random
 from collections import Counter

@@ -1,5 +1,7 @@
 """What was heard of a swarm's nodes, over time and in bounded memory. What they say of themselves are claims."""
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """What a node remembers of each peer that shook hands with it."""
 
+from __future__ import annotations
+
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 

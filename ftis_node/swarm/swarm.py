@@ -1,5 +1,7 @@
 """Being in touch with a swarm: sessions, gossip, reports. What a node gives and takes is `pulling`'s."""
 
+from __future__ import annotations
+
 import asyncio
 import functools
 import logging

@@ -4,6 +4,8 @@ Pebble's process pool also kills late workers, but its parent unpickles what a w
 stranger's text would run code here. So this process answers in bytes and JSON.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

@@ -1,5 +1,7 @@
 """Rows in CSV: a header with `question` (or `prompt`) and `answer`, as the objects of a JSONL file have them."""
 
+from __future__ import annotations
+
 import csv
 import io
 from collections.abc import Iterator

@@ -6,6 +6,8 @@ run in processes of their own, with limits on memory and time. One that fails to
 and the next answer gets a new process. Answers that are Python code run in a jail besides (`jail`).
 """
 
+from __future__ import annotations
+
 import importlib.util
 import logging
 import os

@@ -2,6 +2,8 @@
 2305.20050) tested on. It serves evaluation only: it is one test, without a training half, judged by the rule `math`.
 """
 
+from __future__ import annotations
+
 import hashlib
 
 from ftis_node.errors import UsageError

@@ -1,5 +1,7 @@
 """Fingerprint that two tokenizers must share before one node can read the other's token ids."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 

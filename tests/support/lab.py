@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec, trials
 from ftis_node.lab.trial import Interrupted, Trial
 from ftis_node.packet import Completion
+from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generate, Load, Open, ScoredPacket
 from tests.support.small_models import completions_of
 
@@ -55,23 +58,33 @@ def cut(spec: TrialSpec, directory: Path, *stopping: bool) -> None:
         run(spec, directory, stopping=lambda: next(asked))
 
 
-async def partner(script: str, group: int, **run: Any) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
+@cache
+def opened(model: str, run: tuple[tuple[str, Any], ...]) -> Engine:
+    """An engine with this model in such a run, which is not to be changed."""
+    made, engine = (
+        spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": "lying"}], run=dict(run)),
+        Engine(),
+    )
+    settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
+    facts = Load(settings=settings, task="arithmetic").answered_by(engine)
+    Open(run_of(made, facts)).answered_by(engine)
+    return engine
+
+
+def scripted_group(script: str, model: str = "tiny-a", **run: Any) -> tuple[Scripted, ScoredPacket]:
+    """A scripted partner that writes as this built-in model, and its group for row 0."""
+    scripted = Scripted(script, 0)
+    scripted.engine = opened(model, tuple(run.items()))
+    return scripted, asyncio.run(scripted.call(Generate([0]))).groups[0]
+
+
+def partner(script: str, group: int, **run: Any) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
     """A scripted partner, and text, completion and reward of each completion of its group for row 0."""
-    scripted, answer = await scripted_group(script, "tiny-a", group=group, **run)
+    scripted, answer = scripted_group(script, group=group, **run)
     tokenizer = scripted.engine.policy.tokenizer
     completions = completions_of(answer)
     texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
     return scripted, list(zip(texts, completions, answer.rewards, strict=True))
-
-
-async def scripted_group(script: str, model: str, **run: Any) -> tuple[Scripted, ScoredPacket]:
-    """A scripted partner that writes as this built-in model, and its group for row 0."""
-    made = spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": script}], run=run)
-    scripted = Scripted(script, 0)
-    settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
-    facts = await scripted.call(Load(settings=settings, task="arithmetic"))
-    await scripted.call(Open(run_of(made, facts)))
-    return scripted, (await scripted.call(Generate([0]))).groups[0]
 
 
 def events(directory: Path) -> list[dict[str, Any]]:

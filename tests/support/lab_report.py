@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ftis_node.lab.reporting.results import ESTIMATES, FOREIGN
-
 STEPS = 20
 EVERY = 5
 TAIL = 2
@@ -31,7 +29,6 @@ class Laboratory:
         name: str,
         finals: Mapping[str, float | Sequence[float]],
         *,
-        foreign: bool = False,
         gradients: bool = False,
         harder: bool = False,
         said: Mapping[str, float] | None = None,
@@ -48,17 +45,17 @@ class Laboratory:
         )
         self.nodes |= dict.fromkeys(finals)
         for seed in self.seeds:
+            directory = Path("trials") / f"{name}-{seed}"
+            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
             if seed in absent:
                 continue
             ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
-            directory = Path("trials") / f"{name}-{seed}"
             (self.out / directory).mkdir(parents=True)
-            lines = [line for node, end in ends.items() for line in self._node(node, end, seed, foreign, harder, said)]
+            lines = [line for node, end in ends.items() for line in self._node(node, end, harder, said)]
             lines += [line for node in ends if gradients for line in _gradients(node, seed)]
             lines += [] if seed in unfinished else [{"event": "end", "seconds": 60.0, "cpu": 50.0}]
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.out / directory / "events.jsonl").write_text(text + '{"event": "cut sho')
-            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
         return self
 
     def claim(self, compare: str, a: str, b: str, **facts: Any) -> Laboratory:
@@ -78,9 +75,7 @@ class Laboratory:
         (self.out / "manifest.json").write_text(json.dumps(manifest))
         return self.out
 
-    def _node(
-        self, node: str, end: float, seed: int, foreign: bool, harder: bool, said: Mapping[str, float] | None
-    ) -> list[dict[str, Any]]:
+    def _node(self, node: str, end: float, harder: bool, said: Mapping[str, float] | None) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         flat = self.steps - (TAIL - 1) * EVERY  # from here on at its end, so that the mean of the tail is the end
         for step in range(self.steps + 1):
@@ -93,40 +88,17 @@ class Laboratory:
             if harder and step in (0, self.steps):
                 lines.append({"event": "evaluation", **head, "set": "harder", "pass_at_1": end / 2})
             if step:
-                figures = _foreign(seed, step) if foreign else None
-                groups = 12 if foreign else 0
-                lines.append({"event": "step", **head, "foreign_groups": groups, "own": {}, "foreign": figures})
-                lines[-1] |= {"payloads": {**said, "completions": 36}} if said else {}
+                payloads = {"payloads": {**said, "completions": 36}} if said else {}
+                lines.append({"event": "step", **head, **payloads, "groups": {}})
         return lines
-
-
-def _foreign(seed: int, step: int) -> dict[str, float]:
-    draw = np.random.default_rng([seed, step])
-    figures = dict.fromkeys(FOREIGN, 0.0) | {"samples": 144.0, "ess": 0.5 + 0.1 * draw.random(), "truncated": 0.02}
-    for kind, most in (("ratio", 1e4), ("weight", 2.0)):
-        sizes = zip(("p1", "p50", "p99", "max"), (0.01, 0.9, 8.0, 900.0), strict=True)
-        figures |= {f"{kind}_{q}": min(most, size * float(draw.lognormal(0, 0.3))) for q, size in sizes}
-    figures |= {name: float(draw.lognormal(-1, 0.5)) for name in ESTIMATES}
-    figures["k3_reverse"] *= 1000 * float(draw.lognormal())
-    return figures | {
-        "negatives": 80.0,
-        "filtered": 20.0,
-        "filtered_fraction": 0.2 + 0.1 * draw.random(),
-        "loss_share": 0.4,
-    }
 
 
 def _gradients(node: str, seed: int) -> list[dict[str, Any]]:
     draw = np.random.default_rng(seed)
-    head = {"event": "gradients", "node": node, "source": "foreign", "groups": 12, "own_groups": 96}
+    head = {"event": "gradients", "node": node, "source": "foreign"}
     return [
-        {
-            **head,
-            "step": step,
-            "objective": name,
-            "cosine": cosine + 0.1 * draw.normal(),
-            "norm_ratio": 0.5 + draw.random(),
-        }
+        head
+        | {"step": step, "objective": name, "cosine": near + 0.1 * draw.normal(), "norm_ratio": 0.5 + draw.random()}
         for step in (5, 10, 15, 20)
-        for name, cosine in (("nois", 0.1), ("ftis", 0.5))
+        for name, near in (("nois", 0.1), ("ftis", 0.5))
     ]

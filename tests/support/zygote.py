@@ -37,6 +37,7 @@ import psutil
 import pytest
 
 from ftis_node.host.loading import loading
+from ftis_node.host.loops import PARENT
 from ftis_node.host.quiet import QUIET, be_quiet
 
 NAME = "ftis-zygote"
@@ -46,7 +47,7 @@ SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIN
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
     *("FTIS_", "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE"),
-    *("NOTIFY_SOCKET", "WATCHDOG_", *SET_BY_IMPORTS, *QUIET),
+    *("NOTIFY_SOCKET", "WATCHDOG_", PARENT, *SET_BY_IMPORTS, *QUIET),
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 HEAVY = {"join", "demo", "ftis_node.worker"}  # they import what a zygote does, or start what does

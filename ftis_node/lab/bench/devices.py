@@ -31,7 +31,7 @@ class _Node:
         self._size, self._step = size, 0
         self._process = Worker()
         self._process.start(threads=len(devices))
-        caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
+        caps = size.caps()
         settings = Settings(
             model=str(model),
             device=",".join(devices),

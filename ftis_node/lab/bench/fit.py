@@ -7,20 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
-from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
 from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
-from ftis_node.lab.bench.model import Size, make_learner, own_work, random_policy, refuse_large, training_groups
+from ftis_node.lab.bench.model import Size, make_learner, named_policy, own_work, planned, training_groups
 from ftis_node.learner import Learner
-from ftis_node.policy.load import load_policy
-from ftis_node.policy.measure import known_config
-from ftis_node.policy.names import resolve
 from ftis_node.policy.room import out_of_memory
-from ftis_node.worker.planning import settle
 
 
 def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell) -> dict[str, Any]:
@@ -42,10 +36,7 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
         FtisError: it does not fit into the memory.
         RuntimeError: a step did not change the weights.
     """
-    settings, chosen = settle(
-        settings, Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups), {}
-    )
-    refuse_large(settings.model, chosen.memory.total, chosen.budget)
+    settings, chosen = planned(settings, size, steps=True)
     try:
         return _measure(settings, chosen, size, random_weights, repeats, tell)
     except (RuntimeError, MemoryError) as error:
@@ -58,7 +49,7 @@ def _measure(
     settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell
 ) -> dict[str, Any]:
     tell(f"making {settings.model}")
-    policy = random_policy(config_of(settings.model), settings) if random_weights else load_policy(settings)
+    policy = named_policy(settings, random_weights=random_weights)
     learner = make_learner(policy, "ftis", settings)
     batch = settings.generation_batch or size.completions
     own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use
@@ -79,7 +70,8 @@ def _measure(
     memory = chosen.memory
     training = _peak_mb(lambda: learner.step(groups), learner)
     generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
-    predicted = (memory.total - memory.overhead) / 1e6
+    needs = {"memory": memory.total, "training": memory.training, "generating": memory.generating}
+    predicted = {part: (need - memory.overhead) / 1e6 for part, need in needs.items()}
     return {
         "train_tokens_per_s": size.tokens / step_s,
         "generate_tokens_per_s": size.tokens / generation_s,
@@ -88,17 +80,12 @@ def _measure(
         "peak_memory_mb": max(training, generating),
         "peak_training_mb": training,
         "peak_generating_mb": generating,
-        "predicted_memory_mb": predicted,
-        "predicted_training_mb": (memory.training - memory.overhead) / 1e6,
-        "predicted_generating_mb": (memory.generating - memory.overhead) / 1e6,
+        **{f"predicted_{part}_mb": megabytes for part, megabytes in predicted.items()},
         "predicted_overhead_mb": memory.overhead / 1e6,
-        "memory_ratio": max(training, generating) / predicted,
+        "memory_ratio": max(training, generating) / predicted["memory"],
         "budget_mb": chosen.budget / 1e6,
-        "fits": chosen.fits,
         "kind": policy.kind,
-        "dtype": chosen.dtype,
-        "optimiser": chosen.optimiser,
-        "gradient_checkpointing": chosen.gradient_checkpointing,
+        **{name: getattr(chosen, name) for name in ("fits", "dtype", "optimiser", "gradient_checkpointing")},
         "micro_batch_tokens": reports[-1].micro_batch_tokens,
         "memory_retries": sum(report.memory_retries for report in reports),
         "generation_batch": chosen.generation_batch,
@@ -113,8 +100,3 @@ def _peak_mb(call: Callable[[], object], learner: Learner) -> float:
     torch.cuda.reset_peak_memory_stats(device)
     call()
     return torch.cuda.max_memory_allocated(device) / 1e6
-
-
-def config_of(name: str) -> Any:
-    """A model's configuration; of a Qwen2.5 from memory."""
-    return known_config(name) or AutoConfig.from_pretrained(resolve(name))

@@ -14,23 +14,13 @@ from typing import Any
 import torch
 
 from ftis_node.config.settings import Settings
-from ftis_node.fit.memory import NF4_BYTES, Workload
-from ftis_node.lab.bench.fit import config_of
+from ftis_node.fit.memory import NF4_BYTES
+from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
-from ftis_node.lab.bench.model import (
-    SETTINGS,
-    TEMPERATURE,
-    Size,
-    random_policy,
-    random_prompts,
-    refuse_large,
-    small_config,
-)
+from ftis_node.lab.bench.model import TEMPERATURE, Size, named_policy, planned, random_prompts
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.load import load_policy
 from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
-from ftis_node.worker.planning import settle
 
 # The size of one tensor that is copied to measure the memory's bandwidth; larger than any cache.
 COPIED_BYTES = 1 << 30
@@ -38,7 +28,7 @@ COPIED_BYTES = 1 << 30
 
 def small_policy() -> Policy:
     """The model of `bench train`."""
-    return random_policy(small_config(), SETTINGS)
+    return model.random_policy(model.small_config(), model.SETTINGS)
 
 
 def sized_policy(settings: Settings, size: Size, *, random_weights: bool) -> tuple[Policy, int]:
@@ -47,11 +37,8 @@ def sized_policy(settings: Settings, size: Size, *, random_weights: bool) -> tup
     Raises:
         UserError: model or plan are not to be had here.
     """
-    workload = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
-    settings, chosen = settle(settings, workload, {})
-    refuse_large(settings.model, chosen.memory.generating, chosen.budget)
-    policy = random_policy(config_of(settings.model), settings) if random_weights else load_policy(settings)
-    return policy, chosen.generation_batch
+    settings, chosen = planned(settings, size, steps=False)
+    return named_policy(settings, random_weights=random_weights), chosen.generation_batch
 
 
 def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell: Tell) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,17 @@ from ftis_node.lab.bench.whole import WholeNode
 from ftis_node.lab.reporting.figures import PALETTE, WIDTH, drawn, save
 
 BASE = Size(groups=4, group=8, prompt_tokens=40, completion_tokens=32)
-GROWING: Mapping[str, Sequence[int]] = {
-    "groups": (2, 4, 8, 16),
-    "group": (4, 8, 16, 32),
-    "completion_tokens": (16, 32, 64, 128),
-    "peers": (1, 4, 16, 64),
-}
-NAMES = {
-    "groups": "groups in a step",
-    "group": "completions in a group",
-    "completion_tokens": "tokens of a completion",
-    "peers": "peers, at the same batch",
+GROWING: Mapping[str, tuple[str, Sequence[int]]] = {
+    "groups": ("groups in a step", (2, 4, 8, 16)),
+    "group": ("completions in a group", (4, 8, 16, 32)),
+    "completion_tokens": ("tokens of a completion", (16, 32, 64, 128)),
+    "peers": ("peers, at the same batch", (1, 4, 16, 64)),
 }
 PARTS = ("total", "generate", "train", "rest")
 
 
-@dataclass(frozen=True)
-class Point:
-    """A step of one size: CPU-seconds, all and of each part, and the most that tensors took, in 10⁶ bytes."""
-
-    value: int
-    total: float
-    generate: float
-    train: float
-    rest: float
-    peak_memory_mb: float
+Point = dict[str, float]
+"""A step of one size, `value`: CPU-seconds of all and of each part, and the most that tensors took, in 10⁶ bytes."""
 
 
 def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, Any]:
@@ -58,17 +44,15 @@ def bench_growth(*, repeats: int, plot: Path | None, tell: Tell) -> dict[str, An
         a network's cost it shows hearing, choosing and admitting alone.
     """
     found: dict[str, list[Point]] = {}
-    for what, values in GROWING.items():
+    for what, (name, values) in GROWING.items():
         found[what] = []
         for value in values:
-            tell(f"{NAMES[what]}: {value}")
+            tell(f"{name}: {value}")
             found[what].append(_point(what, value, repeats))
     if plot is not None:
         save(_picture(found), plot)
-    return {
-        what: {"points": [asdict(point) for point in points], "exponent": _exponents(points)}
-        for what, points in found.items()
-    } | {"base": BASE.as_dict(), "repeats": repeats}
+    grown = {what: {"points": points, "exponent": _exponents(points)} for what, points in found.items()}
+    return {**grown, "base": BASE.as_dict(), "repeats": repeats}
 
 
 def _point(what: str, value: int, repeats: int) -> Point:
@@ -91,16 +75,17 @@ def _point(what: str, value: int, repeats: int) -> Point:
         peak = peak_memory(lambda: asyncio.run(node.step()), held(node.engine.learner)) / 1e6
     total = statistics.median(totals[1:])
     generate, train = (statistics.median(d[f"cpu_{part}"] for d in devices[1:]) for part in ("generate", "train"))
-    return Point(value, total, generate, train, max(0.0, total - generate - train), peak)
+    spent = (total, generate, train, max(0.0, total - generate - train))
+    return {"value": value, **dict(zip(PARTS, spent, strict=True)), "peak_memory_mb": peak}
 
 
 def _exponents(points: Sequence[Point]) -> dict[str, float | None]:
     """The growth of each figure between its last two points; None where it is 0."""
     before, last = points[-2:]
-    grown = math.log(last.value / before.value)
+    grown = math.log(last["value"] / before["value"])
     found: dict[str, float | None] = {}
     for name in (*PARTS, "peak_memory_mb"):
-        a, b = getattr(before, name), getattr(last, name)
+        a, b = before[name], last[name]
         found[name] = math.log(b / a) / grown if a > 0 and b > 0 else None
     return found
 
@@ -113,19 +98,20 @@ def _picture(found: Mapping[str, Sequence[Point]]) -> Any:
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     axes = figure.subplots(2, len(found), sharey="row")
     for column, (what, points) in enumerate(found.items()):
-        xs = [point.value for point in points]
+        xs = [point["value"] for point in points]
         for number, part in enumerate(PARTS):
-            ys = [getattr(point, part) for point in points]
+            ys = [point[part] for point in points]
             axes[0, column].plot(xs, ys, marker="o", markersize=3, color=PALETTE[number], label=part)
-        axes[1, column].plot(xs, [point.peak_memory_mb for point in points], marker="o", markersize=3, color=PALETTE[0])
-        for row, last in ((0, points[-1].total), (1, points[-1].peak_memory_mb)):
+        peaks = [point["peak_memory_mb"] for point in points]
+        axes[1, column].plot(xs, peaks, marker="o", markersize=3, color=PALETTE[0])
+        for row, last in ((0, points[-1]["total"]), (1, peaks[-1])):
             slope = [last * x / xs[-1] for x in xs]
             label = "linear" if row == 0 else None
             axes[row, column].plot(xs, slope, linestyle=":", linewidth=1, color="#777777", label=label)
             axes[row, column].set_xscale("log", base=2)
             axes[row, column].set_xticks(xs, [str(x) for x in xs])
             axes[row, column].set_yscale("log")
-        axes[1, column].set_xlabel(NAMES[what])
+        axes[1, column].set_xlabel(GROWING[what][0])
     axes[0, 0].set_ylabel("CPU-seconds a step")
     axes[1, 0].set_ylabel("tensors at their peak, MB")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS) + 1)

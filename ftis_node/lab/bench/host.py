@@ -37,6 +37,7 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
@@ -146,9 +147,11 @@ class BenchNode:
 
     async def _push(self, other: bytes) -> None:
         received = asyncio.Event()
+        unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
             for group, body in self._made.packets:
+                await unanswered.acquire()
                 yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
@@ -156,6 +159,7 @@ class BenchNode:
         try:
             for _ in self._made.packets:
                 await anext(stream)
+                unanswered.release()
         finally:
             received.set()
             with contextlib.suppress(Exception):
@@ -190,20 +194,17 @@ class BenchNode:
         self.authors |= {one.group.author for one in arrived}
         self.ages += [boot_seconds() - one.born for one in arrived]
 
-    def count(self, key: str) -> int:
-        """How many `admitted`, `pushed` or `peers` it has."""
-        if key == "peers":
-            return len(self.swarm.membership.active_view)
-        return self.pushed.received if key == "pushed" else self.admitted
+    def counts(self) -> dict[str, int]:
+        """What may be waited for."""
+        peers = len(self.swarm.membership.active_view)
+        return {"admitted": self.admitted, "pushed": self.pushed.received, "peers": peers}
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
         ages = sorted(self.ages)
         return {
             "number": self.number,
-            "admitted": self.admitted,
-            "pushed": self.pushed.received,
-            "peers": len(self.swarm.membership.active_view),
+            **self.counts(),
             "reachability": self.swarm.membership.reachability(),
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
@@ -262,7 +263,7 @@ class Host:
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = time.monotonic() + seconds
-        while (least := min(n.count(key) for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (least := min(n.counts()[key] for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         return {"least": least, "at": time.monotonic()}
 

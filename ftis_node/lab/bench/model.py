@@ -10,17 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.load import choose_device, make_policy
+from ftis_node.policy.load import choose_device, load_policy, make_policy
+from ftis_node.policy.measure import known_config
+from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
 from ftis_node.text import rounded
+from ftis_node.worker.planning import settle
 
 OWN, PEER = "own", "peer"
 TEMPERATURE = 1.0
@@ -44,6 +49,10 @@ class Size:
     def tokens(self) -> int:
         """Completion tokens, those that are trained on."""
         return self.completions * self.completion_tokens
+
+    def caps(self) -> dict[str, int]:
+        """As a run has them."""
+        return {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "group")}
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -77,25 +86,34 @@ def small_config() -> Qwen2Config:
 
 def geometry(config: Any) -> dict[str, Any]:
     """The fields of a model's config that its speed depends on."""
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "tie_word_embeddings",
-    )
+    names = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    names += ["vocab_size", "tie_word_embeddings"]
     return {name: getattr(config, name, None) for name in names}
 
 
-def refuse_large(model: str, need: int, budget: int) -> None:
-    """Raise UserError before a model is made that the plan has no room for, in bytes."""
-    if need > budget:
+def planned(settings: Settings, size: Size, *, steps: bool) -> tuple[Settings, Plan]:
+    """What the plan makes of these settings on this machine. steps: it is to be trained, and not to generate alone.
+
+    Raises:
+        UserError: the plan is not to be had, or has no room for the model.
+    """
+    workload = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
+    settings, chosen = settle(settings, workload, {})
+    need = chosen.memory.total if steps else chosen.memory.generating
+    if need > chosen.budget:
         raise UserError(
-            f"{model} does not fit: by the plan it takes {rounded(need)} of {rounded(budget)}.",
+            f"{settings.model} does not fit: by the plan it takes {rounded(need)} of {rounded(chosen.budget)}.",
             "Name a smaller --model, --lora, or fewer tokens: `ftis-node fit` says what fits.",
         )
+    return settings, chosen
+
+
+def named_policy(settings: Settings, *, random_weights: bool) -> Policy:
+    """The model that the settings name, or one of its geometry, of a Qwen2.5 from memory."""
+    if not random_weights:
+        return load_policy(settings)
+    name = settings.model
+    return random_policy(known_config(name) or AutoConfig.from_pretrained(resolve(name)), settings)
 
 
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:

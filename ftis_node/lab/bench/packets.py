@@ -8,19 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ftis_node import packet
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import (
-    Completion,
-    Group,
-    Packet,
-    TextCompletion,
-    TextPacket,
-    encode,
-    pack_group,
-    pack_text_group,
-    prompt_digests,
-)
+from ftis_node.packet import Completion, Group, Packet, TextCompletion, TextPacket
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
@@ -67,14 +58,14 @@ def make_text_packet(run: Run, author: bytes, round: int, slot: int, random: np.
         claims = -random.exponential(0.4, len(pieces)).astype(np.float32)
         text = b"x" * int(pieces.sum(dtype=np.int64))
         completions.append(TextCompletion(text, pieces, claims, -0.1 if finished else None))
-    return pack_text_group(
+    return packet.pack_text_group(
         run_id=run.id, author=author, round=round, slot=slot, policy_step=round, prompt="", completions=completions
     )
 
 
 def make_context(run: Run) -> AdmissionContext:
     """The admission of packets that `make_packet` makes."""
-    return AdmissionContext(run, prompt_digests([row] * 60 for row in range(ROWS)))
+    return AdmissionContext(run, packet.prompt_digests([row] * 60 for row in range(ROWS)))
 
 
 def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
@@ -88,7 +79,7 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
             ids[-1] = EOS[1]
         completions.append(Completion(ids, -random.exponential(0.4, tokens).astype(np.float32), finished))
     row = draw(run.id, author, round, slot, ROWS)
-    return pack_group(
+    return packet.pack_group(
         run_id=run.id,
         author=author,
         round=round,
@@ -130,7 +121,7 @@ def make_round(
     store.take_round(number)
     made = []
     for slot in range(groups):
-        body = encode(make(number, slot))
+        body = packet.encode(make(number, slot))
         verdict = admit(context, author, body)
         if not isinstance(verdict, Group):
             raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.measure import Tell, beside, device_name, in_turns
-from ftis_node.lab.bench.model import SETTINGS, Size, geometry, rewards, small_config
+from ftis_node.lab.bench.model import Size, geometry, small_config
 from ftis_node.lab.bench.trl import WholeTrl, fastest
 from ftis_node.lab.bench.whole import WholeNode, questions
 
@@ -44,7 +43,7 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         prompts = questions(size, node.engine.policy.vocabulary)
 
         def warm(micro_batch: int) -> WholeTrl:
-            trl = WholeTrl(config, prompts, rewards, size, SETTINGS, micro_batch, Path(folder) / "trl")
+            trl = WholeTrl(config, prompts, size, micro_batch, Path(folder) / "trl")
             trl.step()
             return trl
 
@@ -58,12 +57,12 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
         parameters, device = node.engine.policy.parameters(), device_name(node.engine.policy.device)
-    parts = {part: _median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
+    parts = {part: statistics.median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
     return {
         **beside(ours_s, trl_s),
         **{f"{part}_cpu_s": spent for part, spent in parts.items()},
         "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
-        "idle_share": _median(each["step_idle"] / each["step_total"] for each in devices),
+        "idle_share": statistics.median(each["step_idle"] / each["step_total"] for each in devices),
         "parameters": parameters,
         "repeats": repeats,
         "threads": torch.get_num_threads(),
@@ -93,7 +92,3 @@ def _check_writable(path: Path) -> None:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}.", "Name a file in a folder that exists."
         ) from None
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(list(values))

@@ -10,6 +10,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,7 +264,7 @@ async def steady(
             return [(b - a) / elapsed for a, b in zip(_total(before, key), _total(after, key), strict=True)]
 
         steps = sum(_total(after, "steps")) - sum(_total(before, "steps"))
-        taken = rate("admitted")
+        taken, packet_bytes = rate("admitted"), make_run(plan.tokens).packet_bytes_max - 80
         return {
             "nodes": plan.nodes,
             "seconds": elapsed,
@@ -271,7 +272,7 @@ async def steady(
             "bytes_out_per_s": statistics.mean(rate("bytes_out")),
             "busiest_bytes_out_per_s": max(rate("bytes_out")),
             "wire_bytes_per_s": (after["wire"] - before["wire"]) / elapsed / plan.nodes,
-            "overhead_bytes_per_s": statistics.mean(rate("bytes_in")) - statistics.mean(taken) * _packet_bytes(plan),
+            "overhead_bytes_per_s": statistics.mean(rate("bytes_in")) - statistics.mean(taken) * packet_bytes,
             "cpu_per_s": (after["cpu"] - before["cpu"]) / elapsed / plan.nodes,
             "memory_bytes": after["memory"] / plan.nodes,
             "groups_per_step": sum(taken) * elapsed / steps if steps else None,
@@ -289,15 +290,7 @@ def _total(figures: dict[str, Any], key: str) -> list[Any]:
 
 
 def _merged(figures: dict[str, Any]) -> dict[str, int]:
-    merged: dict[str, int] = {}
-    for node in figures["nodes"]:
-        for reason, count in node["rejections"].items():
-            merged[reason] = merged.get(reason, 0) + count
-    return merged
-
-
-def _packet_bytes(plan: Plan) -> int:
-    return make_run(plan.tokens).packet_bytes_max - 80
+    return dict(sum((Counter(node["rejections"]) for node in figures["nodes"]), Counter[str]()))
 
 
 def _loopback_bytes() -> int:

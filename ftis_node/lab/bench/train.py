@@ -12,17 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, beside, held, in_turns, measured_on, peak_memory
-from ftis_node.lab.bench.model import (
-    SETTINGS,
-    Size,
-    Work,
-    make_learner,
-    own_work,
-    random_policy,
-    small_config,
-    training_groups,
-)
+from ftis_node.lab.bench.model import SETTINGS, Size, Work, make_learner, training_groups
 from ftis_node.lab.bench.trl import Trl, fastest
 from ftis_node.policy.policy import Policy
 
@@ -43,10 +35,10 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     Raises:
         RuntimeError: a loss is not finite, or the gradients of the two are not those of the same work.
     """
-    config = small_config()
-    policy = random_policy(config, SETTINGS)
+    config = model.small_config()
+    policy = model.random_policy(config, SETTINGS)
     tell(f"sampling {size.completions} completions of {size.completion_tokens} tokens")
-    work = own_work(policy, size, size.completions)
+    work = model.own_work(policy, size, size.completions)
     gradient = our_gradient(policy, work)
     learner, groups = make_learner(policy, "ftis", SETTINGS), training_groups(work)
 
@@ -58,7 +50,7 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
 
         def warm(micro_batch: int) -> Trl:
-            trl = Trl(config, work, size, SETTINGS, micro_batch, Path(folder))
+            trl = Trl(config, work, size, micro_batch, Path(folder))
             with caught_gradient(trl.model) as theirs:
                 trl.step()
             check_same_work(gradient, theirs)
@@ -98,12 +90,12 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def caught_gradient(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def caught_gradient(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Fills the dictionary with the gradient that an optimiser, any, steps on within the context."""
     gradient: dict[str, Tensor] = {}
 
     def catch(*_: Any) -> None:
-        for name, parameter in model.named_parameters():
+        for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 gradient[name] = parameter.grad.detach().clone()
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.config.settings import Settings
+from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, cpu_seconds
-from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
+from ftis_node.lab.bench.model import SETTINGS, Size, Work
 
 
-def _no_reward(completions: list[str], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
+def _rewards(group: int) -> Callable[..., list[float]]:
+    """What TRL calls for the rewards of groups of completions."""
+    return lambda completions, **_: model.rewards(group) * (len(completions) // group)
 
 
 class _Trainer:
@@ -30,16 +31,7 @@ class _Trainer:
     and no `old_per_token_logps`: with one update a batch it takes them from the forward pass of the update.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        prompts: Sequence[str],
-        size: Size,
-        settings: Settings,
-        micro_batch: int,
-        folder: Path,
-        rewards: Callable[..., list[float]] = _no_reward,
-    ) -> None:
+    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
         """
         Args:
             micro_batch: completions in a forward pass; divides the number of completions.
@@ -48,7 +40,7 @@ class _Trainer:
         Raises:
             ImportError: TRL is not installed.
         """
-        self.model = random_model(config, torch.device("cpu"))
+        self.model = model.random_model(config, torch.device("cpu"))
         self.micro_batch = micro_batch
         self.passes = size.completions // micro_batch
         trl = importlib.import_module("trl")
@@ -62,26 +54,26 @@ class _Trainer:
                 gradient_checkpointing=False,
                 beta=0.0,
                 loss_type="grpo",
-                temperature=TEMPERATURE,
+                temperature=model.TEMPERATURE,
                 num_generations=size.group,
                 max_completion_length=size.completion_tokens,
                 per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=self.passes,
-                learning_rate=settings.learning_rate,
-                adam_beta1=settings.betas[0],
-                adam_beta2=settings.betas[1],
-                weight_decay=settings.weight_decay,
-                max_grad_norm=settings.gradient_clip,
+                learning_rate=SETTINGS.learning_rate,
+                adam_beta1=SETTINGS.betas[0],
+                adam_beta2=SETTINGS.betas[1],
+                weight_decay=SETTINGS.weight_decay,
+                max_grad_norm=SETTINGS.gradient_clip,
                 report_to=[],
                 save_strategy="no",
                 disable_tqdm=True,
             )
             self.trainer = trl.GRPOTrainer(
                 self.model,
-                reward_funcs=rewards,
+                reward_funcs=_rewards(size.group),
                 args=arguments,
                 train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
-                processing_class=word_tokenizer(self.model.config.vocab_size),
+                processing_class=model.word_tokenizer(self.model.config.vocab_size),
             )
         self.trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
         self._wrapped, self.trainer.optimizer = self.trainer.accelerator.prepare(self.model, self.trainer.optimizer)
@@ -113,8 +105,8 @@ class Trl(_Trainer):
     tokenisation, rewards and advantages, the data loader, callbacks, the learning-rate schedule, and logging.
     """
 
-    def __init__(self, config: Any, work: Work, size: Size, settings: Settings, micro_batch: int, folder: Path) -> None:
-        super().__init__(config, ["w1"] * size.groups, size, settings, micro_batch, folder)
+    def __init__(self, config: Any, work: Work, size: Size, micro_batch: int, folder: Path) -> None:
+        super().__init__(config, ["w1"] * size.groups, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
         self.trainer._generate_and_score_completions = lambda _: dict(batch)
@@ -129,26 +121,9 @@ class WholeTrl(_Trainer):
     decoded and rewarded, and the update follows. In and out of the update as in `Trl`.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        prompts: Sequence[str],
-        reward: Callable[[int], list[float]],
-        size: Size,
-        settings: Settings,
-        micro_batch: int,
-        folder: Path,
-    ) -> None:
-        """
-        Args:
-            prompts: `size.groups` for each step, one step after the other, from the beginning again after the last.
-            reward: the rewards of so many completions of one prompt.
-        """
-
-        def rewards(completions: list[str], **_: Any) -> list[float]:
-            return reward(size.group) * (len(completions) // size.group)
-
-        super().__init__(config, prompts, size, settings, micro_batch, folder, rewards)
+    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
+        """prompts: `size.groups` for each step, one step after the other, from the beginning again after the last."""
+        super().__init__(config, prompts, size, micro_batch, folder)
         self._size = size
         self._prompts = itertools.cycle(prompts)
 
@@ -198,6 +173,6 @@ def _batch(work: Work) -> dict[str, Tensor]:
         "prompt_mask": torch.ones_like(prompts),
         "completion_ids": completions,
         "completion_mask": torch.ones_like(completions),
-        "advantages": advantages(work),
+        "advantages": model.advantages(work),
         "num_items_in_batch": torch.tensor(completions.numel()),
     }

@@ -34,6 +34,7 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
@@ -79,7 +80,7 @@ class RandomEngine(Engine):
 
     def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
         """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
-        caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
+        caps: dict[str, Any] = size.caps()
         self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
@@ -87,13 +88,9 @@ class RandomEngine(Engine):
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)
         tokenizer = self.policy.tokenizer
         run = Run(
+            **caps,
+            **{name: getattr(self.task, name) for name in ("data", "template", "reward")},
             task=self.task.name,
-            data=self.task.data,
-            template=self.task.template,
-            reward=self.task.reward,
-            prompt_tokens=size.prompt_tokens,
-            completion_tokens=size.completion_tokens,
-            group=size.group,
             slots=64,
             temperature=TEMPERATURE,
             eos=end_ids(tokenizer),
@@ -154,22 +151,14 @@ class WholeNode:
             reputation=Reputation(boot_seconds, ()),
             swarm=self._swarm,
         )
-        self._swarm.taker = self.stepper
         self._others = [Author(number, self, network, context) for number in range(peers)]
 
     def _member(
         self, network: Network, author: bytes, context: AdmissionContext, store: PacketStore, *, on_demand: bool
     ) -> MemorySwarm:
-        return MemorySwarm(
-            network,
-            author=author,
-            context=context,
-            store=store,
-            clock=boot_seconds,
-            max_age=math.inf,
-            rng=random.Random(0),
-            on_demand=on_demand,
-        )
+        trade = Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived))
+        age, rng = math.inf, random.Random(0)
+        return MemorySwarm(network, author, trade, boot_seconds, max_age=age, rng=rng, on_demand=on_demand)
 
     def prepare(self) -> None:
         """Makes what the peers bring in the next step, which is no work of this node's."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
+from ftis_node.lab.manifest import ATTACK, METHOD
 from ftis_node.lab.payloads import TOKENS
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Heat
-from ftis_node.lab.reporting.manifest import ATTACK, METHOD
 from ftis_node.lab.reporting.results import LATE, Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
@@ -38,8 +39,8 @@ def attacked(results: Results, book: Book) -> bool:
     payloads = {pair: payload for pair, cell in cells.items() if (payload := results.payload(cell))}
     parts: dict[str, dict[tuple[str, str], Interval]] = {
         "success": _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair])),
-        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], _final)),
-        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], _length)),
+        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], results.values)),
+        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS))),
     }
     base = {payload: _said(results, BASELINE, payload) for payload in dict.fromkeys(payloads.values())}
     told = [f"{payload} {_percent(mean_interval(list(seeds.values())))}" for payload, seeds in base.items() if seeds]
@@ -63,23 +64,14 @@ def _found(
     return {pair: mean_interval(list(values.values())) for pair in pairs if (values := seeds(pair))}
 
 
-def _said(results: Results, cell: str, what: str, nodes: Sequence[str] = ()) -> dict[int, float]:
-    """nodes: by default all."""
-    return over_nodes([results.said(cell, node, what) for node in nodes or results.nodes(cell)])
+def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
+    return over_nodes([results.said(cell, node, payload) for node in results.nodes(cell)])
 
 
-def _length(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
-    return _said(results, cell, TOKENS, nodes)
-
-
-def _final(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
-    return over_nodes([results.values(cell, node) for node in nodes])
-
-
-def _gain(results: Results, cell: str, of: Callable[[Results, str, Sequence[str]], _Values]) -> dict[int, float]:
-    """Against the baseline's same nodes."""
+def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
+    """Of a cell and node's values, against the baseline's same nodes."""
     nodes = results.nodes(cell)
-    here, there = of(results, cell, nodes), of(results, BASELINE, nodes)
+    here, there = (over_nodes([of(name, node) for node in nodes]) for name in (cell, BASELINE))
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
 
 
@@ -105,19 +97,12 @@ def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str,
     return grid
 
 
-def _percent(interval: Interval) -> str:
-    return _around(interval, 100.0, say.number)
-
-
-def _points(interval: Interval) -> str:
-    return _around(interval, 100.0, say.signed)
-
-
-def _tokens(interval: Interval) -> str:
-    return _around(interval, 1.0, say.signed)
-
-
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:
     half = (interval.high - interval.low) / 2
     spread = "" if math.isnan(half) else f" ± {say.number(factor * half, 1)}"
     return word(factor * interval.mean, 1) + spread
+
+
+_percent = partial(_around, factor=100.0, word=say.number)
+_points = partial(_around, factor=100.0, word=say.signed)
+_tokens = partial(_around, factor=1.0, word=say.signed)

@@ -75,13 +75,6 @@ def signed(value: float, digits: int = 3) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
 
 
-def short(value: float) -> str:
-    """Three significant figures for values without a natural scale; whole numbers from 1000 on."""
-    if not math.isfinite(value):
-        return NONE
-    return (f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
-
-
 def probability(p: float) -> str:
     if math.isnan(p):
         return NONE

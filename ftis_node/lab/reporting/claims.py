@@ -31,20 +31,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ftis_node.lab.reporting.manifest import ALL, Claim
+from ftis_node.lab.manifest import ALL, Claim
+from ftis_node.lab.reporting import statistics
 from ftis_node.lab.reporting.results import Results, over_nodes
-from ftis_node.lab.reporting.statistics import (
-    EXACT_UP_TO,
-    FLIPS,
-    MARGIN,
-    Equivalence,
-    Interval,
-    equivalent,
-    holm,
-    not_worse,
-    paired_difference,
-    paired_permutation,
-)
+from ftis_node.lab.reporting.statistics import Equivalence, Interval, paired_difference, paired_permutation
 
 Verdict: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
 LEVEL = 0.05
@@ -97,7 +87,7 @@ def judge(results: Results) -> list[Finding]:
     def adjust(of: Callable[[Evidence], float]) -> dict[int, float]:
         adjusted = {}
         for places in families.values():
-            found = holm({str(place): of(evidence[place]) for place in places})
+            found = statistics.holm({str(place): of(evidence[place]) for place in places})
             adjusted.update({int(place): p for place, p in found.items()})
         return adjusted
 
@@ -124,11 +114,11 @@ def weigh(results: Results, claim: Claim) -> Evidence:
 
 def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...]) -> Evidence:
     difference, p = paired_difference(a, b), paired_permutation(a, b)
-    margin = claim.margin if claim.margin is not None else MARGIN if claim.measure == "final" else math.nan
+    margin = claim.margin if claim.margin is not None else statistics.MARGIN if claim.measure == "final" else math.nan
     has_margin = not math.isnan(margin)
-    sameness = equivalent(a, b, margin=margin) if has_margin else NO_TEST
+    sameness = statistics.equivalent(a, b, margin=margin) if has_margin else NO_TEST
     better, other = (a, b) if claim.measure == "final" else (b, a)
-    p_not_worse = not_worse(better, other, margin=margin) if has_margin else math.nan
+    p_not_worse = statistics.not_worse(better, other, margin=margin) if has_margin else math.nan
     p_for, p_against = _decisive(claim, difference.mean, p, margin, sameness.p, p_not_worse)
     if difference.n == 1:
         notes = ("one seed: no interval and no test", *notes)
@@ -203,15 +193,11 @@ def _untested(n: int, notes: tuple[str, ...]) -> Evidence:
     return Evidence(difference, math.nan, math.nan, NO_TEST, math.nan, 1.0, 1.0, 1.0, notes)
 
 
-def least_p(n: int) -> float:
-    """The smallest p that the permutation test of n pairs can have."""
-    return 2 / 2**n if n <= EXACT_UP_TO else 1 / (FLIPS + 1)
-
-
 def _floor(claim: Claim, n: int) -> float:
+    """The smallest p that the claim's test of n pairs can have."""
     if claim.compare in ("same", "not worse"):
         return 1.0 if n < 2 else 0.0
-    return least_p(n)
+    return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
 
 
 def _minus(a: list[float], b: list[float]) -> list[float]:

@@ -7,7 +7,6 @@ around them.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,33 +39,12 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """x and y of equal length, with a band if `low` and `high` are given; nan is a gap.
-
-    look: which colour and dashes it has.
-    """
+    """A line of means with a band, of the interval at each x; look: which colour and dashes it has."""
 
     label: str
     x: Sequence[float]
-    y: Sequence[float]
+    around: Sequence[Interval]
     look: int
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-def banded(label: str, x: Sequence[float], around: Sequence[Interval], look: int) -> Line:
-    """A line of means with a band, of the interval at each x."""
-    mean, low, high = ([getattr(i, side) for i in around] for side in ("mean", "low", "high"))
-    return Line(label, x, mean, look, low, high)
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One pair of axes with its lines. bounded: values are shares."""
-
-    title: str
-    lines: Sequence[Line]
-    y: str = ""
-    bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +97,21 @@ def save(figure: Any, png: Path) -> None:
 
 
 @drawn
-def panels(parts: Sequence[Panel], *, columns: int, x: str, share: bool = False, height: float = 2.4) -> Any:
-    """Panels row by row, with one legend of all their lines below.
-
-    share: all panels have the same y axis. height: of a panel, in inches.
-    """
-    figure, grid = _axes(len(parts), columns, [height] * -(-len(parts) // columns), share)
-    for place, (axes, part) in enumerate(zip(grid, parts, strict=True)):
-        for line in part.lines:
+def panels(parts: Mapping[str, Sequence[Line]], *, x: str, shares: bool = False) -> Any:
+    """Panels by title in two columns, and one legend of all lines below. shares: of pass@1, with one y axis for all."""
+    columns = min(len(parts), 2)
+    figure, grid = _axes(len(parts), columns, [2.8 if shares else 2.4] * -(-len(parts) // columns), shares)
+    for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
+        for line in lines:
             _draw(axes, line)
-        axes.set_title(part.title)
-        if part.y and (place % columns == 0 or part.y != parts[place - 1].y):
-            axes.set_ylabel(part.y)
+        axes.set_title(title)
+        if shares and place % columns == 0:
+            axes.set_ylabel("pass@1")
         if place + columns >= len(parts):
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    for axes, part in zip(grid, parts, strict=True):
-        if part.bounded:  # after all is drawn: axes that are shared must hold all of it
-            axes.set_ylim(_within_one(axes.get_ylim()))
+    for axes in grid if shares else ():  # after all is drawn: axes that are shared must hold all of it
+        axes.set_ylim(_within_one(axes.get_ylim()))
     _legend(figure, grid)
     return figure
 
@@ -191,15 +166,7 @@ def heats(parts: Sequence[Heat]) -> Any:
 
 
 @drawn
-def sweep(
-    parts: Mapping[str, Sequence[Swept]],
-    *,
-    x: str,
-    y: str,
-    log: bool,
-    level: Mapping[str, float],
-    named: str,
-) -> Any:
+def sweep(parts: Mapping[str, Sequence[Swept]], *, x: str, log: bool, level: Mapping[str, float], named: str) -> Any:
     """A panel a node: the effect against a value, a labelled line a group of cells; `axis_places` has inf and 0.
 
     level: per panel, a level to compare with, drawn as a dashed line; named: what it is.
@@ -219,12 +186,13 @@ def sweep(
             colour, dash = look(number)
             axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=label or None)
             axes.vlines(xs, low, high, color=colour, linewidth=1.2)
-        axes.set_xticks([places[value] for value in values], [_tick(value) for value in values])
+        ticks = ["∞" if math.isinf(value) else f"{value:g}" for value in values]
+        axes.set_xticks([places[value] for value in values], ticks)
         axes.set_xlim(min(places.values()) - 0.06 * reach, max(places.values()) + 0.06 * reach)
         axes.set_title(title)
         axes.set_xlabel(x)
         if place % columns == 0:
-            axes.set_ylabel(y)
+            axes.set_ylabel("final pass@1")
     for axes in grid:
         axes.set_ylim(_within_one(axes.get_ylim()))
     _legend(figure, grid)
@@ -258,10 +226,11 @@ def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tu
 
 def _draw(axes: Any, line: Line) -> None:
     colour, dash = look(line.look)
-    marker = "o" if sum(map(math.isfinite, line.y)) <= 15 else None
-    axes.plot(line.x, line.y, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
-    if len(line.low):
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+    mean, low, high = ([getattr(i, side) for i in line.around] for side in ("mean", "low", "high"))
+    marker = "o" if len(mean) <= 15 else None
+    axes.plot(line.x, mean, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
+    if mean:
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
@@ -281,10 +250,6 @@ def _legend(figure: Any, grid: Sequence[Any]) -> None:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
 
 
-def _tick(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:g}"
-
-
 def looks(names: Sequence[str]) -> dict[str, int]:
     """Name → number of its look."""
-    return dict(zip(names, itertools.count()))
+    return {name: number for number, name in enumerate(names)}

@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftis_node.lab.events import GradientEvent
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
-from ftis_node.lab.reporting.figures import Line, Panel
-from ftis_node.lab.reporting.results import Gradient, Results
+from ftis_node.lab.reporting.figures import Line
+from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
-GRADIENT_NAMES = {"cosine": "cosine to the own gradient", "norm_ratio": "norm, in norms of the own gradient"}
+_Name: TypeAlias = Literal["cosine", "norm_ratio"]
+GRADIENT_NAMES: dict[_Name, str] = {
+    "cosine": "cosine to the own gradient",
+    "norm_ratio": "norm, in norms of the own gradient",
+}
 
 
 def compared(results: Results, book: Book) -> None:
@@ -39,45 +45,45 @@ def compared(results: Results, book: Book) -> None:
     )
     table = []
     for cell in dict.fromkeys(cell for cell, _ in measured):
-        parts = []
+        parts = {}
         for node in (node for name, node in measured if name == cell):
             found = _gradients(results, cell, node)
             for name, title in GRADIENT_NAMES.items():
                 lines = [_gradient_line(label, seeds, name, look) for look, (label, seeds) in enumerate(found.items())]
-                parts.append(Panel(f"{node}: {title}", lines))
+                parts[f"{node}: {title}"] = lines
             for label, seeds in found.items():
                 means = {name: _over_seeds(seeds, name) for name in GRADIENT_NAMES}
                 table.append([results.label(cell), node, label, *(say.level(means[name]) for name in GRADIENT_NAMES)])
-        figure = figures.panels(parts, columns=2, x="step of the node")
+        figure = figures.panels(parts, x="step of the node")
         caption = f"{results.label(cell)}: gradients on foreign samples, mean over seeds; bands: 95 %."
         book.picture(f"gradients-{say.file_name(cell)}", figure, caption)
     book.table(["cell", "node", "objective", "cosine [95 %]", "norm ratio [95 %]"], table)
 
 
-def _gradients(results: Results, cell: str, node: str) -> dict[str, list[list[Gradient]]]:
+def _gradients(results: Results, cell: str, node: str) -> dict[str, list[list[GradientEvent]]]:
     """Label → the gradients of each seed; the label is the objective, with the source if that is not foreign."""
     seeds = [trial.gradients.get(node, []) for trial in results.of(cell).values()]
     labels = dict.fromkeys(_label(gradient) for seed in seeds for gradient in seed)
     return {label: [[gradient for gradient in seed if _label(gradient) == label] for seed in seeds] for label in labels}
 
 
-def _label(gradient: Gradient) -> str:
-    source = gradient.source
-    return gradient.objective if source == "foreign" else f"{gradient.objective}, {source} samples"
+def _label(gradient: GradientEvent) -> str:
+    source, objective = gradient["source"], gradient["objective"]
+    return objective if source == "foreign" else f"{objective}, {source} samples"
 
 
-def _gradient_line(label: str, seeds: list[list[Gradient]], name: str, look: int) -> Line:
+def _gradient_line(label: str, seeds: list[list[GradientEvent]], name: _Name, look: int) -> Line:
     by_step: dict[int, list[float]] = defaultdict(list)
     for gradient in itertools.chain(*seeds):
-        if math.isfinite(value := getattr(gradient, name)):
-            by_step[gradient.step].append(value)
+        if math.isfinite(value := gradient[name]):
+            by_step[gradient["step"]].append(value)
     around = {step: mean_interval(values) for step, values in sorted(by_step.items())}
-    return figures.banded(label, list(around), list(around.values()), look)
+    return Line(label, list(around), list(around.values()), look)
 
 
-def _over_seeds(seeds: list[list[Gradient]], name: str) -> Interval:
+def _over_seeds(seeds: list[list[GradientEvent]], name: _Name) -> Interval:
     """The interval over seeds of a figure's mean over training."""
-    means = [_mean(np.array([getattr(gradient, name) for gradient in seed], dtype=np.float64)) for seed in seeds]
+    means = [_mean(np.array([gradient[name] for gradient in seed], dtype=np.float64)) for seed in seeds]
     finite = [mean for mean in means if math.isfinite(mean)]
     return mean_interval(finite) if finite else Interval(math.nan, math.nan, math.nan, 0)
 

@@ -1,27 +1,23 @@
-"""The report's sections on what training reached: curves and final values."""
+"""The report's sections on what training reached: curves, final values, and rows that nodes learned from others."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
-from ftis_node.lab.reporting.figures import Line, Panel, Row
-from ftis_node.lab.reporting.manifest import HELD_OUT
+from ftis_node.lab.reporting.figures import Line, Row
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import (
-    Interval,
-    bands,
-    mean_interval,
-)
+from ftis_node.lab.reporting.statistics import Interval, bands, mean_interval
 
 TIMES = 25  # points of a curve over time
 
@@ -36,8 +32,8 @@ def curves(results: Results, book: Book) -> None:
         (node, cell): _curve(results, cell, node, look[cell]) for node in results.nodes() for cell in results.cells
     }
     found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
-    parts = [Panel(results.node_label(node), some, "pass@1", bounded=True) for node, some in found.items()]
-    figure = figures.panels(parts, columns=min(2, len(parts)), x="step of the node", share=True, height=2.8)
+    parts = {results.node_label(node): some for node, some in found.items()}
+    figure = figures.panels(parts, x="step of the node", shares=True)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
@@ -46,19 +42,19 @@ def curves(results: Results, book: Book) -> None:
 
 def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
     """pass@1 over simulated seconds, where cells differ in pace and the same step is not the same time."""
-    parts = []
+    parts: dict[str, list[Line]] = {}
     for node in results.nodes():
         lines = []
         for cell in results.cells:
             trials = results.of(cell).values()
             seeds = [curve for trial in trials if (curve := trial.evaluations.get((node, HELD_OUT)))]
             if seeds:
-                xs = np.linspace(0.0, min(curve[-1].time for curve in seeds), TIMES)
-                found = [np.interp(xs, [e.time for e in curve], [e.pass_at_1 for e in curve]) for curve in seeds]
+                xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
+                found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
-                lines.append(figures.banded(results.label(cell), list(xs), ys, look[cell]))
-        parts.append(Panel(results.node_label(node), lines, "pass@1", bounded=True))
-    figure = figures.panels(parts, columns=min(2, len(parts)), x="simulated seconds", share=True, height=2.8)
+                lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
+        parts[results.node_label(node)] = lines
+    figure = figures.panels(parts, x="simulated seconds", shares=True)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)
 
@@ -75,9 +71,9 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     rows = []
     for on, node, cell, values in _finals(results):
         starts = [
-            curve[0].pass_at_1
+            curve[0]["pass_at_1"]
             for trial in results.of(cell).values()
-            if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
+            if (curve := trial.evaluations.get((node, on))) and curve[0]["step"] == 0
         ]
         start = statistics.fmean(starts) if starts else math.nan
         facts = {"set": on, "node": node, "cell": cell, "start": start}
@@ -118,12 +114,12 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
 def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     """At the steps that every finished seed of the cell evaluated, so that no mean changes its seeds on the way."""
     found = [trial.evaluations.get((node, HELD_OUT), []) for trial in results.of(cell).values()]
-    by_step = [{e.step: e.pass_at_1 for e in curve} for curve in found if curve]
+    by_step = [{e["step"]: e["pass_at_1"] for e in curve} for curve in found if curve]
     steps = sorted(set.intersection(*(set(curve) for curve in by_step))) if by_step else []
     if not steps:
         return None
     around = bands([[curve[step] for step in steps] for curve in by_step])
-    return figures.banded(results.label(cell), steps, around, look)
+    return Line(results.label(cell), steps, around, look)
 
 
 def _final(row: dict[str, Any]) -> str:
@@ -134,3 +130,35 @@ def _final_rows(results: Results, node: str, on: str) -> list[Row]:
     look = figures.looks(results.cells)
     seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
     return [Row(results.label(cell), s, mean_interval(s), look[cell]) for cell, s in seeds.items() if s]
+
+
+_LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}
+_LAST = {"found": "rows failed", "learned": "learned from others", "done": "and done since"}
+
+
+def learned(results: Results, book: Book) -> None:
+    """Section, for experiments with pulling by need: dead groups and pass@8 in the last quarter of the steps, rows at
+    the end."""
+    if not any("needs" in steps[-1] for trial in results.trials.values() for steps in trial.steps.values()):
+        return
+    book.write("## Rows that a node could not do")
+    nodes = [(cell, node) for cell in results.cells for node in results.nodes(cell)]
+    rows = [(results.label(cell), node, *_figures(results, cell, node)) for cell, node in nodes]
+    book.table(["cell", "node", *_LATE.values(), *_LAST.values()], rows)
+    book.write(
+        "Shares of own groups are of the last quarter of the steps; pass@8 is estimated from each group's samples, on "
+        "the rows that it drew for training. Rows are counts at the end, of those that are not forgotten."
+    )
+
+
+def _figures(results: Results, cell: str, node: str) -> Sequence[str]:
+    trials = [trial for trial in results.of(cell).values() if node in trial.steps]
+    late = [[trial.late(node, what) for trial in trials] for what in _LATE]
+    needs = [trial.steps[node][-1].get("needs", {}) for trial in trials]
+    last = [[rows[what] for rows in needs if rows] for what in _LAST]
+    return [_mean(values, "{:.3f}") for values in late] + [_mean(values, "{:.1f}") for values in last]
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    return form.format(mean_interval(known).mean) if known else say.NONE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting import attacks, gradients, outcomes, rows, speed, sweeps
+from ftis_node.lab.reporting import attacks, gradients, outcomes, speed, sweeps
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import Finding, judge
@@ -44,7 +44,7 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
         sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)
-    rows.learned(results, book)
+    outcomes.learned(results, book)
     _summary(findings, results, book, grid=grid)
     return book.close()
 
@@ -102,34 +102,26 @@ def _claims(findings: list[Finding], book: Book) -> None:
     for finding in findings:
         claim, evidence = finding.claim, finding.evidence
         text = f"{claim.text} ({claim.source})"
-        difference = say.difference(evidence.difference, _digits(finding)) if not math.isnan(evidence.p) else say.NONE
+        digits = 3 if claim.measure == "final" else 1
+        difference = say.NONE if math.isnan(evidence.p) else say.difference(evidence.difference, digits)
         rows.append((text, finding.verdict, difference, str(evidence.difference.n), say.probability(evidence.p)))
     book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
 
 
-def _digits(finding: Finding) -> int:
-    return 3 if finding.claim.measure == "final" else 1
-
-
-def _claim_facts(findings: list[Finding]) -> list[dict[str, Any]]:
-    return [
-        {
-            **finding.claim.model_dump(by_alias=True),
-            "verdict": finding.verdict,
-            "difference": asdict(finding.evidence.difference),
-            "p": finding.evidence.p,
-            "margin_used": finding.evidence.margin,
-            "sameness": asdict(finding.evidence.sameness),
-            "p_not_worse": finding.evidence.p_not_worse,
-            "p_for": finding.evidence.p_for,
-            "p_against": finding.evidence.p_against,
-            "adjusted_for": finding.adjusted_for,
-            "adjusted_against": finding.adjusted_against,
-            "least_possible": finding.floor,
-            "notes": list(finding.notes),
-        }
-        for finding in findings
-    ]
+def _claim_facts(finding: Finding) -> dict[str, Any]:
+    evidence = finding.evidence
+    return {
+        **finding.claim.model_dump(by_alias=True),
+        "verdict": finding.verdict,
+        "difference": asdict(evidence.difference),
+        "p": evidence.p,
+        "margin_used": evidence.margin,
+        "sameness": asdict(evidence.sameness),
+        **{name: getattr(evidence, name) for name in ("p_not_worse", "p_for", "p_against")},
+        **{name: getattr(finding, name) for name in ("adjusted_for", "adjusted_against")},
+        "least_possible": finding.floor,
+        "notes": list(finding.notes),
+    }
 
 
 def _summary(findings: list[Finding], results: Results, book: Book, *, grid: bool) -> None:
@@ -142,7 +134,7 @@ def _summary(findings: list[Finding], results: Results, book: Book, *, grid: boo
         "grid": grid,
         "finished": {cell: results.seeds(cell) for cell in results.cells},
         "missing": [asdict(missing) for missing in results.missing],
-        "claims": _claim_facts(findings),
+        "claims": list(map(_claim_facts, findings)),
         "final": outcomes.final_values(results),
     }
     replace_text(book.directory / "summary.json", json.dumps(_finite(summary), indent=1, ensure_ascii=False) + "\n")

@@ -5,89 +5,39 @@ Only finished trials count (their events have an "end"); two cells are compared 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, GradientEvent, StepEvent
+from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
-from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest
 from ftis_node.lab.reporting.statistics import reached
-from ftis_node.methods.choices import PART_NAMES
 
-Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
+T = TypeVar("T")
+_Key: TypeAlias = tuple[str, int]  # a cell and a seed
+Measure: TypeAlias = Literal["final", "time", "generated"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
-
-# The figures of a step that the report shows, see `Diagnostics.summary`; all others would fill the memory.
-ESTIMATES = PART_NAMES["divergence"]
-QUANTILES = ("p1", "p50", "p99", "max")
-FOREIGN = (
-    *(f"{kind}_{quantile}" for kind in ("ratio", "weight") for quantile in QUANTILES),
-    *("samples", "ess", "truncated", "negatives", "filtered", "filtered_fraction", "gated"),
-    *("divergence_mean", "divergence_p99", *ESTIMATES, "likelihood", "loss_share"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A greedy evaluation: the share of prompts answered right, and what the node had spent by then.
-
-    time: simulated seconds; cpu: CPU seconds; generated: own completions; trained: samples trained on.
-    """
-
-    step: int
-    pass_at_1: float
-    time: float
-    cpu: float
-    generated: float
-    trained: float
+_KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fill the memory
 
 
 @dataclass(slots=True)
-class Steps:
-    """A node's training steps: `columns[name][i]` is the figure of foreign samples in step `step[i]`, nan if none."""
-
-    step: list[int] = field(default_factory=list)
-    columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FOREIGN})
-    skipped: int = 0
-    said: list[dict[str, float]] = field(default_factory=list)  # see `lab.payloads.Watch.take`
-    groups: list[dict[str, float | None]] = field(default_factory=list)  # see `Participant.told_step`
-    needs: dict[str, float] = field(default_factory=dict)  # at the end
-
-    def late(self, what: str) -> float:
-        """The mean of a figure of its own groups over the last quarter of the steps; nan without any."""
-        known = [one[what] for one in self.groups[-math.ceil(len(self.groups) / LATE) :] if self.groups]
-        values = [value for value in known if value is not None]
-        return sum(values) / len(values) if values else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """How the gradient of an objective on one source's samples lies to that on many own ones; cosine nan for none."""
-
-    step: int
-    objective: str
-    source: str
-    cosine: float
-    norm_ratio: float
-
-
-@dataclass(slots=True)
-class Trial:
+class TrialEvents:
     """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order.
 
-    `commit` of the code that ran it, if it says so.
+    seconds: None if it has not ended. commit: of the code that ran it, if it says so.
     """
 
     commit: str = ""
     seconds: float | None = None
-    cpu: float = 0.0
-    evaluations: dict[tuple[str, str], list[Evaluation]] = field(default_factory=dict)
-    steps: dict[str, Steps] = field(default_factory=dict)
-    gradients: dict[str, list[Gradient]] = field(default_factory=dict)
+    evaluations: dict[tuple[str, str], list[EvaluationEvent]] = field(default_factory=dict)
+    steps: dict[str, list[StepEvent]] = field(default_factory=dict)
+    gradients: dict[str, list[GradientEvent]] = field(default_factory=dict)
 
     def measure(self, node: str, measure: Measure, on: str, *, tail: int, target: float) -> float | None:
         """One seed's value: the mean of the last `tail` evaluations after step 0, or the cost of reaching `target`.
@@ -96,20 +46,28 @@ class Trial:
         """
         curve = self.evaluations.get((node, on), [])
         if measure == "final":
-            last = [evaluation.pass_at_1 for evaluation in curve if evaluation.step > 0][-tail:]
+            last = [evaluation["pass_at_1"] for evaluation in curve if evaluation["step"] > 0][-tail:]
             return sum(last) / len(last) if last else None
         if not curve:
             return None
-        cost = reached([(getattr(evaluation, measure), evaluation.pass_at_1) for evaluation in curve], target)
+        cost = reached([(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve], target)
         return math.inf if cost is None else cost
 
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
         their mean `tokens`. None where nothing was counted."""
-        said = self.steps[node].said if node in self.steps else []
-        late = said[-math.ceil(len(said) / LATE) :] if said else []
+        late = _late([step["payloads"] for step in self.steps.get(node, []) if "payloads" in step])
         count = sum(one["completions"] for one in late)
         return sum(one[what] * one["completions"] for one in late) / count if count else None
+
+    def late(self, node: str, what: str) -> float:
+        """The mean of a figure of a node's own groups over the last quarter of its steps; nan without any."""
+        values = [value for step in _late(self.steps[node]) if (value := step["groups"][what]) is not None]
+        return sum(values) / len(values) if values else math.nan
+
+
+def _late(steps: list[T]) -> list[T]:
+    return steps[-math.ceil(len(steps) / LATE) :] if steps else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +82,7 @@ class Missing:
 class Results:
     """A manifest and its finished trials, by cell and seed."""
 
-    def __init__(self, manifest: Manifest, trials: dict[tuple[str, int], Trial], missing: Sequence[Missing]) -> None:
+    def __init__(self, manifest: Manifest, trials: dict[_Key, TrialEvents], missing: Sequence[Missing]) -> None:
         self.manifest, self.trials, self.missing = manifest, trials, list(missing)
         self._cells = {cell.name: cell for cell in manifest.cells}
 
@@ -144,7 +102,7 @@ class Results:
         """The seeds that the cell has finished, ascending."""
         return sorted(seed for name, seed in self.trials if name == cell)
 
-    def of(self, cell: str) -> dict[int, Trial]:
+    def of(self, cell: str) -> dict[int, TrialEvents]:
         return {seed: self.trials[cell, seed] for seed in self.seeds(cell)}
 
     def nodes(self, *cells: str) -> list[str]:
@@ -168,15 +126,15 @@ class Results:
         return sorted(names, key=lambda name: (name != HELD_OUT, name))
 
     def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
-        """Seed → value of `Trial.measure`, without the seeds that have none."""
+        """Seed → value of `TrialEvents.measure`, without the seeds that have none."""
         tail, target = self.manifest.tail, self.manifest.target
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
-        """Seed → `Trial.said`, without the seeds that have none."""
+        """Seed → `TrialEvents.said`, without the seeds that have none."""
         return self._by_seed(cell, lambda trial: trial.said(node, what))
 
-    def _by_seed(self, cell: str, of: Callable[[Trial], float | None]) -> dict[int, float]:
+    def _by_seed(self, cell: str, of: Callable[[TrialEvents], float | None]) -> dict[int, float]:
         found = {seed: of(trial) for seed, trial in self.of(cell).items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
@@ -197,19 +155,6 @@ class Results:
         """The commit of the code that ran the trials; the manifest's where they do not say."""
         return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
 
-    def steps(self, cell: str) -> int:
-        """The last step that any node of the cell evaluated or took."""
-        last = [
-            entry[-1]
-            for trial in self.of(cell).values()
-            for entry in (
-                *([e.step for e in curve] for curve in trial.evaluations.values()),
-                *(steps.step for steps in trial.steps.values()),
-            )
-            if entry
-        ]
-        return max(last, default=0)
-
 
 def over_nodes(by_node: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Seed → mean over the nodes, of each node's seed → value; a seed needs all of them."""
@@ -224,22 +169,15 @@ def read_results(out: Path) -> Results:
         UsageError: there is no manifest that can be read, or no trial has finished.
     """
     manifest = read_manifest(out / "manifest.json")
-    entries: dict[tuple[str, int], TrialEntry] = {}
-    for entry in manifest.trials:
-        entries.setdefault((entry.cell, entry.seed), entry)
-    planned = [(cell.name, seed) for cell in manifest.cells for seed in manifest.seeds]
     trials, missing = {}, []
-    for key in dict.fromkeys([*planned, *sorted(entries)]):
-        path = out / entries[key].directory / "events.jsonl" if key in entries else None
-        if path is None or not path.exists():
-            missing.append(Missing(*key, "not started"))
-            continue
-        trial = read_trial(path)
-        if trial.seconds is None:
-            missing.append(Missing(*key, "unfinished"))
+    for entry in manifest.trials:
+        path = out / entry.directory / "events.jsonl"
+        trial = read_trial(path) if path.exists() else None
+        if trial is None or trial.seconds is None:
+            missing.append(Missing(entry.cell, entry.seed, "not started" if trial is None else "unfinished"))
         else:
             trial.commit = _commit_of(path.with_name("trial.json"))
-            trials[key] = trial
+            trials[entry.cell, entry.seed] = trial
     if not trials:
         raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
     return Results(manifest, trials, missing)
@@ -252,45 +190,25 @@ def _commit_of(path: Path) -> str:
         return ""
 
 
-def read_trial(path: Path) -> Trial:
-    """Reads a trial's `events.jsonl`; its `seconds` are None if it has not ended."""
-    trial = Trial()
+def read_trial(path: Path) -> TrialEvents:
+    """Reads a trial's `events.jsonl`."""
+    trial = TrialEvents()
     for event in _lines(path):
-        kind, node = event.get("event"), str(event.get("node", ""))
-        if kind == "evaluation":
-            numbers = [float(event.get(name, 0.0)) for name in ("time", "cpu", "generated", "trained")]
-            curve = trial.evaluations.setdefault((node, str(event["set"])), [])
-            curve.append(Evaluation(int(event["step"]), float(event["pass_at_1"]), *numbers))
-        elif kind == "step":
-            _add_step(trial.steps.setdefault(node, Steps()), event)
-        elif kind == "gradients":
-            norm = float(event["norm_ratio"])
-            cosine = float(event["cosine"]) if norm else math.nan  # no gradient has no direction
-            gradient = Gradient(int(event["step"]), str(event["objective"]), str(event["source"]), cosine, norm)
-            trial.gradients.setdefault(node, []).append(gradient)
-        elif kind == "end":
-            trial.seconds, trial.cpu = float(event.get("seconds", 0.0)), float(event.get("cpu", 0.0))
+        if event["event"] == "evaluation":
+            trial.evaluations.setdefault((event["node"], event["set"]), []).append(event)
+        elif event["event"] == "step":
+            kept = {key: value for key, value in event.items() if key in _KEPT}
+            trial.steps.setdefault(event["node"], []).append(cast(StepEvent, kept))
+        elif event["event"] == "gradients":
+            event["cosine"] = event["cosine"] if event["norm_ratio"] else math.nan  # no gradient has no direction
+            trial.gradients.setdefault(event["node"], []).append(event)
+        elif event["event"] == "end":
+            trial.seconds = event["seconds"]
     return trial
 
 
-def _add_step(steps: Steps, event: dict[str, Any]) -> None:
-    foreign = event.get("foreign") or {}
-    if not foreign.get("samples", event.get("foreign_groups", 0)):
-        foreign = {}  # figures of nothing are 0, which would pull the means down
-    steps.step.append(int(event["step"]))
-    steps.skipped += bool(event.get("skipped"))
-    if "payloads" in event:
-        steps.said.append({name: float(value) for name, value in event["payloads"].items()})
-    steps.groups += [event["groups"]] if "groups" in event else []
-    steps.needs = event.get("needs", steps.needs)
-    for name, column in steps.columns.items():
-        column.append(float(foreign.get(name, math.nan)))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[Event]:
     with path.open("rb") as file:
         for line in file:
-            try:
+            with contextlib.suppress(ValueError):  # a kill cut this line short
                 yield json.loads(line)
-            except ValueError:
-                continue  # a kill cut this line short

@@ -26,6 +26,11 @@ class Speed:
     times: dict[int, float]
     gains: dict[int, float]
 
+    @property
+    def finite(self) -> list[float]:
+        """The times of the seeds that got there."""
+        return list(filter(math.isfinite, self.times.values()))
+
     def gain(self) -> Interval:
         """The geometric mean of the gains with its 95 % interval (Student, of their logarithms)."""
         logs = mean_interval([math.log(gain) for gain in self.gains.values()])
@@ -61,19 +66,11 @@ def sooner(results: Results, book: Book) -> None:
     )
     rows = []
     for cell, speed in found.items():
-        finite = [time for time in speed.times.values() if math.isfinite(time)]
-        mean = mean_interval(finite) if finite else None
-        gain = speed.gain() if speed.gains else None
-        rows.append(
-            (
-                results.label(cell),
-                f"{len(finite)} of {len(speed.times)}",
-                say.level(mean, 0) if mean else say.NONE,
-                f"{statistics.median(speed.times.values()):.0f}" if speed.times else say.NONE,
-                say.level(gain, 2) if gain else say.NONE,
-                str(len(speed.gains)),
-            )
-        )
+        reached = f"{len(speed.finite)} of {len(speed.times)}"
+        mean = say.level(mean_interval(speed.finite), 0) if speed.finite else say.NONE
+        median = f"{statistics.median(speed.times.values()):.0f}" if speed.times else say.NONE
+        gain = say.level(speed.gain(), 2) if speed.gains else say.NONE
+        rows.append((results.label(cell), reached, mean, median, gain, str(len(speed.gains))))
     book.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
     _draw(results, book, found)
 
@@ -82,9 +79,8 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
     look = figures.looks(results.cells)
     seconds, gains = [], []
     for cell, speed in found.items():
-        finite = [time for time in speed.times.values() if math.isfinite(time)]
-        if finite:
-            seconds.append(Row(results.label(cell), finite, mean_interval(finite), look[cell]))
+        if speed.finite:
+            seconds.append(Row(results.label(cell), speed.finite, mean_interval(speed.finite), look[cell]))
         if cell != BASELINE and speed.gains:
             gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look[cell]))
     parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}

@@ -47,27 +47,27 @@ class Equivalence:
     p: float
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The mean x̄ with Student's interval x̄ ± t(n−1, (1+level)/2)·s/√n, where s² = Σ(x−x̄)²/(n−1) (Student 1908).
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean x̄ with Student's interval x̄ ± t(n−1, 0.975)·s/√n, where s² = Σ(x−x̄)²/(n−1) (Student 1908).
 
     One value says nothing of the spread: its limits are nan. Values that are all equal estimate a spread of 0 and have
     an interval of no width, which is the formula's answer and no certainty. Limits may lie outside [0, 1].
     """
-    return _interval(_sample(values), level)
+    return _interval(_sample(values))
 
 
-def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
     """The mean of a−b with Student's interval over the pairs, as `mean_interval`; positive where `a` is the better."""
-    return _interval(_pairs(a, b)[0], level)
+    return _interval(_pairs(a, b)[0])
 
 
-def paired_permutation(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> float:
+def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p of the null that a method's name does not matter within a pair (Fisher 1935, §21).
 
     Under it each difference d = a−b could as well be −d: p is the share of sign flips s with |Σ s·d| ≥ |Σ d|. Up to
     `EXACT_UP_TO` pairs all 2^n are tried, the observed one included, so that p is at least 2/2^n: fewer than 6 pairs
-    cannot reach 0.05, nor can 8 in a Holm family of more than 6. For more than 16, N = `FLIPS` are drawn from `seed`,
-    k of them as extreme: p = (k+1)/(N+1) (Phipson and Smyth 2010). p is never 0, and 1 where all pairs are equal.
+    cannot reach 0.05, nor can 8 in a Holm family of more than 6. For more than 16, N = `FLIPS` are drawn, k of
+    them as extreme: p = (k+1)/(N+1) (Phipson and Smyth 2010). p is never 0, and 1 where all pairs are equal.
 
     scipy's `permutation_test` gives the same p but for two things: it doubles the smaller tail, thus 2(k+1)/(N+1), and
     it allows for rounding in proportion to Σ d, which misses ties where Σ d is nearly 0.
@@ -77,7 +77,7 @@ def paired_permutation(a: Sequence[float], b: Sequence[float], *, seed: int = 0)
     as_extreme = abs(float(differences.sum())) - rounding
     if len(sizes) <= EXACT_UP_TO:
         return float(np.mean(np.abs(_every_flip(sizes)) >= as_extreme))
-    return (int(np.sum(np.abs(_some_flips(sizes, seed)) >= as_extreme)) + 1) / (FLIPS + 1)
+    return (int(np.sum(np.abs(_some_flips(sizes)) >= as_extreme)) + 1) / (FLIPS + 1)
 
 
 def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> Equivalence:
@@ -143,14 +143,12 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {claim: adjusted[claim] for claim in p_values}
 
 
-def bands(curves: Sequence[Sequence[float]], level: float = 0.95) -> list[Interval]:
+def bands(curves: Sequence[Sequence[float]]) -> list[Interval]:
     """`mean_interval` over seeds at each position of their curves, one of the same length per seed.
 
     A band holds at each position by itself, not for the whole curve at once.
     """
-    if len({len(curve) for curve in curves}) != 1:
-        raise ValueError(f"curves of {sorted({len(curve) for curve in curves})} positions make no bands")
-    return [_interval(column, level) for column in np.stack([_sample(curve) for curve in curves]).T]
+    return [_interval(column) for column in np.stack([_sample(curve) for curve in curves]).T]
 
 
 def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -191,9 +189,7 @@ def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
     return first - second, ROUNDING * float(np.abs(first).sum() + np.abs(second).sum())
 
 
-def _interval(sample: Sample, level: float) -> Interval:
-    if not 0 < level < 1:
-        raise ValueError(f"a level of {level} is not between 0 and 1")
+def _interval(sample: Sample, level: float = 0.95) -> Interval:
     n, mean = len(sample), float(sample.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
@@ -208,8 +204,8 @@ def _every_flip(sizes: Sample) -> Sample:
     return sums
 
 
-def _some_flips(sizes: Sample, seed: int) -> Sample:
-    draw, sums = np.random.default_rng(seed), np.zeros(FLIPS)
+def _some_flips(sizes: Sample) -> Sample:
+    draw, sums = np.random.default_rng(0), np.zeros(FLIPS)
     for size in sizes:
         sums += size * draw.choice((-1.0, 1.0), FLIPS)
     return sums

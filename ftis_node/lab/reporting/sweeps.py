@@ -85,9 +85,7 @@ def swept(results: Results, book: Book) -> None:
                 level[named] = statistics.fmean(values.values())
         if parts:
             book.write(f"## Final pass@1 against {one.key}")
-            figure = figures.sweep(
-                parts, x=one.key, y="final pass@1", log=one.log, level=level, named=results.label(base)
-            )
+            figure = figures.sweep(parts, x=one.key, log=one.log, level=level, named=results.label(base))
             note = " ∞: no threshold." if one.key == "threshold" else ""
             caption = f"Final pass@1 on held-out prompts, mean over seeds with its 95 % interval.{note}"
             book.picture(f"sweep-{say.file_name(one.key)}", figure, caption)

@@ -18,16 +18,7 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
-from ftis_node.swarm.wire.dht_limits import (
-    AT_ONCE,
-    DEPTHS,
-    FULL_PART,
-    MAX_RECORDS,
-    OWN_NODES,
-    RECORD_LIFETIME,
-    REFERRERS_ENOUGH,
-    REPLICAS,
-)
+from ftis_node.swarm.wire import dht_limits as dht
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 SECONDS, WARMUP = 900.0, 300.0
@@ -49,13 +40,13 @@ class Records:
 
     def leave(self, owner: bytes, addresses: Sequence[str]) -> None:
         """Keeps a record for some minutes."""
-        self._left[owner] = (list(addresses), boot_seconds() + RECORD_LIFETIME)
+        self._left[owner] = (list(addresses), boot_seconds() + dht.RECORD_LIFETIME)
 
     def some(self) -> dict[bytes, list[str]]:
         """As many as one key holds, drawn by chance."""
         now = boot_seconds()
         self._left = {owner: record for owner, record in self._left.items() if record[1] > now}
-        owners = self.rng.sample(list(self._left), min(MAX_RECORDS, len(self._left)))
+        owners = self.rng.sample(list(self._left), min(dht.MAX_RECORDS, len(self._left)))
         return {owner: self._left[owner][0] for owner in owners}
 
 
@@ -86,7 +77,7 @@ class MemoryDirectory(PeerDirectory):
         referrers = [peer for peer in self._records.taking_part if peer != self._author]
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
-        for referrer in self._records.rng.sample(referrers, min(REFERRERS_ENOUGH, len(referrers))):
+        for referrer in self._records.rng.sample(referrers, min(dht.REFERRERS_ENOUGH, len(referrers))):
             take(Answer(0, referrer, found))
 
     async def leave(self) -> None:
@@ -141,8 +132,8 @@ class SimulatedDht:
         full = self._full.get(who)
         if full is None:
             return  # it has left
-        for depth in DEPTHS:
-            if not settled or depth not in full or self._rng.random() < FULL_PART:
+        for depth in dht.DEPTHS:
+            if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
                 (full.discard if self._leave(who, who[:depth]) else full.add)(depth)
             if depth not in full:
                 break
@@ -153,25 +144,25 @@ class SimulatedDht:
 
     def _leave(self, who: str, shard: str) -> bool:
         kept = self._records(shard)
-        if who not in kept and len(kept) >= MAX_RECORDS:
+        if who not in kept and len(kept) >= dht.MAX_RECORDS:
             del kept[self._rng.choice(list(kept))]
-        kept[who] = self.loop.time() + RECORD_LIFETIME
+        kept[who] = self.loop.time() + dht.RECORD_LIFETIME
         near = self._near(shard)
         for place in near:  # the walk to them
             self.out[place] += NEAREST_BYTES
-        for place in near[:REPLICAS]:
+        for place in near[: dht.REPLICAS]:
             self.inwards[place] += STORE_BYTES
-        return len(kept) < MAX_RECORDS
+        return len(kept) < dht.MAX_RECORDS
 
     def _look_up(self, who: str) -> None:
         if who in self._full:
-            depth = self._rng.randint(0, min(1 + max(self._full[who], default=-1), DEPTHS[-1]))
+            depth = self._rng.randint(0, min(1 + max(self._full[who], default=-1), dht.DEPTHS[-1]))
             shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}" if depth else ""
             kept = self._records(shard)
-            asked = self._near(shard)[: AT_ONCE if len(kept) >= MAX_RECORDS else OWN_NODES]
+            asked = self._near(shard)[: dht.AT_ONCE if len(kept) >= dht.MAX_RECORDS else dht.OWN_NODES]
             for place in asked:
                 self.out[place] += NEAREST_BYTES
-            for place in asked[:REPLICAS]:
+            for place in asked[: dht.REPLICAS]:
                 self.out[place] += len(kept) * RECORD_BYTES
 
     def _records(self, shard: str) -> dict[object, float]:
@@ -184,18 +175,18 @@ class SimulatedDht:
         """The places nearest to a key, nearest first."""
         if shard not in self._nearest:
             far = self._ids ^ np.uint64(random.Random(f"key {shard}").getrandbits(63))
-            some = np.argpartition(far, min(OWN_NODES, len(far)) - 1)[:OWN_NODES]
+            some = np.argpartition(far, min(dht.OWN_NODES, len(far)) - 1)[: dht.OWN_NODES]
             self._nearest[shard] = [int(place) for place in some[np.argsort(far[some])]]
         return self._nearest[shard]
 
 
 def directory_figures(scenario: Scenario) -> dict[str, float]:
     """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean."""
-    dht = SimulatedDht(scenario.nodes, scenario.session_seconds, scenario.seed)
-    dht.run(SECONDS)
+    places = SimulatedDht(scenario.nodes, scenario.session_seconds, scenario.seed)
+    places.run(SECONDS)
     seconds = SECONDS - WARMUP
     return {
-        "directory_busiest_bytes_out_s": max(dht.out.values(), default=0) / seconds,
-        "directory_busiest_bytes_in_s": max(dht.inwards.values(), default=0) / seconds,
-        "directory_bytes_out_per_node_s": dht.out.total() / seconds / scenario.nodes,
+        "directory_busiest_bytes_out_s": max(places.out.values(), default=0) / seconds,
+        "directory_busiest_bytes_in_s": max(places.inwards.values(), default=0) / seconds,
+        "directory_bytes_out_per_node_s": places.out.total() / seconds / scenario.nodes,
     }

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -30,6 +31,7 @@ DIAL_LATENCIES = 6
 DIAL_SECONDS = 5.0  # as `wire.libp2p` waits
 
 Reply = TypeVar("Reply", bound=Message)
+_Handler = Callable[[Inbound], Awaitable[Message]]
 
 
 @dataclass
@@ -64,23 +66,8 @@ class Network:
         found = [node for node in self.nodes.values() if node.machine_addresses and node.serving]
         return [node.machine_addresses[0] for node in rng.sample(found, min(count, len(found)))]
 
-    def carry(
-        self,
-        sender: MemoryTransport,
-        receiver: bytes,
-        kind: str,
-        size: int,
-        seconds: float,
-        deliver: Callable[[], None],
-    ) -> None:
-        """Moves a message that leaves its sender in `seconds`; `deliver` is called if the receiver is still there."""
-        sender.meter.out[kind] += size
-        sender.meter.counts["messages"] += 1
-        self.totals["sent"] += size
-        self.totals["flying"] += size
-        self.loop.call_later(seconds + self.latency, self._arrive, receiver, kind, size, deliver)
-
-    def _arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
+    def arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
+        """A message is where its receiver was."""
         self.totals["flying"] -= size
         node = self.nodes.get(receiver)
         if node is None:
@@ -229,14 +216,41 @@ class MemoryTransport:
         answer: asyncio.Future[Reply] = self._network.loop.create_future()
         other = self._network.nodes.get(peer) if peer in self.links else None
         if other is not None:
-            arrived = _Arrived(other, self, kind, handler, answer)
-            size = request.ByteSize()
-            self._network.carry(self, peer, kind, size, size / self.machine.uplink, arrived)
+            self._send(peer, kind, request.ByteSize(), lambda: other.asked(self.author, kind, handler, answer))
         late = self._network.loop.call_later(seconds, _time_out, answer)
         try:
             return await answer
         finally:
             late.cancel()
+
+    def asked(self, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]) -> None:
+        """A call has arrived, whose `answer` is awaited at the caller's."""
+        if self._inbound is not None:
+            self.answer(self._handle(self._inbound, caller, kind, handler, answer))
+
+    async def _handle(
+        self, inbound: Inbound, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]
+    ) -> None:
+        settle: Callable[[], None]
+        try:
+            reply = await handler(inbound)
+            size, settle = reply.ByteSize(), partial(answer.set_result, reply)
+        except Exception as error:  # the caller hears of it, as over libp2p
+            size, settle = len(repr(error)), partial(answer.set_exception, RuntimeError(repr(error)))
+        self._send(caller, kind, size, lambda: None if answer.done() else settle())
+
+    def _send(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
+        """A small message, which does not queue."""
+        self.carry(receiver, kind, size, size / self.machine.uplink, deliver)
+
+    def carry(self, receiver: bytes, kind: str, size: int, seconds: float, deliver: Callable[[], None]) -> None:
+        """Moves a message that leaves here in `seconds`; `deliver` is called if the receiver is still there then."""
+        network = self._network
+        self.meter.out[kind] += size
+        self.meter.counts["messages"] += 1
+        network.totals["sent"] += size
+        network.totals["flying"] += size
+        network.loop.call_later(seconds + network.latency, network.arrive, receiver, kind, size, deliver)
 
     def answer(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a handler until it ends, or this node does."""
@@ -274,8 +288,7 @@ class MemoryTransport:
     async def _reach(self, holder: MemoryTransport, size: int) -> None:
         """Waits until a request for packets has reached its holder."""
         arrived: asyncio.Future[None] = self._network.loop.create_future()
-        seconds = size / self.machine.uplink
-        self._network.carry(self, holder.author, PACKETS, size, seconds, lambda: arrived.set_result(None))
+        self._send(holder.author, PACKETS, size, lambda: arrived.set_result(None))
         await arrived
 
     async def serve_stream(
@@ -291,7 +304,7 @@ class MemoryTransport:
                 async for chunk in chunks:
                     size = chunk.ByteSize() + round(len(chunk.packet) * (network.packet_scale - 1))
                     seconds = self._departs(size) if chunk.packet else size / self.machine.uplink
-                    network.carry(self, caller.author, PACKETS, size, seconds, _Put(arrived, chunk))
+                    self.carry(caller.author, PACKETS, size, seconds, partial(arrived.put_nowait, chunk))
                     if chunk.packet:
                         await asyncio.sleep(seconds)
 
@@ -310,47 +323,6 @@ class MemoryTransport:
     def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-
-@dataclass(slots=True)
-class _Arrived:
-    """A call that has reached `server`, which answers it."""
-
-    server: MemoryTransport
-    caller: MemoryTransport
-    kind: str
-    handler: Callable[[Inbound], Awaitable[Any]]
-    answer: asyncio.Future[Any]
-
-    def __call__(self) -> None:
-        if self.server.serving:
-            self.server.answer(self._handle())
-
-    async def _handle(self) -> None:
-        server, answer = self.server, self.answer
-        inbound = cast(Inbound, server._inbound)
-        try:
-            reply = await self.handler(inbound)
-        except Exception as error:  # the caller hears of it, as over libp2p
-            text = repr(error)
-            self._send(len(text), lambda: None if answer.done() else answer.set_exception(RuntimeError(text)))
-            return
-        self._send(reply.ByteSize(), lambda: None if answer.done() else answer.set_result(reply))
-
-    def _send(self, size: int, deliver: Callable[[], None]) -> None:
-        server = self.server
-        server._network.carry(server, self.caller.author, self.kind, size, size / server.machine.uplink, deliver)
-
-
-@dataclass(slots=True)
-class _Put:
-    """A chunk that has arrived."""
-
-    queue: asyncio.Queue[ftis_pb2.FetchChunk]
-    chunk: ftis_pb2.FetchChunk
-
-    def __call__(self) -> None:
-        self.queue.put_nowait(self.chunk)
 
 
 def _time_out(answer: asyncio.Future[Any]) -> None:

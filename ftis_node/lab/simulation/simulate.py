@@ -13,11 +13,10 @@ from typing import Any
 
 from ftis_node.host.clocks import Clocks, replaced
 from ftis_node.lab.clock import SimulatedLoop
-from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.network import Meter, Network
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.lab.simulation.store import PACKET_BYTES, context
+from ftis_node.lab.simulation.store import PACKET_BYTES, Reader, context
 from ftis_node.lab.simulation.tally import Presence, Tally, figures
 
 UNIX_START = 1_800_000_000.0  # of the first simulated second
@@ -45,7 +44,7 @@ class Simulation:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def run(self, progress: Progress = lambda now: None) -> dict[str, Any]:
-        """Runs to the end; returns the figures. `progress` is called with the simulated second now and then."""
+        """Runs to the end; returns the figures. progress: is told the simulated second every two real seconds or so."""
         loop = SimulatedLoop()
         clocks = Clocks(boot=loop.time, unix=lambda: UNIX_START + loop.time(), thread=lambda: 0.0)
         with _no_collector(), _quiet(), replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -76,7 +75,7 @@ class Simulation:
     def enter(self) -> SimulatedNode:
         """A fresh node, which is there until its session ends."""
         rng = random.Random(self._rng.getrandbits(64))
-        node = SimulatedNode(self.scenario, self._context, self.network, self._reader, self.tally, rng)
+        node = SimulatedNode(self._context, self.network, self._reader, self.tally, rng)
         self.nodes[node.transport.author] = node
         seconds = rng.expovariate(1 / self.scenario.session_seconds)
         self.network.loop.call_later(seconds, self._leave, node)
@@ -137,8 +136,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def simulate(scenario: Scenario, progress: Progress = lambda now: None) -> dict[str, Any]:
-    """Simulates a scenario. `progress` is called with the simulated second about every two real seconds."""
-    return Simulation(scenario).run(progress)

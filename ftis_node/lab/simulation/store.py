@@ -1,4 +1,4 @@
-"""The packets of a simulation, and the store that holds them: `store.packets.PacketStore` without a disk.
+"""What nodes of a simulation send and hold: packets, announcements, and `store.packets.PacketStore` without a disk.
 
 A packet is small, so that thousands of stores fit into memory, but it is a real one: admission lets it through. The
 network counts it as if it had a real packet's bytes, see `Network.packet_scale`.
@@ -13,25 +13,15 @@ import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
+from ftis_node.lab.bench.packets import make_run
 from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.announcement import Announcement, decode_announcement
 
 EOS = 3
 PROMPT = [0]
-RUN = Run(
-    task="gsm8k",
-    data="0" * 64,
-    template="{question}",
-    reward="gsm8k",
-    group=2,
-    slots=64,
-    prompt_tokens=1,
-    completion_tokens=2,
-    temperature=1.0,
-    eos=(EOS,),
-    tokenizer="0" * 64,
-    vocabulary=4,
-)
+_SMALL = {"group": 2, "prompt_tokens": 1, "completion_tokens": 2, "eos": (EOS,), "vocabulary": 4}
+RUN = Run(**make_run(2).model_dump() | _SMALL)
 _WRONG, _RIGHT = 0, 1  # token ids of an answer
 
 
@@ -105,3 +95,27 @@ class SimulatedStore:
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
         self._seen.update(keys)
+
+
+class Checked(Announcement, frozen=True):
+    """An announcement whose signature the first node that received it has verified."""
+
+    sound: bool = False
+
+    def verify(self) -> bool:
+        return self.sound
+
+
+class Reader:
+    """Decodes announcements as the daemon does, each once, however many nodes receive it."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, Checked] = {}
+
+    def __call__(self, data: bytes, *, max_packets: int) -> Announcement:
+        known = self._read.get(data)
+        if known is None:
+            a = decode_announcement(data, max_packets=max_packets)
+            known = Checked(a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature, a.verify())
+            self._read[data] = known
+        return known

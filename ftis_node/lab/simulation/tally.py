@@ -87,23 +87,23 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         "counted_seconds": now - scenario.warmup,
         "seed": scenario.seed,
         "left": len(tally.gone),
-        "bytes_out_per_node_s": {kind: out[kind] / node_seconds for kind in KINDS},
-        "bytes_in_per_node_s": {kind: inwards[kind] / node_seconds for kind in KINDS},
-        "messages_per_node_s": counts["messages"] / node_seconds,
-        "handshakes_per_node_s": counts["handshakes"] / node_seconds,
+        **{
+            f"bytes_{way}_per_node_s": {kind: moved[kind] / node_seconds for kind in KINDS}
+            for way, moved in (("out", out), ("in", inwards))
+        },
+        **{f"{name}_per_node_s": counts[name] / node_seconds for name in ("messages", "handshakes", "exchanges")},
         "connections_per_node_hour": 3600 * counts["connections"] / node_seconds,
-        "exchanges_per_node_s": counts["exchanges"] / node_seconds,
-        "exchanges_with_strangers": _share(counts["strangers"], counts["exchanges"]),
-        "exchanges_failed": _share(counts["exchanges failed"], counts["exchanges"]),
-        "entries_new": _share(counts["new entries"], counts["entries"]),
-        "fetches_failed": _share(counts["fetches failed"], counts["fetches"]),
-        "packets_busy": _share(counts["busy"], counts["packets asked"]),
+        "exchanges_with_strangers": _ratio(counts["strangers"], counts["exchanges"]),
+        "exchanges_failed": _ratio(counts["exchanges failed"], counts["exchanges"]),
+        "entries_new": _ratio(counts["new entries"], counts["entries"]),
+        "fetches_failed": _ratio(counts["fetches failed"], counts["fetches"]),
+        "packets_busy": _ratio(counts["busy"], counts["packets asked"]),
         **_hot_spots(presences),
         **_batches(tally),
         **_pace(tally, first),
         "bytes_in_per_group_used": inwards.total() / max(1, sum(len(step.taken) for _, step, _ in tally.steps)),
         "rows_failed": sum(one.tried for one in staying) / len(staying),
-        "rows_learned": _share(sum(one.learned for one in staying), sum(one.tried for one in staying)),
+        "rows_learned": _ratio(sum(one.learned for one in staying), sum(one.tried for one in staying)),
         "look_ups_per_node_hour": 3600 * counts["look_ups"] / node_seconds,
         **directory_figures(scenario),
     }
@@ -135,7 +135,7 @@ def _batches(tally: Tally) -> dict[str, float]:
     return {
         "steps": len(steps),
         "foreign_wanted": _mean([step.wanted for step in steps]),
-        "fill": _share(sum(len(step.taken) for step in steps), sum(step.wanted for step in steps)),
+        "fill": _ratio(sum(len(step.taken) for step in steps), sum(step.wanted for step in steps)),
         "authors_per_batch": _mean([len({key[0] for key in step.taken}) for step in steps]),
         "age_p50": float(np.percentile(ages, 50)),
         "age_p95": float(np.percentile(ages, 95)),
@@ -171,12 +171,8 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
     }
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")
-
-
-def _ratio(a: Any, b: Any) -> float:
-    return float(a / b) if b else float("nan")
+def _ratio(part: Any, whole: Any) -> float:
+    return float(part / whole) if whole else float("nan")
 
 
 def _mean(values: Sequence[float]) -> float:

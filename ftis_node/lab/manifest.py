@@ -1,4 +1,4 @@
-"""The manifest of an experiment: its cells, nodes, trials and claims, from the manifest that the runner wrote.
+"""The manifest of an experiment: its cells, nodes, trials and claims. `lab run` writes it, and the report reads it.
 
 A cell is one method with its settings, a trial is one cell with one seed.
 """
@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.events import HELD_OUT
 
-HELD_OUT = "held-out"
 ALL = "all"
 ATTACK, METHOD = "attack", "method"  # among a cell's values
 ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload", "tokens"]
@@ -34,8 +34,9 @@ class Cell(BaseModel):
     label: str = ""
     collaboration: str = ""
     pace: str = ""
-    values: dict[str, Any] = {}
+    nodes: list[str] = []
     slower: list[str] = []
+    values: dict[str, Any] = {}
 
 
 class TrialEntry(BaseModel):
@@ -56,9 +57,11 @@ class Claim(BaseModel):
     factor: what the values of cell `a` are multiplied by before b's are taken from them.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     text: str
-    source: str = "ours"
-    family: str = ALL
+    source: Literal["paper", "ours"] = "ours"
+    family: str = ""
     compare: Literal["greater", "less", "same", "not worse"]
     a: str
     b: str
@@ -75,19 +78,21 @@ class Claim(BaseModel):
 
 
 class Manifest(BaseModel):
-    """`manifest.json` of an experiment, as the runner writes it."""
+    """`manifest.json` of an experiment. started: in UTC; versions: of the program and its libraries."""
 
-    version: Literal[1] = Field(alias="schema")
+    version: Literal[1] = Field(1, alias="schema")
     name: str
     title: str = ""
     about: str = ""
+    task: str = ""
+    steps: int = 0
+    tail: int = Field(3, ge=1)
+    target: float = 0.7
+    seeds: list[int]
     commit: str = ""
     versions: dict[str, Any] = {}
     file_sha256: str = ""
     started: str = ""
-    seeds: list[int]
-    tail: int = Field(3, ge=1)
-    target: float = 0.7
     nodes: list[Node] = []
     cells: list[Cell] = Field(min_length=1)
     trials: list[TrialEntry] = []
@@ -100,15 +105,12 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         UsageError: it is not there, or says what no manifest says.
     """
+    mend = "Name the directory that `ftis-node lab run` wrote its results to."
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError:
-        raise UsageError(
-            f"{path.parent} has no manifest.json.", "Name the directory that `ftis-node lab run` wrote its results to."
-        ) from None
-    except (ValueError, ValidationError) as error:
+        raise UsageError(f"{path.parent} has no manifest.json.", mend) from None
+    except ValueError as error:  # a ValidationError too
         where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        raise UsageError(
-            f"{path} is no manifest of an experiment: {'.'.join(map(str, where['loc']))} {where['msg']}.",
-            "Name the directory that `ftis-node lab run` wrote its results to.",
-        ) from None
+        place = ".".join(map(str, where["loc"]))
+        raise UsageError(f"{path} is no manifest of an experiment: {place} {where['msg']}.", mend) from None

@@ -1,0 +1,72 @@
+"""The events of a trial, a line of JSON each in its `events.jsonl`: a node writes them, and the report reads them.
+
+A line says more than is named here: `evaluate.Evaluation` of an evaluation, and a step's figures, for people. The last
+event of a trial is `end`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+HELD_OUT = "held-out"  # the set that every evaluation without another name is of
+
+
+class Spent(TypedDict):
+    """A node, its steps so far, and their cost: simulated seconds, CPU-seconds, own completions, samples trained on."""
+
+    node: str
+    step: int
+    time: float
+    cpu: float
+    generated: int
+    trained: int
+
+
+class EvaluationEvent(Spent):
+    """A greedy evaluation: the share of a set's prompts that were answered right."""
+
+    event: Literal["evaluation"]
+    set: str
+    pass_at_1: float
+
+
+class StepEvent(Spent):
+    """A step. groups: of its own ones, shares and pass@8; payloads: see `Watch.take`; needs: rows found, learned and
+    done; weight: of the node's weights in an average, see `lab.federation`."""
+
+    event: Literal["step"]
+    groups: dict[str, float | None]
+    payloads: NotRequired[dict[str, float]]
+    needs: NotRequired[dict[str, int]]
+    own_data_reward: NotRequired[float]
+    weight: NotRequired[float]
+
+
+class GradientEvent(TypedDict):
+    """How the gradient of an objective on one source's samples lies to that on many own ones, see `lab.bias`."""
+
+    event: Literal["gradients"]
+    node: str
+    step: int
+    objective: str
+    source: str
+    cosine: float
+    norm_ratio: float
+    own_norm: float
+    groups: int
+
+
+class Duration(TypedDict):
+    """Real seconds and CPU-seconds of a trial's process, interruptions left out."""
+
+    seconds: float
+    cpu: float
+
+
+class EndEvent(Duration):
+    """The trial ended."""
+
+    event: Literal["end"]
+
+
+Event = EvaluationEvent | StepEvent | GradientEvent | EndEvent

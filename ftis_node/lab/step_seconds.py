@@ -1,0 +1,84 @@
+"""Seconds of a step on a GPU, by arithmetic: no measurement, and to be read with errors of a third either way.
+
+Rates follow from a card's data sheet and a share of them that kernels of this kind reach elsewhere:
+
+    a token of all rows   the slower of reading the weights (80 % of the bandwidth) and of multiplying with them, 2
+                          operations a weight and row (60 % of the matrix rate)
+                        + keys and values, read in small products: a quarter of the bandwidth
+                        + drawing a token: `_DRAWING` passes over fp32 [rows, vocabulary]
+                        + `_LAUNCHES` kernels a layer, replayed as a graph, `_KERNEL_SECONDS` each
+    training              6 operations a weight and token, 4 with LoRA; 2 more with gradient checkpointing; a prompt
+                          once for its group; 35 % of the matrix rate
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Device
+from ftis_node.fit.plan import Plan
+
+_READING, _MULTIPLYING, _SMALL_PRODUCTS, _TRAINING = 0.8, 0.6, 0.25, 0.35
+_DRAWING = 6
+_LAUNCHES, _KERNEL_SECONDS = 21, 4e-6
+
+
+@dataclass(frozen=True)
+class Card:
+    """vram: GB, of which nodes without a limit of their own share what is left; tflops: dense 16-bit products with fp32
+    sums; bandwidth: GB/s. By default an RTX 4090.
+    """
+
+    device: Device = "cuda"
+    vram: float = 24.0
+    tflops: float = 165.0
+    bandwidth: float = 1008.0
+
+
+CARDS = {
+    "RTX 4060 8 GB": Card(vram=8, tflops=30, bandwidth=272),
+    "RTX 3060 12 GB": Card(vram=12, tflops=25.5, bandwidth=360),
+    "T4 16 GB": Card(vram=16, tflops=65, bandwidth=320),
+    "RTX 4090 24 GB": Card(),
+    "H100 80 GB": Card(vram=80, tflops=989, bandwidth=3350),
+}
+
+
+class Work(NamedTuple):
+    """A step: groups, completions of each, and their mean tokens; cap: of a completion, which few reach."""
+
+    groups: int
+    group: int
+    prompt: float
+    completion: float
+    cap: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.group
+
+
+def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
+    """Seconds to sample all completions; a row that ends gives its place to the next one."""
+    if not work.rows:
+        return 0.0
+    places = min(chosen.generation_batch, work.rows)
+    tokens = work.rows * work.completion / places + work.cap - work.completion  # the last ones end one by one
+    rows = work.rows * work.completion / tokens
+    rate = card.bandwidth * 1e9
+    weights = max(
+        chosen.memory.weights / (rate * _READING), 2 * shape.parameters * rows / (card.tflops * 1e12 * _MULTIPLYING)
+    )
+    kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
+    keys = kept * rows * (work.completion / 2 + work.prompt / work.group) / (rate * _SMALL_PRODUCTS)
+    drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * _READING)
+    return tokens * (weights + keys + drawing + _LAUNCHES * shape.layers * _KERNEL_SECONDS)
+
+
+def training(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
+    """Seconds to train once on all completions."""
+    operations = (4 if chosen.lora else 6) + 2 * chosen.gradient_checkpointing
+    tokens = work.groups * work.prompt + work.rows * work.completion
+    return operations * shape.parameters * tokens / (card.tflops * 1e12 * _TRAINING)
