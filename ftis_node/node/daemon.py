@@ -138,9 +138,8 @@ class Node:
         components = self._components
         if components is None:
             raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
-        settings = changed(self.settings, values)
+        self.settings = settings = changed(self.settings, values)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
-        self.settings = settings
         components.go_by(settings)
         set_level(settings.log_level)
         await self._page.show(settings)
