@@ -65,9 +65,9 @@ class Participant:
 
     async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
-        await self.compute.start()
-        if self.member.private:
+        if self.member.private:  # refused before a process is started
             self.engine.own_task = private_task(self.member.private)
+        await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
             Load(
