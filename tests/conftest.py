@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import uvloop
@@ -44,6 +44,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_left_is_walked_no_more() -> Iterator[None]:
+    """What a file has imported lives as long as the process: later collections of garbage would walk it again."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

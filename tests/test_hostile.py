@@ -226,7 +226,9 @@ async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_i
     async with attacked(stage, identity.Row15Sybils) as fight:
         await until(lambda: fight.used_by_attackers() > 0, "groups of theirs were trained on")
         steps = fight.steps()
-    assert all(step["own_groups"] >= (step["own_groups"] + step["foreign_groups"]) / 4 for step in steps)
+    for step in steps:  # of what it made, answers to needed rows may replace groups without a signal
+        made = step["own_groups"] + len(step["batch"]["replaced"])
+        assert 4 * made >= step["own_groups"] + step["foreign_groups"], step
 
 
 @pytest.mark.parametrize("kind", [wire.Row16Eclipse, directory.Row38MadeUp])
