@@ -24,7 +24,6 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import inbound
-from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from tests.support.swarm import RUN, Answers, eventually, identity, transport
@@ -367,20 +366,6 @@ async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: 
     assert uploads._slots.locked()
     await eventually(lambda: not uploads._active and not uploads._slots.locked(), "its slot is free again")
     writer.close()
-
-
-async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
-    served = await pair.serve(Uploads(holding([]), Traffic()).serve)
-    opened = [
-        await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
-        for _ in range(STREAMS_OF_ONE_PEER + 3)
-    ]
-    await eventually(lambda: served._streams.of(ALICE.author) == STREAMS_OF_ONE_PEER, "some of the streams are kept")
-    assert [await reader.read() for _, reader, _ in opened] == [b""] * len(opened)
-    await eventually(lambda: not served._streams, "all streams have ended")
-    for _, _, writer in opened:
-        writer.close()
 
 
 async def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:

@@ -122,17 +122,6 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     await other.close()
 
 
-async def test_a_peer_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
-    async with transport(ALICE, tmp_path) as network:
-        for addresses in (
-            [f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"],
-            ["rubbish", f"/p2p/{BOB.peer_id}", "/ip4/127.0.0.1"],
-            [],
-        ):
-            with pytest.raises(Unreachable):
-                await asyncio.wait_for(network.connect(BOB.author, addresses), PATIENCE)
-
-
 async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Path) -> None:
     async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
         where = (await bob.addresses())[0].rpartition("/")[0]
@@ -141,6 +130,8 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
             await alice.connect(victim.author, [f"{where}/{victim.peer_id}"])
         with pytest.raises(Unreachable, match="nothing listens there"):
             await alice.connect(victim.author, [f"/ip4/127.0.0.1/tcp/1/p2p/{victim.peer_id}"])
+        with pytest.raises(Unreachable):
+            await alice.connect(victim.author, ["rubbish", f"/p2p/{victim.peer_id}", "/ip4/127.0.0.1"])
         await alice.connect(BOB.author, await bob.addresses())
         assert BOB.author in await alice.neighbours()
         assert victim.author not in await alice.neighbours()

@@ -14,7 +14,6 @@ import pytest
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm import swarm as swarming
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
@@ -160,14 +159,6 @@ async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarm
     first = await swarms.join(1, port=first.transport.port)
     again = await swarms.join(2, cache=True)
     await eventually(lambda: again.met(first) and first.met(again), "they have met again")
-
-
-async def test_a_peer_is_found_through_the_dht_alone(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarming, "PEERS_TOLD", 0)  # nobody tells of others
-    monkeypatch.setattr("ftis_node.swarm.membership.PEERS_IN_A_HANDSHAKE", 0)
-    first, second = await swarms.two()
-    third = await swarms.join(3, first)
-    await eventually(lambda: third.met(second), "the third found the second's record")
 
 
 # --- who is to blame --------------------------------------------------------------------------------------------------
