@@ -45,6 +45,12 @@ def mixed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(started, tmp_path_factory.mktemp("hostile-mixed"), seed=0)
 
 
+@pytest.fixture
+def ground(request: pytest.FixtureRequest, kind: type[Attack]) -> Stage:
+    """Where an attack belongs: in a text run, if it lies about text."""
+    return request.getfixturevalue("mixed_stage" if kind.__module__ == text.__name__ else "stage")
+
+
 @dataclass
 class Fight:
     """An attack under way, and what the nodes said before it."""
@@ -156,12 +162,18 @@ async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(
         await until(fight.refused("wrong bytes"), "who served too much was found out")
 
 
-@pytest.mark.parametrize("kind", [content.Row04OtherTokens, content.Row05LogProbs, content.Row09CherryPicked])
-async def test_row_04_05_09_what_no_honest_author_makes_is_refused_for_what_it_is(
-    stage: Stage, kind: type[Attack]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(content.Row04OtherTokens, content.Row05LogProbs, content.Row09CherryPicked),
+        *(text.Row01Layout, text.Row04Pieces, text.Row05Ends, text.Row06OtherVersion),
+    ],
+)
+async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_what_it_is(
+    ground: Stage, kind: type[Attack]
 ) -> None:
-    """Ids, lengths and ends that cannot be; log-probs that are none; answers to other rows than drawn."""
-    async with attacked(stage, kind) as fight:
+    """Ids, lengths and ends that cannot be; log-probs that are none; answers to other rows than drawn; false pieces."""
+    async with attacked(ground, kind) as fight:
         await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
     assert fight.used_by_attackers() == 0
 
@@ -193,13 +205,13 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
     "kind",
     [
         *(content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded),
-        content.Row46GroundKeys,
+        *(content.Row46GroundKeys, text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty),
     ],
 )
-async def test_row_09_to_12_46_groups_that_lie_within_the_format_leave_every_step_finite(
-    stage: Stage, kind: type[Attack]
+async def test_row_09_to_12_46_47_groups_that_lie_within_the_format_leave_every_step_finite(
+    ground: Stage, kind: type[Attack]
 ) -> None:
-    async with attacked(stage, kind) as fight:
+    async with attacked(ground, kind) as fight:
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
         steps = fight.steps()
     assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)
@@ -265,20 +277,19 @@ async def test_row_07_17_31_who_ages_stops_crawls_floods_or_calls_without_end_ho
         await fight.goes_on("the nodes go on with one another meanwhile")
 
 
-async def counted_and_never_used(stage: Stage, kind: type[Attack]) -> None:
-    async with attacked(stage, kind) as fight:
+@pytest.mark.parametrize("kind", [content.Row32NoSignal, text.Row47Unreadable])
+async def test_row_32_47_groups_without_signal_or_that_nobody_can_read_are_counted_and_never_trained_on(
+    ground: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(ground, kind) as fight:
         await until(
             lambda: all(
                 status["pool"]["no_signal"] > fight.before[name]["pool"]["no_signal"] + 10
-                for name, status in stage.ring.statuses().items()
+                for name, status in ground.ring.statuses().items()
             ),
             "they were counted",
         )
     assert fight.used_by_attackers() == 0
-
-
-async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:
-    await counted_and_never_used(stage, content.Row32NoSignal)
 
 
 @pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
@@ -337,24 +348,3 @@ async def test_row_34_36_37_44_keys_that_cost_nothing_neither_silence_the_honest
     async with attacked(stage, kind) as fight:
         await until(fight.heard(outcome), "it was received and judged")
         await fight.goes_on("the nodes go on with one another meanwhile")
-
-
-@pytest.mark.parametrize("kind", [text.Row01Layout, text.Row04Pieces, text.Row05Ends, text.Row06OtherVersion])
-async def test_row_47_lies_about_text_are_refused_for_what_they_are(mixed_stage: Stage, kind: type[Attack]) -> None:
-    async with attacked(mixed_stage, kind) as fight:
-        await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
-    assert fight.used_by_attackers() == 0
-
-
-async def test_row_47_text_that_nobody_can_read_takes_no_place_in_a_batch(mixed_stage: Stage) -> None:
-    await counted_and_never_used(mixed_stage, text.Row47Unreadable)
-
-
-@pytest.mark.parametrize("kind", [text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty])
-async def test_row_47_texts_that_lie_within_the_format_leave_every_step_finite(
-    mixed_stage: Stage, kind: type[Attack]
-) -> None:
-    async with attacked(mixed_stage, kind) as fight:
-        await until(fight.learned_from_one_another, "the nodes go on meanwhile")
-        steps = fight.steps()
-    assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)
