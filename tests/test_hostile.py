@@ -148,12 +148,20 @@ async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(sta
     assert fight.used_by_attackers() == 0
 
 
-@pytest.mark.parametrize("kind", [wire.Row02ExtBomb, wire.Row02DhtCalls])
-async def test_row_02_nested_values_bad_records_and_odd_calls_in_the_dht_do_no_harm(
-    stage: Stage, kind: type[Attack]
+@pytest.mark.parametrize(
+    ("kind", "strikes", "found"),
+    [
+        *((wire.Row02ExtBomb, 3, {}), (wire.Row02DhtCalls, 3, {})),
+        *((streams.Row39Relay, 2, {"relays": 0}), (streams.Row40Debug, 2, {"found": set()})),
+    ],
+)
+async def test_row_02_39_40_odd_values_and_calls_do_no_harm_and_no_node_relays_or_shows_debug_pages(
+    stage: Stage, kind: type[Attack], strikes: int, found: dict[str, Any]
 ) -> None:
+    """Nested values, bad records and odd calls in the DHT; what strangers send one another; pages of p2pd."""
     async with attacked(stage, kind) as fight:
-        await until(fight.has_struck(3), "it has struck")
+        await until(fight.has_struck(strikes), "it has struck, asked or looked")
+    assert {name: getattr(fight.attack, name) for name in found} == found
 
 
 async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage: Stage) -> None:
@@ -258,22 +266,24 @@ async def test_row_16_38_made_up_addresses_records_and_answers_put_nobody_into_t
         assert not listed & fight.attack.nobody
 
 
-@pytest.mark.parametrize(
-    ("kind", "strikes"),
-    [
-        (identity.Row07Aged, 20),
-        (wire.Row17Streams, 2),
-        (wire.Row17Readers, 2),
-        (wire.Row17Holders, 2),
-        (identity.Row31Flood, 8),
-        (identity.Row31Calls, 8),
-    ],
-)
-async def test_row_07_17_31_who_ages_stops_crawls_floods_or_calls_without_end_holds_nobody_up(
-    stage: Stage, kind: type[Attack], strikes: int
+STRIKES = {
+    **{identity.Row07Aged: 20, wire.Row17Streams: 2, wire.Row17Readers: 2, wire.Row17Holders: 2},
+    **{identity.Row31Flood: 8, identity.Row31Calls: 8},
+}
+HEARD = {
+    **{reputation.Row34Contradictions: "equivocation", reputation.Row36Downwards: "too far ahead"},
+    **{reputation.Row37Introducers: "new", reputation.Row44Large: "malformed"},
+}
+
+
+@pytest.mark.parametrize("kind", [*STRIKES, *HEARD])
+async def test_row_07_17_31_34_36_37_44_who_ages_stops_crawls_floods_calls_or_has_many_keys_holds_nobody_up(
+    stage: Stage, kind: type[Attack]
 ) -> None:
+    """Keys that cost nothing neither silence the honest nor choose prompts."""
     async with attacked(stage, kind) as fight:
-        await until(fight.has_struck(strikes), "it has struck")
+        received = fight.heard(HEARD[kind]) if kind in HEARD else fight.has_struck(STRIKES[kind])
+        await until(received, "it has struck, or was received and judged")
         await fight.goes_on("the nodes go on with one another meanwhile")
 
 
@@ -308,20 +318,6 @@ async def test_row_33_streams_that_are_not_read_or_stay_half_open_leave_no_socke
     await until(as_before, "the nodes have let go of all its streams")
 
 
-async def test_row_39_no_node_passes_on_what_strangers_send_one_another(stage: Stage) -> None:
-    async with attacked(stage, streams.Row39Relay) as fight:
-        await until(fight.has_struck(2), "it has asked")
-    assert isinstance(fight.attack, streams.Row39Relay)
-    assert fight.attack.relays == 0
-
-
-async def test_row_40_no_local_port_has_debug_pages_of_p2pd(stage: Stage) -> None:
-    async with attacked(stage, streams.Row40Debug) as fight:
-        await until(fight.has_struck(2), "it has looked")
-    assert isinstance(fight.attack, streams.Row40Debug)
-    assert fight.attack.found == set()
-
-
 async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bounded_rate(stage: Stage) -> None:
     began = time.monotonic()
     async with attacked(stage, streams.Row41Requests) as fight:
@@ -331,20 +327,3 @@ async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bound
     assert isinstance(fight.attack, streams.Row41Requests)
     most = inbound.LOOKUPS_AT_ONCE + inbound.LOOKUPS_A_SECOND * seconds
     assert fight.attack.answered <= most * len(stage.ring.daemons)
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [
-        (reputation.Row34Contradictions, "equivocation"),
-        (reputation.Row36Downwards, "too far ahead"),
-        (reputation.Row37Introducers, "new"),
-        (reputation.Row44Large, "malformed"),
-    ],
-)
-async def test_row_34_36_37_44_keys_that_cost_nothing_neither_silence_the_honest_nor_choose_prompts(
-    stage: Stage, kind: type[Attack], outcome: str
-) -> None:
-    async with attacked(stage, kind) as fight:
-        await until(fight.heard(outcome), "it was received and judged")
-        await fight.goes_on("the nodes go on with one another meanwhile")
