@@ -167,7 +167,7 @@ async def test_a_node_with_relays_starts_and_meets_them(tmp_path: Path) -> None:
 
 
 async def eventually_connects(p2p: P2P, peer: PeerID) -> None:
-    for _ in range(40):
+    for _ in range(round(10 * PATIENCE)):
         with contextlib.suppress(ControlFailure):
             return await p2p._client.connect(peer, [])
         await asyncio.sleep(0.1)

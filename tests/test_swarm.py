@@ -43,18 +43,12 @@ class Swarms:
     async def leave(self, who: Member) -> None:
         await self._own[who].aclose()
 
-    async def two(self) -> tuple[Member, Member]:
-        first = await self.join(1)
-        second = await self.join(2, first)
-        await all_meet(first, second)
-        return first, second
-
-    async def three(self) -> tuple[Member, Member, Member]:
-        first = await self.join(1)
-        second = await self.join(2, first)
-        third = await self.join(3, first)
-        await all_meet(first, second, third)  # also those who only knew the first
-        return first, second, third
+    async def meeting(self, count: int) -> list[Member]:
+        """So many have met, also those who knew the first only."""
+        nodes = [await self.join(1)]
+        nodes += [await self.join(number, nodes[0]) for number in range(2, count + 1)]
+        await all_meet(*nodes)
+        return nodes
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ async def gets(who: Member, keys: set[Key]) -> None:
 
 
 async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms: Swarms) -> None:
-    nodes = await swarms.three()
+    nodes = await swarms.meeting(3)
     made: dict[Member, set[Key]] = {node: set() for node in nodes}
     for _ in range(4):
         for node in nodes:
@@ -87,7 +81,7 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
 
 
 async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.appetite = 3
     first.make(10)
     await eventually(lambda: len(second.admitted) == 3, "it got what it wanted")
@@ -100,7 +94,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
 async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(
     swarms: Swarms,
 ) -> None:
-    first, second, third = await swarms.three()
+    first, second, third = await swarms.meeting(3)
     made = first.make(4)
     await gets(second, made)
     await gets(third, made)
@@ -118,7 +112,7 @@ async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and
 
 
 async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothing(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+    first, second, third = await swarms.meeting(3)
     before = first.make(3)
     await gets(second, before)
     await gets(third, before)
@@ -135,7 +129,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
 
 
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.appetite = 0
     made = first.make(3)
     await eventually(
@@ -174,7 +168,7 @@ async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarm
 async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is_blamed(
     swarms: Swarms, lie: str, reason: Reason
 ) -> None:
-    good, bad, judge = await swarms.three()
+    good, bad, judge = await swarms.meeting(3)
     good.appetite = 0
     bad.make(1, **{lie: True})
     swarm = judge.swarm
@@ -222,7 +216,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
 
 
 async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+    first, second, third = await swarms.meeting(3)
     silence = asyncio.Event()
 
     class Silent:
@@ -241,7 +235,7 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
 
 
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     body = packet(first.author, 2**64 - 1, 0)
     entry = ftis_pb2.Entry(announcement=announcement(first.identity, 2**64 - 1, [body]).encode())
     caller = stub(first.transport, second.identity)
@@ -265,7 +259,7 @@ async def test_a_stranger_is_told_to_shake_hands_first(swarms: Swarms) -> None:
 
 
 async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.appetite = 0
     [(_, round, _)] = first.make(1)
     known = first.swarm.gossip.table.get(first.author, round)
@@ -279,7 +273,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
 
 
 async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.make(2)
     await gets(first, {(second.author, 0, 0), (second.author, 0, 1)})
     await second.swarm.close()
@@ -291,7 +285,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     trade, failed = second.pulling._trade, asyncio.Event()
 
     async def fail_once(*group: object) -> None:
