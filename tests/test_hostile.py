@@ -62,11 +62,12 @@ class Fight:
 
     def more(self, what: str, reason: str) -> bool:
         """Whether every node has counted more of something since."""
-        statuses = self.ring.statuses()
-        return all(
-            status.get(what, {}).get(reason, 0) > self.before[name][what].get(reason, 0)
-            for name, status in statuses.items()
-        )
+        return all(self.grown(what, reason))
+
+    def grown(self, what: str, reason: str) -> list[bool]:
+        """The same of each node."""
+        before = {name: status[what].get(reason, 0) for name, status in self.before.items()}
+        return [status.get(what, {}).get(reason, 0) > before[name] for name, status in self.ring.statuses().items()]
 
     def refused(self, *reasons: str) -> Callable[[], bool]:
         return lambda: all(self.more("refused_packets", reason) for reason in reasons)
@@ -189,14 +190,7 @@ async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_what_i
 async def test_row_06_who_forges_or_alters_is_found_out_and_its_victims_are_not_blamed(stage: Stage) -> None:
     async with attacked(stage, identity.Row06Forged) as fight:
         found_out = ("forged", "announcements"), ("other author", "refused_packets"), ("wrong bytes", "refused_packets")
-        await until(
-            lambda: any(
-                status[what].get(reason, 0) > fight.before[name][what].get(reason, 0)
-                for name, status in stage.ring.statuses().items()
-                for reason, what in found_out
-            ),
-            "somebody found it out",
-        )
+        await until(lambda: any(any(fight.grown(what, reason)) for reason, what in found_out), "somebody found it out")
     assert fight.used_by_attackers() == 0
 
 

@@ -31,9 +31,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Busy(Answers):
     """Says "busy" to all that is asked, and counts it."""
 
-    def __init__(self) -> None:
-        self.answered = 0
-        self.admitting = True
+    answered, admitting = 0, True
 
     def admits(self, peer: bytes) -> bool:
         return self.admitting

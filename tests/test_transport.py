@@ -26,8 +26,7 @@ Two = tuple[Transport, Transport]
 class Door(Answers):
     """Answers with the caller's name; serves two chunks for each digest."""
 
-    def __init__(self) -> None:
-        self.open = True
+    open = True
 
     def admits(self, peer: bytes) -> bool:
         return self.open
