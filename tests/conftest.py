@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import uvloop
@@ -26,7 +26,8 @@ settings.load_profile("shared machine")
 
 
 # Files that take long, and are late in the alphabet: whoever begins one last keeps the others waiting.
-LONG = ("page_look", "plan", "pretend_gpu", "private", "replay", "schedule", "silence", "simulation", "swarm", "trial")
+LONG = ("page_look", "plan", "pretend_gpu", "private", "questions", "replay", "schedule", "silence", "simulation")
+LONG += ("swarm", "tokenizer_codec", "vllm", "watch")
 
 # A shell ignores SIGINT in what it starts in the background; the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +45,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_left_is_walked_no_more() -> Iterator[None]:
+    """What a file has imported lives as long as the process: later collections of garbage would walk it again."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

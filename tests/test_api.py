@@ -187,19 +187,16 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_pa
     home.close()
 
 
-def test_a_dead_daemons_socket_is_as_good_as_none(socket_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(socket_path))
-        dead.listen()
-    with pytest.raises(UserError, match="No ftis-node daemon is running"):
-        ask(socket_path, "/status", dict)
-
-
-def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: Path) -> None:
+@pytest.mark.parametrize(("dead", "what"), [(True, "No ftis-node daemon is running"), (False, "did not answer within")])
+def test_a_dead_daemons_socket_is_as_good_as_none_and_a_silent_one_is_not_waited_for_for_ever(
+    socket_path: Path, dead: bool, what: str
+) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(socket_path))
         silent.listen()
-        with pytest.raises(UserError, match="did not answer within"):
+        if dead:
+            silent.close()
+        with pytest.raises(UserError, match=what):
             ask(socket_path, "/status", dict, timeout=0.1)
 
 

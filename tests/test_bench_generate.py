@@ -10,11 +10,11 @@ from ftis_node.lab.bench.generate import bench_generate, small_policy
 from ftis_node.lab.bench.model import Size
 from tests.support.cli import answer, refused
 
-FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats", "2"]
+FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats"]
 
 
 def test_three_ways_are_timed_in_turns() -> None:
-    figures = answer("bench", "generate", *FLAGS)
+    figures = answer("bench", "generate", *FLAGS, 2)
     for name in ("native", "hf", "plain", "nf4"):
         for unit in ("cpu_s", "s"):
             low, high = figures[f"{name}_tokens_per_{unit}_spread"]
@@ -27,12 +27,12 @@ def test_three_ways_are_timed_in_turns() -> None:
 
 
 def test_a_model_is_measured_as_its_plan_has_it() -> None:
-    figures = answer("bench", "generate", "--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS)
+    figures = answer("bench", "generate", "--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS, 1)
     assert figures["parameters"] == 75_968 and figures["generation_batch"] == 288
 
 
 def test_a_model_with_lora_layers_is_measured_without_a_twin_in_four_bits() -> None:
-    figures = answer("bench", "generate", "--model", "tiny-a", "--lora", "--device", "cpu", *FLAGS)
+    figures = answer("bench", "generate", "--model", "tiny-a", "--lora", "--device", "cpu", *FLAGS, 1)
     assert figures["ratio_hf"] > 0 and figures["ratio_nf4"] is None
 
 

@@ -64,16 +64,10 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     found = GreedyResult((), seconds=50.0, batch=4).figures()
     assert evaluations.due(), "the first is taken in any case"
     evaluations.taken(0, found, found.seconds)  # before any training, so not counted
-    assert not evaluations.due()
-    now = 499.0
-    assert not evaluations.due()
-    now = 500.0
-    assert evaluations.due()
-    evaluations.taken(0, found, found.seconds)
-    now = 999.0
-    assert not evaluations.due()
-    now = 1000.0
-    assert evaluations.due()
+    for now, due in ((0.0, False), (499.0, False), (500.0, True), (999.0, False), (1000.0, True)):  # noqa: B007
+        assert evaluations.due() is due
+        if due:
+            evaluations.taken(0, found, found.seconds)
 
 
 @pytest.mark.parametrize(("formatted", "code", "told"), [(False, False, 1), (True, False, 0), (False, True, 0)])

@@ -214,7 +214,9 @@ groups = st.integers(2, 9).flatmap(
 
 @settings(max_examples=500)
 @given(groups)
-def test_no_comparison_with_a_sample_above_the_mean_is_turned_round(group: tuple[list[float], list[float]]) -> None:
+def test_no_comparison_with_a_sample_above_the_mean_is_turned_round_and_a_push_upwards_of_known_size_is_left(
+    group: tuple[list[float], list[float]],
+) -> None:
     rewards, divergences = group
     before, after = filtered(rewards, divergences, 5.0)
     for i, j in itertools.permutations(range(len(rewards)), 2):
@@ -222,13 +224,6 @@ def test_no_comparison_with_a_sample_above_the_mean_is_turned_round(group: tuple
             assert after[i] > after[j] or after[i] == after[j] == 0
         if rewards[i] > rewards[j] and after[i] < after[j]:
             assert before[j] < before[i] <= 0 and divergences[j] >= 5 > divergences[i], "both below, the worse dropped"
-
-
-@settings(max_examples=500)
-@given(groups)
-def test_what_is_dropped_leaves_a_push_upwards_of_known_size(group: tuple[list[float], list[float]]) -> None:
-    rewards, divergences = group
-    before, after = filtered(rewards, divergences, 5.0)
     dropped = [index for index, value in enumerate(before) if value != after[index]]
     assert sum(before) == pytest.approx(0, abs=1e-9)
     assert sum(after) == pytest.approx(sum(abs(before[index]) for index in dropped), abs=1e-9)

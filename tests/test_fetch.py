@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from hivemind.p2p import P2P, PeerID
 
 from ftis_node.packet import packet_digest
@@ -23,9 +24,10 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import inbound
-from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import RUN, Answers, eventually, identity, transport
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
 HERE, GONE, BUSY = ftis_pb2.FetchChunk.HERE, ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY
@@ -95,10 +97,24 @@ async def connected(path: Path) -> AsyncIterator[Pair]:
         yield Pair(alice, bob)
 
 
-@pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def apart(tmp_path: Path) -> AsyncIterator[Pair]:
+    """A pair that one test may spoil."""
     async with connected(tmp_path) as made:
         yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def together(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    async with connected(tmp_path_factory.mktemp("pair")) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(together: Pair) -> Pair:
+    """The pair of all tests that say how Bob answers."""
+    together.traffic = Traffic()
+    return together
 
 
 def chunk(body: bytes, digest: bytes | None = None, status: int = HERE) -> ftis_pb2.FetchChunk:
@@ -198,19 +214,19 @@ async def test_what_was_not_signed_or_asked_for_or_comes_twice_or_never_is_the_h
         assert why in await pair.fault(targets(contents), contents[:1]), f"what came before stands: {why}"
 
 
-async def test_a_holder_that_dies_half_way_is_at_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_dies_half_way_is_at_fault(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     contents, came = bodies(2), []
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)  # p2pd tells of the end only when both sides have ended
-    await pair.say(chunk(contents[0]), silent=True)
+    await apart.say(chunk(contents[0]), silent=True)
     with pytest.raises(HolderFault):
-        async for _, answer in fetch(pair.alice, BOB.author, targets(contents), pair.traffic):
+        async for _, answer in fetch(apart.alice, BOB.author, targets(contents), apart.traffic):
             came.append(answer.packet)
-            os.kill(pair.bob.pid, signal.SIGKILL)
+            os.kill(apart.bob.pid, signal.SIGKILL)
     assert came == contents[:1]
 
 
 async def test_a_stream_that_its_holder_closes_early_is_the_holders_fault(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    apart: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = bodies(2)
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3)
@@ -220,8 +236,8 @@ async def test_a_stream_that_its_holder_closes_early_is_the_holders_fault(
         await P2P.send_protobuf(chunk(contents[0]), writer)
         writer.close()
 
-    await pair.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
-    await pair.fault(targets(contents), contents[:1])
+    await apart.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
+    await apart.fault(targets(contents), contents[:1])
 
 
 async def test_a_holder_that_sends_just_often_enough_is_at_fault_in_the_end(
@@ -250,13 +266,13 @@ async def test_a_holder_whose_handler_fails_is_at_fault(pair: Pair) -> None:
     assert "broke its stream" in await pair.fault(targets(bodies(1)), [])
 
 
-async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(pair: Pair) -> None:
-    assert "no stream" in await pair.fault(targets(bodies(1)), [])
+async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(apart: Pair) -> None:
+    assert "no stream" in await apart.fault(targets(bodies(1)), [])
     with pytest.raises(HolderFault, match="no stream"):
-        [_ async for _ in fetch(pair.alice, CAROL.author, targets(bodies(1)), Traffic())]
+        [_ async for _ in fetch(apart.alice, CAROL.author, targets(bodies(1)), Traffic())]
 
 
-async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(pair: Pair) -> None:
+async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart: Pair) -> None:
     async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
         await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
         writer.write(P2P.MESSAGE_MARKER + (1 << 32).to_bytes(8, "big") + bytes(100_000))
@@ -264,8 +280,8 @@ async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(pair: Pair
             await reader.read()
         writer.close()
 
-    await pair.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
-    assert "no answer" in await pair.fault(targets(bodies(1)), [])
+    await apart.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
+    assert "no answer" in await apart.fault(targets(bodies(1)), [])
 
 
 # --- a holder among many ----------------------------------------------------------------------------------------------
@@ -351,21 +367,7 @@ async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: 
     writer.close()
 
 
-async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
-    served = await pair.serve(Uploads(holding([]), Traffic()).serve)
-    opened = [
-        await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
-        for _ in range(STREAMS_OF_ONE_PEER + 3)
-    ]
-    await eventually(lambda: served._streams.of(ALICE.author) == STREAMS_OF_ONE_PEER, "some of the streams are kept")
-    assert [await reader.read() for _, reader, _ in opened] == [b""] * len(opened)
-    await eventually(lambda: not served._streams, "all streams have ended")
-    for _, _, writer in opened:
-        writer.close()
-
-
-def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
+async def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
     rests = HolderBackoff()
     seen = []
     for _ in range(12):

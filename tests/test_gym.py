@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,8 @@ def answered(text: str) -> str:
 
 
 def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on() -> None:
-    first, again = (ReasoningGym(NAME)._ask("rows", 60.0) for _ in range(2))
-    assert first == again
-    task = load_task(NAME)
+    task, again = load_task(NAME), ReasoningGym(NAME)._ask("rows", 60.0)
+    assert [[row.question, row.answer] for row in task.train] == again["train"]
     assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
     assert not {row.question for row in task.train} & {row.question for row in task.held_out}
     kinds = [json.loads(row.answer)[0] for row in task.train]
@@ -184,6 +184,21 @@ def in_its_form(name: str, payload: str) -> str:
     return f"[{payload}]" if name in FORMED.split() else payload
 
 
+def worth_nothing(scorer: PackageJudge, text: str, names: Sequence[str]) -> None:
+    """To no scorer, neither as it is nor in the scorer's form."""
+    for name in names:
+        gold, _ = entry(name)
+        scorer.begin()
+        for given in {text, in_its_form(name, text), f"{text} or 1"}:
+            assert scorer(answered(given), gold).reward == 0.0
+
+
+def turns(*cases: str) -> list[Any]:
+    """Each case with a third of the scorers, of which each has its turn; with all of them among the slow tests."""
+    third = [pytest.param(case, EVALUATED[turn % 3 :: 3], id=case) for turn, case in enumerate(cases)]
+    return [*third, *(pytest.param(case, EVALUATED, id=f"{case} everywhere", marks=SLOW) for case in cases)]
+
+
 @pytest.mark.parametrize("name", [EVALUATED[0], *(pytest.param(name, marks=SLOW) for name in EVALUATED[1:])])
 def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path) -> None:
     """That is why they are in the jail; a release that mends one of them fails here, and that is good news."""
@@ -196,17 +211,12 @@ def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path)
         pytest.fail(f"no payload ran in {name}")
 
 
-@pytest.mark.parametrize(
-    "payload", [pytest.param(name, marks=[] if number % 2 else SLOW) for number, name in enumerate(touching(Path("x")))]
-)
-def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path: Path, scorer: PackageJudge) -> None:
+@pytest.mark.parametrize(("payload", "names"), turns(*touching(Path("x"))))
+def test_no_payload_runs_or_is_worth_anything_in_the_jail(
+    payload: str, names: Sequence[str], tmp_path: Path, scorer: PackageJudge
+) -> None:
     path = tmp_path / "ran"
-    text = touching(path)[payload]
-    for name in EVALUATED:
-        gold, _ = entry(name)
-        scorer.begin()
-        for given in (text, in_its_form(name, text), f"{text} or 1"):
-            assert scorer(answered(given), gold).reward == 0.0
+    worth_nothing(scorer, touching(path)[payload], names)
     assert not path.exists()
 
 
@@ -231,13 +241,9 @@ FORGERIES = """
 """
 
 
-@pytest.mark.parametrize("forgery", [text.strip() for text in re.split(r" \| |\n", FORGERIES.strip())])
-def test_a_verdict_cannot_be_forged(forgery: str, scorer: PackageJudge) -> None:
-    for name in EVALUATED:
-        gold, _ = entry(name)
-        scorer.begin()
-        for given in (forgery, in_its_form(name, forgery)):
-            assert scorer(answered(given), gold).reward == 0.0
+@pytest.mark.parametrize(("forgery", "names"), turns(*map(str.strip, re.split(r" \| |\n", FORGERIES.strip()))))
+def test_a_verdict_cannot_be_forged(forgery: str, names: Sequence[str], scorer: PackageJudge) -> None:
+    worth_nothing(scorer, forgery, names)
 
 
 def test_sympy_does_not_solve_the_task(scorer: PackageJudge) -> None:
@@ -250,7 +256,7 @@ def test_sympy_does_not_solve_the_task(scorer: PackageJudge) -> None:
 
 
 def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge) -> None:
-    gold, answer = entry("gcd")
+    gold, answer = entry("letter_counting")
     other = json.dumps([*json.loads(gold)[:-1], "7777"])
     assert scorer(answered("7777"), other).reward == 0.0
     assert scorer(answered(answer), gold).reward == 1.0
@@ -320,7 +326,7 @@ def test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge(
     with PackageJudge("reasoning-gym") as blind:
         monkeypatch.setattr(blind, "_command", lambda: [sys.executable, "-c", "raise SystemExit(1)"])
         with pytest.raises(UserError, match="nothing can lock it in here"):
-            blind(answered("1"), entry("gcd")[0])
+            blind(answered("1"), entry("letter_counting")[0])
 
 
 def test_a_strangers_run_makes_nobody_run_scorers() -> None:

@@ -17,7 +17,7 @@ import torch
 from ftis_node.config.run import load_run_file, refuse_horizontal
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
-from ftis_node.node.assembly import refill_pool
+from ftis_node.node import assembly
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper
@@ -236,14 +236,19 @@ def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ago", [0, EPOCH])
-def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(tmp_path: Path, ago: int) -> None:
-    now = int(time.time())
+def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(
+    tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 17_600_000 * EPOCH + EPOCH // 2
+    monkeypatch.setattr(assembly, "unix_seconds", lambda: float(now))
+    rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, now + epoch * EPOCH) for epoch in (-1, 0, 1)]
+    assert len(set(rows)) == 3, "by its row a part is of one of these epochs"
     made = part(AUTHORS[0], 2, now - ago)
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
     store.add([(made.group, made.group.data)], own=False)
     came: list[Group] = []
     node = SimpleNamespace(pool=parts().pool, score_later=lambda group, born: came.append(group))
-    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 

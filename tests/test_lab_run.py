@@ -81,7 +81,7 @@ def lab(*words: object) -> subprocess.CompletedProcess[str]:
 def out(file: Path) -> Path:
     """The grid, run once."""
     place = file.parent / "out"
-    done = lab("run", file, "--out", place, "--jobs", "2", "--json")
+    done = lab("run", file, "--out", place, "--jobs", "1", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["trials"], summary["finished_before"]) == (4, 0)
@@ -205,7 +205,7 @@ def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path) -> No
 def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp_path: Path) -> None:
     """Two runs at the same time on one place: both end, and no trial is written twice."""
     place = tmp_path / "both"
-    words = [*COMMAND, "run", str(file), "--out", str(place), "--jobs", "1", "--seeds", "0", "--steps", "4"]
+    words = [*COMMAND, "run", str(file), "--out", str(place), "--jobs", "2", "--seeds", "0", "--steps", "4"]
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
     assert [process.wait(PATIENCE) for process in both] == [0, 0], both[0].communicate()[1]
     for directory in directories(place).values():

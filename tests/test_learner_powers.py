@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,7 @@ from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.policy import Policy
+from tests.support.daemons import ENVIRONMENT
 from tests.support.learners import (
     BATCH,
     FOREIGN,
@@ -326,7 +328,8 @@ def test_a_real_lack_of_memory_is_survived() -> None:
         report = subject.step(groups)
         print(report.memory_retries, report.skipped, report.tokens)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    words = [sys.executable, "-m", "tests.support.program", textwrap.dedent(program)]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     retries, skipped, tokens = done.stdout.split()
     assert int(retries) >= 1 and skipped == "None" and int(tokens) == 25_600

@@ -128,7 +128,7 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path:
         assert alice.addresses.strangers() == [], "it is not asked again and again"
 
 
-@pytest.mark.parametrize("major", [0, PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
+@pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
 async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, major: int) -> None:
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path, major=major) as (bob, network):
         alice.addresses.hear(await network.addresses())

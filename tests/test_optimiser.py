@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,13 @@ def test_a_rehearsal_draws_no_random_numbers() -> None:
 
 
 @pytest.fixture
-def strange_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def strange_eight_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import bitsandbytes.optim
 
     monkeypatch.setattr(Momentum, "odd", {3, 4})
     monkeypatch.setattr(bitsandbytes.optim, "AdamW8bit", Momentum)
+    unsaveable.cache_clear()
+    yield
     unsaveable.cache_clear()
 
 
@@ -183,7 +186,6 @@ def test_an_optimiser_that_cannot_be_saved_is_refused_before_the_model_is_loaded
     with pytest.raises(UsageError, match=r"adamw8bit cannot be used here: .*history") as caught:
         settle(Settings(model="tiny-a", device="cpu", optimiser="adamw8bit"), GSM8K, {})
     assert "optimiser=adamw" in caught.value.fix
-    unsaveable.cache_clear()
 
 
 def test_a_node_that_cannot_choose_8_bits_does_not_import_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,6 @@ def test_the_plan_does_not_choose_an_optimiser_that_cannot_be_saved(monkeypatch:
     assert chosen.optimiser == "adamw" and chosen.fits
     monkeypatch.setattr("ftis_node.worker.planning.unsaveable", lambda name, device: None)
     assert settle(asked, GSM8K, {})[1].optimiser == "adamw8bit", "else the test would show nothing"
-    unsaveable.cache_clear()
 
 
 def test_a_number_that_is_none_survives() -> None:

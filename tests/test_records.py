@@ -29,7 +29,7 @@ from ftis_node.swarm.wire.records import (
     pack_addresses,
     unpack_addresses,
 )
-from tests.support.swarm import OTHER_RUN, RUN, identity, transport
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, transport
 
 ALICE, BOB = identity(1), identity(2)
 ADDRESSES = [f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE.peer_id}"]
@@ -141,7 +141,7 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
                 expiration_time=[record.expiration_time for record in records],
                 in_cache=[False for _ in records],
             )
-            return list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok)
+            return list((await asyncio.wait_for(asking.rpc_store(request), PATIENCE)).store_ok)
 
         immortal = record(BOB, lifetime=10**6)
         assert await store(record(ALICE), immortal, record(ALICE, run_id=OTHER_RUN.id)) == [False] * 3
@@ -150,18 +150,18 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         assert await store(replace(record(BOB), value=bomb(200))) == [False]
         for keys in ([b""] * 1000, [b"\xff" * 1000], [bytes(20)] * 2):
             with pytest.raises(Exception, match="at most 1 keys"):
-                await asyncio.wait_for(asking.rpc_find(dht_pb2.FindRequest(keys=keys)), 5)
+                await asyncio.wait_for(asking.rpc_find(dht_pb2.FindRequest(keys=keys)), PATIENCE)
         for number in range(50):
             made_up = dht_pb2.NodeInfo(node_id=number.to_bytes(20, "big"))
-            await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=made_up)), 5)
-        await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), 5)
+            await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=made_up)), PATIENCE)
+        await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), PATIENCE)
         assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
         found: list[Answer] = []
         await bob.find(found.append, alone=False)
         assert {owner: one.addresses[owner] for one in found for owner in one.addresses} == {ALICE.author: ADDRESSES}
         pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]
-        answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), 30)
+        answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), PATIENCE)
         assert any("DHT calls a second" in str(answer) for answer in answers)
         await bob.leave()
         await alice.leave()

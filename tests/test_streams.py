@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from hivemind.p2p import P2P, PeerID
 
 from ftis_node.swarm import ftis_pb2
@@ -19,6 +20,8 @@ from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 ALICE, BOB = identity(1), identity(2)
 FETCH = "FtisSwarm.rpc_fetch"
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -27,9 +30,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Busy(Answers):
     """Says "busy" to all that is asked, and counts it."""
 
-    def __init__(self) -> None:
-        self.answered = 0
-        self.admitting = True
+    answered, admitting = 0, True
 
     def admits(self, peer: bytes) -> bool:
         return self.admitting
@@ -65,7 +66,9 @@ class Scene:
         self._p2pd_before = 0
 
     async def begin(self) -> None:
-        await self.served.add_p2p_handlers(self.bob.p2p)
+        """As it was before any test."""
+        self.busy.admitting = True
+        self.served._lookups = FtisSwarm(self.busy)._lookups
         await self.connect()
         await self.answer(1)
         await eventually(lambda: not self.served._streams and not self.sockets(), "the first stream has ended")
@@ -100,12 +103,19 @@ class Scene:
         await eventually(lambda: len(asyncio.all_tasks()) <= self._tasks_before, "its tasks have ended")
 
 
-@pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with transport(ALICE, tmp_path / "alice") as alice, transport(BOB, tmp_path / "bob") as bob:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    path = tmp_path_factory.mktemp("scene")
+    async with transport(ALICE, path / "alice") as alice, transport(BOB, path / "bob") as bob:
         made = Scene(alice, bob)
-        await made.begin()
+        await made.served.add_p2p_handlers(bob.p2p)
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(stage: Scene) -> Scene:
+    await stage.begin()
+    return stage
 
 
 def request(digests: int = 64, size: int = 32) -> ftis_pb2.FetchRequest:

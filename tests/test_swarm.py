@@ -14,7 +14,6 @@ import pytest
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm import swarm as swarming
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
@@ -44,18 +43,12 @@ class Swarms:
     async def leave(self, who: Member) -> None:
         await self._own[who].aclose()
 
-    async def two(self) -> tuple[Member, Member]:
-        first = await self.join(1)
-        second = await self.join(2, first)
-        await all_meet(first, second)
-        return first, second
-
-    async def three(self) -> tuple[Member, Member, Member]:
-        first = await self.join(1)
-        second = await self.join(2, first)
-        third = await self.join(3, first)
-        await all_meet(first, second, third)  # also those who only knew the first
-        return first, second, third
+    async def meeting(self, count: int) -> list[Member]:
+        """So many have met, also those who knew the first only."""
+        nodes = [await self.join(1)]
+        nodes += [await self.join(number, nodes[0]) for number in range(2, count + 1)]
+        await all_meet(*nodes)
+        return nodes
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ async def gets(who: Member, keys: set[Key]) -> None:
 
 
 async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms: Swarms) -> None:
-    nodes = await swarms.three()
+    nodes = await swarms.meeting(3)
     made: dict[Member, set[Key]] = {node: set() for node in nodes}
     for _ in range(4):
         for node in nodes:
@@ -88,7 +81,7 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
 
 
 async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
-    first, second, _ = await swarms.three()
+    first, second = await swarms.meeting(2)
     second.appetite = 3
     first.make(10)
     await eventually(lambda: len(second.admitted) == 3, "it got what it wanted")
@@ -98,19 +91,10 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
     await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
 
 
-async def test_a_late_joiner_who_knows_one_address_meets_all_and_catches_up(swarms: Swarms) -> None:
-    nodes = await swarms.three()
-    made = set().union(*(node.make(5) for node in nodes))
-    await eventually(lambda: all(len(node.admitted) == 10 for node in nodes), "the three have exchanged")
-    late = await swarms.join(4, nodes[2])
-    await eventually(lambda: late.met(*nodes) and all(node.met(late) for node in nodes), "it met all")
-    await gets(late, made)
-    new = late.make(2)
-    await gets(nodes[0], (made - {key for key in made if key[0] == nodes[0].author}) | new)
-
-
-async def test_when_one_leaves_the_others_go_on(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(
+    swarms: Swarms,
+) -> None:
+    first, second, third = await swarms.meeting(3)
     made = first.make(4)
     await gets(second, made)
     await gets(third, made)
@@ -122,11 +106,13 @@ async def test_when_one_leaves_the_others_go_on(swarms: Swarms) -> None:
     await eventually(lambda: not second.met(first) and not third.met(first), "they note that it is gone")
     assert not any(book.refused for who in (second, third) for book in who.swarm.reputation.authors.values())
     late = await swarms.join(4, second)
+    await eventually(lambda: late.met(second, third) and all(node.met(late) for node in (second, third)), "it met all")
     await gets(late, made | more | back)
+    await gets(third, made | more | late.make(2))
 
 
 async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothing(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+    first, second, third = await swarms.meeting(3)
     before = first.make(3)
     await gets(second, before)
     await gets(third, before)
@@ -143,7 +129,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
 
 
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.appetite = 0
     made = first.make(3)
     await eventually(
@@ -169,24 +155,20 @@ async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarm
     await eventually(lambda: again.met(first) and first.met(again), "they have met again")
 
 
-async def test_a_peer_is_found_through_the_dht_alone(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarming, "PEERS_TOLD", 0)  # nobody tells of others
-    monkeypatch.setattr("ftis_node.swarm.membership.PEERS_IN_A_HANDSHAKE", 0)
-    first, second = await swarms.two()
-    third = await swarms.join(3, first)
-    await eventually(lambda: third.met(second), "the third found the second's record")
-
-
 # --- who is to blame --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("lie", "reason"), [("interior_eos", Reason.EOS_INTERIOR), ("other_prompt", Reason.WRONG_PROMPT)]
+    ("lie", "reason"),
+    [
+        ("interior_eos", Reason.EOS_INTERIOR),
+        pytest.param("other_prompt", Reason.WRONG_PROMPT, marks=pytest.mark.slow),  # `test_admission` has all reasons
+    ],
 )
 async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is_blamed(
     swarms: Swarms, lie: str, reason: Reason
 ) -> None:
-    good, bad, judge = await swarms.three()
+    good, bad, judge = await swarms.meeting(3)
     good.appetite = 0
     bad.make(1, **{lie: True})
     swarm = judge.swarm
@@ -234,7 +216,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
 
 
 async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+    first, second, third = await swarms.meeting(3)
     silence = asyncio.Event()
 
     class Silent:
@@ -253,13 +235,13 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
 
 
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:
-    first, second, third = await swarms.three()
+    first, second = await swarms.meeting(2)
     body = packet(first.author, 2**64 - 1, 0)
     entry = ftis_pb2.Entry(announcement=announcement(first.identity, 2**64 - 1, [body]).encode())
     caller = stub(first.transport, second.identity)
     await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=PATIENCE)
     assert second.swarm.gossip.counts["too far ahead"] == 1
-    made = third.make(2)
+    made = first.make(2)
     await eventually(lambda: made <= set(second.admitted), "the exchange goes on")
 
 
@@ -277,7 +259,7 @@ async def test_a_stranger_is_told_to_shake_hands_first(swarms: Swarms) -> None:
 
 
 async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.appetite = 0
     [(_, round, _)] = first.make(1)
     known = first.swarm.gossip.table.get(first.author, round)
@@ -291,7 +273,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
 
 
 async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     second.make(2)
     await gets(first, {(second.author, 0, 0), (second.author, 0, 1)})
     await second.swarm.close()
@@ -303,7 +285,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = await swarms.two()
+    first, second = await swarms.meeting(2)
     trade, failed = second.pulling._trade, asyncio.Event()
 
     async def fail_once(*group: object) -> None:

@@ -6,27 +6,27 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from ftis_node.lab.simulation import network as in_memory
 from ftis_node.lab.simulation.network import MemoryTransport, Network
 from ftis_node.lab.simulation.scenario import Machine
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.wire.transport import Transport, Unreachable
-from tests.support.swarm import Answers, identity, transport
+from tests.support.swarm import PATIENCE, Answers, identity, transport
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
-SECONDS = 5.0
 Two = tuple[Transport, Transport]
 
 
 class Door(Answers):
     """Answers with the caller's name; serves two chunks for each digest."""
 
-    def __init__(self) -> None:
-        self.open = True
+    open = True
 
     def admits(self, peer: bytes) -> bool:
         return self.open
@@ -46,27 +46,33 @@ class Door(Answers):
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.HERE, packet=b"packet")
 
 
-@pytest.fixture(params=["libp2p", "memory"])
-async def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    """Alice and Bob, who do not know each other yet."""
-    monkeypatch.setattr(in_memory, "DIAL_SECONDS", 0.1)
+DOOR = Door()
+
+
+@pytest_asyncio.fixture(params=["libp2p", "memory"], scope="module", loop_scope="module")
+async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
+    """Alice, and Bob, who answers."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(in_memory, "DIAL_SECONDS", 0.1)
         network = Network(0.001, random.Random(0))
         made: list[Transport] = []
         for number, who in enumerate((ALICE, BOB)):
             if request.param == "libp2p":
-                made.append(await stack.enter_async_context(transport(who, tmp_path / str(number))))
+                path = tmp_path_factory.mktemp(str(number))
+                made.append(await stack.enter_async_context(transport(who, path)))
             else:
                 addresses = [f"/ip4/11.0.0.{number}/tcp/4001/p2p/{who.peer_id}"]
                 made.append(MemoryTransport(network, who.author, Machine(1.0, 1.0, 1e6, False), addresses))
+        await made[1].serve(DOOR)
         yield made[0], made[1]
 
 
-async def meet(two: Two, door: Door) -> None:
-    """Alice has a connection to Bob, who answers."""
-    alice, bob = two
-    await bob.serve(door)
-    await alice.connect(BOB.author, await bob.addresses())
+@pytest_asyncio.fixture(loop_scope="module")
+async def two(both: Two) -> Two:
+    """They have a connection."""
+    DOOR.open = True
+    await both[0].connect(BOB.author, await both[1].addresses())
+    return both
 
 
 async def asked(*digests: bytes) -> AsyncIterator[ftis_pb2.FetchRequest]:
@@ -75,14 +81,15 @@ async def asked(*digests: bytes) -> AsyncIterator[ftis_pb2.FetchRequest]:
 
 
 async def first(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int) -> list[bytes]:
-    return [(await asyncio.wait_for(anext(stream), SECONDS)).packet for _ in range(count)]
+    return [(await asyncio.wait_for(anext(stream), PATIENCE)).packet for _ in range(count)]
 
 
 async def test_an_address_is_this_nodes_own_and_leads_to_it(two: Two) -> None:
     alice, bob = two
     (address, *_) = addresses = await bob.addresses()
     assert all(one.endswith(f"/p2p/{BOB.peer_id}") for one in addresses)
-    await bob.serve(Door())
+    await alice.disconnect(BOB.author)
+    assert BOB.author not in await alice.neighbours()
     await alice.connect(BOB.author, [address])
     assert set(await alice.neighbours()) == {BOB.author}
     assert alice.up and (await alice.health()) is not None
@@ -98,46 +105,39 @@ async def test_where_nobody_is_nobody_is_reached(two: Two) -> None:
 
 async def test_anothers_address_does_not_lead_to_a_peer(two: Two) -> None:
     alice, bob = two
-    await bob.serve(Door())
     theirs = [address.replace(BOB.peer_id, CAROL.peer_id) for address in await bob.addresses()]
     with pytest.raises(Unreachable):
         await alice.connect(CAROL.author, theirs)
 
 
 async def test_the_one_who_answers_knows_the_caller(two: Two) -> None:
-    await meet(two, Door())
-    answer = await two[0].handshake(BOB.author, ftis_pb2.Handshake(agent="a"), SECONDS)
+    answer = await two[0].handshake(BOB.author, ftis_pb2.Handshake(agent="a"), PATIENCE)
     assert (answer.agent, answer.run_id) == ("a", ALICE.author)
-    assert list((await two[0].exchange(BOB.author, ftis_pb2.ExchangeRequest(wanted=[7]), SECONDS)).wanted) == [7]
+    assert list((await two[0].exchange(BOB.author, ftis_pb2.ExchangeRequest(wanted=[7]), PATIENCE)).wanted) == [7]
 
 
 @pytest.mark.parametrize("request_", [ftis_pb2.ExchangeRequest(again=True), ftis_pb2.ExchangeRequest()])
 async def test_an_error_and_silence_reach_the_caller(two: Two, request_: ftis_pb2.ExchangeRequest) -> None:
-    await meet(two, Door())
     with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
         await two[0].exchange(BOB.author, request_, 0.5)
 
 
 async def test_a_caller_that_is_not_admitted_gets_no_answer(two: Two) -> None:
-    door = Door()
-    await meet(two, door)
-    door.open = False
+    DOOR.open = False
     with pytest.raises(Exception, match="calls too often"):
-        await two[0].handshake(BOB.author, ftis_pb2.Handshake(), SECONDS)
+        await two[0].handshake(BOB.author, ftis_pb2.Handshake(), PATIENCE)
     stream = await two[0].fetch(BOB.author, asked(b"a"))
     with pytest.raises(Exception):  # noqa: B017 - it ends, breaks or stays silent
         await asyncio.wait_for(anext(stream), 0.5)
 
 
 async def test_a_stream_brings_its_chunks_in_order(two: Two) -> None:
-    await meet(two, Door())
     stream = await two[0].fetch(BOB.author, asked(b"a", b"b"))
     assert await first(stream, 4) == [b"", b"packet"] * 2
     await stream.aclose()
 
 
 async def test_who_ends_streams_ends_them(two: Two) -> None:
-    await meet(two, Door())
     stream = await two[0].fetch(BOB.author, asked(b"a"))
     await first(stream, 2)
     two[1].end_streams(ALICE.author)
@@ -145,14 +145,8 @@ async def test_who_ends_streams_ends_them(two: Two) -> None:
         await asyncio.wait_for(anext(stream), 0.5)
 
 
-async def test_after_disconnecting_there_is_no_connection(two: Two) -> None:
-    await meet(two, Door())
-    await two[0].disconnect(BOB.author)
-    assert BOB.author not in await two[0].neighbours()
-
-
 async def test_a_node_that_serves_no_more_does_not_answer(two: Two) -> None:
-    await meet(two, Door())
+    """The last test of the two."""
     await two[1].serve_no_more()
     with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
         await two[0].handshake(BOB.author, ftis_pb2.Handshake(), 1.0)

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.tasks import load_task
 from ftis_node.tasks.jail import can_lock_in
-from ftis_node.tasks.trial import refuse_unskilled, unskilled
+from ftis_node.tasks.trial import ROWS, refuse_unskilled, unskilled
 from tests.support.cli import Cli
 
 RULES = """
@@ -70,7 +70,7 @@ def lines(rule: str) -> Sequence[object]:
     made = {
         "integer": range(20),
         "exact": ["yes", "no", "no", "no"] * 5,
-        "math": [rf"\\frac{{{n}}}{{7}}" for n in range(1, 21)],
+        "math": [rf"\\frac{{{n}}}{{7}}" for n in range(1, 11)],  # as few as will do
         "regex": [rf"(?i)no\\.? {n}" for n in range(20)],
         "tests": [f"assert add({n}, 1) == {n + 1}" for n in range(20)],
     }
@@ -83,9 +83,13 @@ def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path) -
         pytest.skip("this machine cannot judge by that rule")
     rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    assert unskilled(load_task("rows.jsonl", reward=rule)) is None
-    for name in ("arithmetic", "arithmetic-4"):
-        assert unskilled(load_task(name)) is None
+    task = load_task("rows.jsonl", reward=rule)
+    assert len(task.train) >= ROWS // 2 and unskilled(task) is None
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic-4"])
+def test_row_55_the_built_in_tasks_pay_for_skill_only(name: str) -> None:
+    assert unskilled(load_task(name)) is None
 
 
 def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path) -> None:

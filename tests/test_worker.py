@@ -35,6 +35,7 @@ from ftis_node.worker.messages import (
     pack,
     receive,
 )
+from tests.support.daemons import PATIENCE
 from tests.support.small_models import arithmetic_run as run_of
 from tests.support.small_models import arithmetic_settings as settings
 
@@ -159,9 +160,7 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
         waiting = [asyncio.create_task(worker.call(load)) for _ in range(3)]
         await asyncio.sleep(0.05)
         os.kill(worker.pid, signal.SIGKILL)
-        began = time.monotonic()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert time.monotonic() - began < 1
+        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
         assert [type(result) for result in results] == [WorkerDied] * 3
         for dead in (worker, Worker()):  # or never started
             with pytest.raises(WorkerDied):
@@ -202,9 +201,8 @@ async def test_ctrl_c_is_not_for_it(plain: None) -> None:
 @on_one_loop
 async def test_it_can_be_stopped_before_it_listens() -> None:
     async with started() as worker:
-        began, pid = time.monotonic(), worker.pid
-        await worker.stop()  # while it still imports torch, and so cannot see that we are gone
-        assert time.monotonic() - began < 1
+        pid = worker.pid
+        await asyncio.wait_for(worker.stop(), PATIENCE)  # it still imports torch, and so cannot see that we are gone
         assert pid is not None and not psutil.pid_exists(pid)
 
 

@@ -23,19 +23,15 @@ QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokeni
 QWEN_ROWS = 151_936
 
 
+def _sizes(hidden: int, layers: int) -> dict[str, Any]:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    return {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, **heads}
+
+
 def random_qwen(path: Path, *, hidden: int, layers: int, seed: int, instruct: bool = False) -> Path:
     """A random Qwen2 with the real Qwen2.5 tokenizer, that of an instruct model if so, saved as a folder."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=QWEN_ROWS,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        eos_token_id=151_643,
-    )
+    config = Qwen2Config(vocab_size=QWEN_ROWS, eos_token_id=151_643, **_sizes(hidden, layers))
     Qwen2ForCausalLM(config).save_pretrained(path)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
         shutil.copyfile(QWEN_TOKENIZER / name, path / name)
@@ -63,17 +59,8 @@ def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
 
 def _llama(path: Path, tokenizer: Any, hidden: int, layers: int, seed: int) -> Path:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), **special, **_sizes(hidden, layers))
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

@@ -1,0 +1,45 @@
+"""Members of a private run: what they sign, and what their owners leave to the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ftis_node.swarm.certificates import Certificate, Removal, encode
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation, invite
+from tests.support.swarm import identity, make_run
+
+FOUNDER, ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 6))
+PRIVATE = make_run(founder=FOUNDER.peer_id)
+DAY = 86400
+NOW = 1_760_000_000.0
+
+
+def certificate(signer: Identity, who: Identity, claimed: Identity | None = None, **changes: Any) -> Certificate:
+    """A certificate of a week, of its signer or of a claimed issuer; what changes is changed before it is signed."""
+    fields = dict(run_id=PRIVATE.id, member=who.author, issuer=(claimed or signer).author, issued_at=int(NOW) - DAY)
+    return Certificate(**{**fields, "expires": int(NOW) + 6 * DAY, "invites": True, **changes}).signed_by(signer)
+
+
+def removal(remover: Identity, who: Identity, at: float = NOW) -> Removal:
+    record = Removal(run_id=PRIVATE.id, member=who.author, issuer=remover.author, issued_at=int(at))
+    return record.signed_by(remover)
+
+
+ANNS = (certificate(FOUNDER, ANN),)
+BENS = (*ANNS, certificate(ANN, BEN))
+ADDRESSES = [f"/ip4/8.8.4.{number}/tcp/4001/p2p/{FOUNDER.peer_id}" for number in range(5)]
+
+
+def invitation(who: Identity = FOUNDER, **changes: Any) -> Invitation:
+    options = dict(now=NOW, seconds=DAY, membership=30 * DAY)
+    addresses = [address.replace(FOUNDER.peer_id, who.peer_id) for address in ADDRESSES]
+    return invite(who, PRIVATE.id, addresses, **{**options, **changes})
+
+
+def order(home: Path, *removed: Removal) -> None:
+    """What `ftis-node remove` leaves to the daemon."""
+    (home / "orders").mkdir(exist_ok=True)
+    for number, record in enumerate(removed):
+        (home / "orders" / f"{number}.removal").write_bytes(encode(record))

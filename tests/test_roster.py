@@ -1,0 +1,438 @@
+"""Private runs: certificates, invitations, the roster, and what hostile members cannot do."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.swarm import certificates
+from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation, invite, read, read_line
+from ftis_node.swarm.roster import Roster, read_book
+from ftis_node.swarm.signed import Malformed
+from tests.support.clock import Clock
+from tests.support.members import (
+    ADDRESSES,
+    ANN,
+    ANNS,
+    BEN,
+    BENS,
+    CARA,
+    DAY,
+    EVE,
+    FOUNDER,
+    NOW,
+    PRIVATE,
+    certificate,
+    invitation,
+    order,
+    removal,
+)
+from tests.support.swarm import RUN, identity
+
+
+def refusal(chain: Chain, peer: Identity, *removals: Removal, now: float = NOW) -> str | None:
+    """Why a member that knows these removals refuses a peer that shows this chain."""
+    roster = Roster(PRIVATE.id, FOUNDER.peer_id, identity(99), clock=lambda: now)
+    roster.hear([encode(ANNS), *map(encode, removals)] if removals else [], CARA.author)
+    return roster.meet(peer.author, encode(chain) if chain else b"")
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+def test_founder_member_and_member_of_a_member_are_let_in() -> None:
+    assert refusal((), FOUNDER) is None
+    assert refusal(ANNS, ANN) is None
+    assert refusal(BENS, BEN) is None
+
+
+@pytest.mark.parametrize(
+    "chain, peer, why",
+    [
+        ((), EVE, certificates.MEMBERS_ONLY),
+        (ANNS, EVE, "another key"),
+        ((certificate(EVE, EVE),), EVE, "no chain from the run's founder"),
+        ((certificate(EVE, EVE, claimed=FOUNDER),), EVE, "signature"),
+        ((*ANNS, certificate(EVE, EVE, claimed=ANN)), EVE, "signature"),
+        ((certificate(ANN, BEN),), BEN, "no chain"),
+        ((certificate(FOUNDER, ANN, invites=False), certificate(ANN, BEN)), BEN, "not appointed"),
+        ((certificate(FOUNDER, ANN, run_id=RUN.id),), ANN, "another run"),
+        ((certificate(FOUNDER, ANN, expires=int(NOW)),), ANN, "expired"),
+        ((certificate(FOUNDER, ANN, expires=int(NOW)), certificate(ANN, BEN)), BEN, "expired"),
+        ((msgspec.structs.replace(ANNS[0], invites=False),), ANN, "signature"),
+        ((msgspec.structs.replace(ANNS[0], expires=2**40),), ANN, "signature"),
+        ((msgspec.structs.replace(ANNS[0], signature=b""),), ANN, "signature"),
+        ((certificate(FOUNDER, ANN, member=b"x"),), ANN, "no chain"),
+        ((*BENS, certificate(BEN, CARA)), CARA, "ask the founder for a new invitation"),
+        ((certificate(FOUNDER, FOUNDER), certificate(FOUNDER, EVE)), EVE, "no chain"),
+        ((certificate(FOUNDER, ANN, issued_at=int(NOW) + DAY),), ANN, "future"),
+    ],
+)
+def test_who_is_no_member(chain: Chain, peer: Identity, why: str) -> None:
+    found = refusal(chain, peer)
+    assert found is not None and why in found
+
+
+def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good() -> None:
+    for remover in (FOUNDER, ANN):
+        assert "was removed" in str(refusal(BENS, BEN, removal(remover, BEN)))
+    for remover in (BEN, CARA, EVE):
+        assert refusal(BENS, BEN, removal(remover, BEN)) is None
+    assert f"{ANN.peer_id} was removed" in str(refusal(BENS, BEN, removal(FOUNDER, ANN)))
+    assert refusal(ANNS, ANN, removal(BEN, ANN)) is None
+    again = int(NOW) + 60
+    assert "removed" in str(refusal((*ANNS, certificate(ANN, BEN, issued_at=again)), BEN, removal(ANN, BEN)))
+    assert "removed" in str(refusal((certificate(FOUNDER, BEN, issued_at=again),), BEN, removal(FOUNDER, BEN)))
+    assert refusal((certificate(FOUNDER, BEN),), BEN, removal(ANN, BEN)) is None, "it gave another certificate"
+
+
+def test_a_signature_of_one_kind_is_none_of_another() -> None:
+    ticket = invite(FOUNDER, PRIVATE.id, [f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"], now=NOW, seconds=DAY)
+    gone = removal(FOUNDER, ANN)
+    for signed in (ticket, gone, ANNS[0]):
+        assert signed.verify(FOUNDER.author) and not signed.verify(ANN.author)
+        for other in (ticket, gone, ANNS[0]):
+            lent = msgspec.structs.replace(other, signature=signed.signature)
+            assert lent.verify(FOUNDER.author) == (other is signed)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
+    kinds: tuple[Any, ...] = (Chain, Removal)
+    for kind in kinds:
+        with contextlib.suppress(Malformed):
+            decode(data, kind)
+    with pytest.raises(UsageError):
+        read(data, NOW)
+    with pytest.raises(Malformed, match="more than"):
+        decode(encode(20 * ANNS), Chain)
+
+
+# --- invitations ------------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping() -> None:
+    made = invitation(name="Ana")
+    assert made.text.startswith("ftis:") and len(made.text) < 400 and "\n" not in made.text
+    wrapped = "  " + "\n".join(made.text[place : place + 40] for place in range(0, len(made.text), 40)) + "\n"
+    assert read_line(wrapped, NOW) == made
+    assert made.addresses == ADDRESSES[:3] and made.private and made.name == "Ana"
+    assert not invitation(membership=0).private
+
+
+@given(place=st.integers(0, 350), letter=st.sampled_from("AbZ9-_ !"))
+def test_a_changed_letter_is_noticed(place: int, letter: str) -> None:
+    text = invitation().text
+    changed = text[: place % len(text)] + letter + text[place % len(text) + 1 :]
+    if changed != text:
+        with contextlib.suppress(UsageError):  # the last letter may hold bits that count for nothing
+            assert read_line(changed, NOW).encoded == read_line(text, NOW).encoded
+
+
+def signed(**changes: Any) -> str:
+    return msgspec.structs.replace(invitation(), **changes).signed_by(FOUNDER).text
+
+
+LATER = (
+    "ftis:" + base64.urlsafe_b64encode(msgspec.msgpack.encode([b"run", b"signature", 2, {"a new": "field"}])).decode()
+)
+
+
+@pytest.mark.parametrize(
+    "text, error",
+    [
+        ("", "begins with ftis:"),
+        ("/ip4/192.0.2.1/tcp/1", "begins with ftis:"),
+        ("ftis:AAAA", "no whole invitation"),
+        (invitation().text[:-9], "no whole invitation"),
+        ("ftis:" + "A" * 4000, "begins with ftis:"),
+        (msgspec.structs.replace(invitation(), name="Eve").text, "its signature is wrong"),
+        (invitation(seconds=0).text, "has expired"),
+        (LATER, "of version 2, which is not known here"),
+        (signed(dial=()), "its signature is wrong"),
+        (signed(dial=("not an address",)), "its signature is wrong"),
+        (signed(nonce=b"short"), "its signature is wrong"),
+        (signed(inviter=b"nobody"), "its signature is wrong"),
+    ],
+)
+def test_row_49_what_is_no_invitation(text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        read_line(text, NOW)
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def time() -> Clock:
+    return Clock(NOW)
+
+
+Rosters = Callable[..., Roster]
+
+
+@pytest.fixture
+def roster_of(tmp_path: Path, time: Clock) -> Rosters:
+    """Makes the roster of an identity; one of the same identity again is that after a restart."""
+
+    def make(who: Identity, ticket: Invitation | None = None) -> Roster:
+        home = tmp_path / who.peer_id
+        home.mkdir(exist_ok=True)
+        return Roster(PRIVATE.id, FOUNDER.peer_id, who, home / "members", home / "orders", ticket, time)
+
+    return make
+
+
+def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Roster, Roster, Roster]:
+    """The founder, Ann, who may invite, and Ben, whom she invited."""
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    assert joined(founder, ann, ticket or invitation(invites=True), ANN) is None
+    assert joined(ann, ben, invitation(ANN), BEN) is None and ben.is_member
+    return founder, ann, ben
+
+
+def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> str | None:
+    """A node whose owner was given an invitation presents it to the inviter, as handshakes do."""
+    who._invitation, issuer = ticket, ticket.inviter
+    why = inviter.why_no_ticket(ticket, peer.author)
+    if why is None:
+        assert who.meet(issuer, inviter.own) is None and who.ticket_for(issuer) == ticket.encoded
+        who.accept(inviter.redeem(ticket, peer.author), issuer)
+    return why
+
+
+def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters) -> None:
+    ticket = invitation()
+    founder, ann, eve = roster_of(FOUNDER), roster_of(ANN, ticket), roster_of(EVE, ticket)
+    assert founder.is_member and not ann.is_member
+    assert ann.ticket_for(FOUNDER.author) == ticket.encoded and ann.ticket_for(BEN.author) == b""
+    assert joined(founder, ann, ticket, ANN) is None
+    assert ann.is_member and ann.ticket_for(FOUNDER.author) == b"" and founder.admits(ANN.author)
+    assert "another key" in str(joined(founder, eve, ticket, EVE))
+    assert not eve.is_member and not founder.admits(EVE.author)
+    again = roster_of(FOUNDER)  # what was redeemed outlasts a restart
+    assert "another key" in str(again.why_no_ticket(ticket, EVE.author))
+    assert again.redeem(ticket, ANN.author) == ann.own
+
+
+def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters) -> None:
+    founder, ann = roster_of(FOUNDER), roster_of(ANN)
+    other_run = invite(FOUNDER, RUN.id, ADDRESSES, now=NOW, seconds=DAY, membership=DAY)
+    for wrong in (invitation(ANN), other_run, invitation(membership=0)):
+        assert "not of this node" in str(founder.why_no_ticket(wrong, EVE.author))
+    assert "may not invite" in str(ann.why_no_ticket(invitation(ANN), EVE.author))  # she is no member
+    assert joined(founder, ann, invitation(), ANN) is None
+    assert "may not invite" in str(ann.why_no_ticket(invitation(ANN), EVE.author))  # and now one who may not invite
+
+
+def test_a_member_who_may_invite_does_and_all_come_to_know_it(roster_of: Rosters) -> None:
+    founder, ann, _ = two_below(roster_of)
+    assert not founder.admits(BEN.author)
+    told: set[bytes] = set()
+    assert founder.hear(ann.news(told), ANN.author) == told and len(told) == 2
+    assert founder.admits(BEN.author)
+    assert ann.news(told) == []
+
+
+def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_of: Rosters, tmp_path: Path) -> None:
+    founder, ann, ben = two_below(roster_of, ticket := invitation(invites=True))
+    founder.hear(ann.news(set()), ANN.author)
+    order(tmp_path / FOUNDER.peer_id, removal(FOUNDER, ANN))
+    founder.obey()
+    assert not list((tmp_path / FOUNDER.peer_id / "orders").iterdir())
+    assert not founder.admits(ANN.author) and not founder.admits(BEN.author)
+    assert "removed" in str(founder.why_no_ticket(ticket, ANN.author))
+    assert founder.meet(BEN.author, ben.own) is not None and founder.removal_for(BEN.author)
+    ben.hear(founder.news(set()), FOUNDER.author)
+    assert not ben.is_member and not roster_of(BEN).is_member  # also after a restart
+    assert ben.shut_out.startswith(f"{ANN.peer_id} was removed by {FOUNDER.peer_id} on ")
+    assert roster_of(BEN).shut_out == ben.shut_out
+    assert founder.renewal(ANN.author) == b""
+
+
+def test_a_removed_member_learns_of_it_from_whoever_refuses_it_and_believes_the_signature_alone(
+    roster_of: Rosters,
+) -> None:
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN, invitation()), roster_of(BEN)
+    joined(founder, ann, invitation(invites=True), ANN)
+    founder.hear([encode(removal(FOUNDER, ANN))], ANN.author)
+    told = founder.removal_for(ANN.author)
+    assert told and founder.removal_for(EVE.author) == b"" == ben.removal_for(ANN.author)
+    for wrong in (b"junk", removal(FOUNDER, BEN), removal(EVE, ANN), removal(ANN, ANN)):
+        ann.hear([wrong if isinstance(wrong, bytes) else encode(wrong)], EVE.author)
+    ann.hear([encode(msgspec.structs.replace(removal(EVE, ANN), issuer=FOUNDER.author))], EVE.author)
+    assert ann.is_member and ann.book.ended.keys() <= {FOUNDER.author, ANN.author}
+    ann.hear([told], EVE.author)
+    assert "this node was removed" in ann.shut_out and "this node was removed" in roster_of(ANN, invitation()).shut_out
+
+
+def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of: Rosters) -> None:
+    cara = roster_of(CARA)
+    assert cara.meet(ANN.author, encode(ANNS)) is None
+    forged = (msgspec.structs.replace(certificate(FOUNDER, ANN, issued_at=1), signature=bytes(1500)),)
+    assert cara.hear([encode(forged), encode(ANNS)], ANN.author) == {ANNS[0].signature}
+
+
+def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Rosters, tmp_path: Path, time: Clock) -> None:
+    founder = roster_of(FOUNDER)
+    order(tmp_path / FOUNDER.peer_id)
+    orders = tmp_path / FOUNDER.peer_id / "orders"
+    (orders / f"{int(NOW) + 1}.voided").touch()
+    (orders / "now.voided").touch()
+    (orders / "damaged.removal").write_bytes(b"junk")
+    founder.obey()
+    assert not list(orders.iterdir())
+    assert "withdrawn" in str(founder.why_no_ticket(invitation(), EVE.author))
+    assert founder.why_no_ticket(invitation(now=NOW + 2), ANN.author) is None
+
+
+def test_a_certificate_is_renewed_when_half_of_its_time_is_over_and_ends_otherwise(
+    roster_of: Rosters, time: Clock
+) -> None:
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    joined(founder, ann, invitation(), ANN)
+    joined(founder, ben, invitation(), BEN)
+    assert founder.renewal(ANN.author) == b""
+    time.now += 16 * DAY
+    assert ann.renewal(BEN.author) == b""  # she did not issue it
+    ann.accept(founder.renewal(ANN.author), FOUNDER.author)
+    time.now += 16 * DAY
+    assert ann.is_member and founder.admits(ANN.author)
+    assert not ben.is_member and not founder.admits(BEN.author) and "expired" in str(ben.why_no_member())
+
+
+def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_of: Rosters, time: Clock) -> None:
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
+    joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
+    time.now += 3 * DAY
+    assert ann.renewal(BEN.author) == b"", "half of its time is not over"
+    ann.accept(founder.renewal(ANN.author), FOUNDER.author)
+    time.now += 2 * DAY
+    assert "the certificate of " + ANN.peer_id in str(ben.why_no_member())
+    ben.hear(ann.news(set()), ANN.author)
+    assert ben.is_member and ben.own == encode((decode(ann.own, Chain)[0], decode(ben.own, Chain)[1]))
+    assert roster_of(BEN).own == ben.own
+
+
+def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitation(roster_of: Rosters) -> None:
+    founder, _, ben = two_below(roster_of)
+    joined(founder, ben, invitation(), BEN)
+    assert not ben.book.may_invite(BEN.author, NOW) and len(decode(ben.own, Chain)) == 1
+    assert ben.ticket_for(FOUNDER.author) == b""
+    joined(founder, ben, invitation(invites=True), BEN)
+    assert ben.book.may_invite(BEN.author, NOW) and ben.ticket_for(FOUNDER.author) == b""
+    assert "only the founder" in str(ben.why_no_ticket(invitation(BEN, invites=True), EVE.author))
+
+
+def test_a_home_of_an_earlier_version_goes_on_and_one_below_two_inviters_is_told_what_to_do(
+    roster_of: Rosters, tmp_path: Path
+) -> None:
+    caras = (*BENS, certificate(BEN, CARA))
+    for who, own in ((FOUNDER, ()), (ANN, ANNS), (BEN, BENS), (CARA, caras)):
+        book = Book(PRIVATE.id, FOUNDER.author)
+        book.own, book.members, book.removals = own, {BEN.author: BENS, CARA.author: caras}, [removal(FOUNDER, EVE)]
+        (tmp_path / who.peer_id).mkdir()
+        (tmp_path / who.peer_id / "members").write_bytes(msgspec.msgpack.encode(book))
+    founder, ann, ben, cara = map(roster_of, (FOUNDER, ANN, BEN, CARA))
+    assert founder.is_member and ann.own == encode(ANNS) and ben.own == encode(BENS)
+    assert founder.admits(BEN.author) and not founder.admits(CARA.author)
+    assert "removed" in str(founder.why_no_ticket(invitation(), EVE.author))
+    assert "ask the founder for a new invitation" in cara.shut_out
+    assert joined(founder, cara, invitation(), CARA) is None and roster_of(CARA).is_member
+
+
+# --- three hostile members --------------------------------------------------------------------------------------------
+
+
+def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_founder(roster_of: Rosters) -> None:
+    """Ann may invite, Ben is removed, Eve is Ann's; they offer all that they can sign to the founder and to Cara."""
+    founder, ann, cara = roster_of(FOUNDER), roster_of(ANN), roster_of(CARA)
+    joined(founder, ann, invitation(invites=True), ANN)
+    joined(founder, cara, invitation(), CARA)
+    cara.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),)), encode(removal(FOUNDER, BEN))], ANN.author)
+    own, later = cara.own, dict[str, Any](issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
+    for victim, who in ((founder, FOUNDER), (cara, CARA)):
+        for peer, issuer in ((ANN, ANN), (BEN, BEN), (EVE, ANN), (FOUNDER, ANN), (ANN, EVE)):
+            for above in (ANNS, (certificate(issuer, issuer, claimed=FOUNDER),), ()):
+                chain = encode((*above, certificate(issuer, who, **later)))
+                victim.hear([chain], peer.author)
+                victim.accept(chain, peer.author)
+    assert founder.own == b"" and founder.is_member and cara.own == own and cara.is_member
+    founder.hear([encode(removal(ANN, CARA)), encode(removal(ANN, FOUNDER))], ANN.author)
+    assert founder.admits(CARA.author), "hers is the founder's certificate, whatever others sign for her"
+
+
+def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of: Rosters, tmp_path: Path) -> None:
+    """Eight keys of one member, and an inviter, sign as many removals as they can; then owners remove members."""
+    founder, dan, keys = roster_of(FOUNDER), identity(50), [identity(number) for number in range(60, 68)]
+    dans = (certificate(FOUNDER, dan),)
+    for chain in (ANNS, dans, (*dans, certificate(dan, CARA)), *((*ANNS, certificate(ANN, key)) for key in keys)):
+        founder.hear([encode(chain)], ANN.author)
+    for remover in (*keys, ANN):
+        junk = [encode(removal(remover, identity(1000 + number))) for number in range(64)]
+        founder.hear(junk[:32], remover.author)
+        founder.hear(junk[32:], remover.author)
+    assert founder.book.ended.keys() == {ANN.author}, "a key that invited nobody ends nothing"
+    assert founder.admits(CARA.author)
+    founder.hear([encode(removal(dan, CARA))], dan.author)
+    assert not founder.admits(CARA.author)
+    order(tmp_path / FOUNDER.peer_id, removal(FOUNDER, ANN))
+    founder.obey()
+    assert not any(map(founder.admits, (ANN.author, keys[0].author))) and founder.admits(dan.author)
+    assert decode(founder.news(set())[0], Removal) == removal(FOUNDER, ANN), "told before what others signed"
+
+
+def test_row_58_a_record_costs_one_signature_check_and_an_inviters_keys_share_a_budget(
+    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch, time: Clock
+) -> None:
+    checked: list[bytes] = []
+    check = Certificate.verify
+
+    def counted(self: Certificate, signer: bytes) -> bool:
+        checked.append(signer)
+        return check(self, signer)
+
+    monkeypatch.setattr(Certificate, "verify", counted)
+    monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)  # no budget grows meanwhile
+    founder, keys = roster_of(FOUNDER), [identity(number) for number in range(10, 13)]
+    founder.hear([encode(ANNS)], ANN.author)
+    full = [(*ANNS, certificate(ANN, identity(number))) for number in range(10, 600)]
+    founder.hear([encode(full[0])], ANN.author)
+    founder.meet(full[0][-1].member, b"")
+    for chain in full[1:]:
+        founder.meet(chain[-1].member, encode(chain))
+    assert len(checked) == 1 + 512, "a chain for which there is no room is not checked"
+    for chain in full[1:]:
+        founder.meet(chain[-1].member, encode(chain))
+        founder.hear([encode(chain)], ANN.author)
+    assert len(checked) == 1 + 512, "nor one that is known"
+    checked.clear()
+    for number in range(600):
+        for key in keys:
+            made_up = encode((certificate(key, identity(1000 + number), claimed=FOUNDER),))
+            assert not founder.hear([made_up], key.author), "what proves nothing is not remembered"
+    assert 1000 < len(checked) <= 1024, "one budget, for three keys, one of which shows no certificate"
+    assert founder.meet(BEN.author, encode((certificate(FOUNDER, BEN),))) is None, "others have their own"
+    time.now += 7 * DAY
+    founder.obey()
+    assert not founder.book.issued[ANN.author], "whose time is over make room"
+
+
+def test_a_damaged_list_of_members_says_what_to_do(roster_of: Rosters, tmp_path: Path) -> None:
+    roster_of(ANN).save()
+    assert read_book(tmp_path / ANN.peer_id / "members") is not None
+    (tmp_path / ANN.peer_id / "members").write_bytes(b"junk")
+    with pytest.raises(UserError, match="cannot be read"):
+        roster_of(ANN)
