@@ -219,7 +219,7 @@ class Learner:
             with contextlib.nullcontext() if shards is None else shards.bound(by_size=True):
                 computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
                 overflows = self.loss_scale.used and not math.isfinite(self.optimiser.gradient_norm())
-                if shards.most(overflows) if shards is not None and self.loss_scale.used else overflows:
+                if shards.most(int(overflows)) if shards is not None and self.loss_scale.used else overflows:
                     break
         return computed[: len(parts)]
 
