@@ -127,9 +127,9 @@ def plan(
 
 
 def _crawls(setup: Setup, workload: Workload, packed: bool) -> bool:
-    step_tokens = workload.step_tokens(packed)
     rows = min(CRAWLING_ROWS, workload.group * workload.batch_groups)
-    return setup.generation_batch < rows or setup.micro_batch_tokens < min(CRAWLING_TOKENS, step_tokens)
+    tokens = min(CRAWLING_TOKENS, workload.step_tokens(packed))
+    return setup.generation_batch < rows or setup.micro_batch_tokens < tokens
 
 
 def _setups(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,7 @@ class Optimiser:
             UsageError: 8-bit AdamW is wanted and bitsandbytes is missing.
         """
         self._trainable = dict(trainable)
-        self._cut = {name for name, parameter in trainable.items() if sharded(parameter)}
-        self._team = team if self._cut else None  # then whose parts make up every parameter
+        self._team = team if any(map(sharded, trainable.values())) else None  # then whose parts make up every parameter
         self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
         self._moment = _MOMENT[settings.optimiser or "adamw"]
@@ -60,13 +59,13 @@ class Optimiser:
 
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
-        gradients = self._gradients()
-        cut = self._norm([gradient for name, gradient in gradients.items() if name in self._cut])
+        gradients = self._gradients().values()
+        cut = self._norm(gradient for gradient in gradients if sharded(gradient))
         if self._team is not None:
             cut = math.sqrt(self._team.total(cut**2))
-        return math.hypot(cut, self._norm([gradient for name, gradient in gradients.items() if name not in self._cut]))
+        return math.hypot(cut, self._norm(gradient for gradient in gradients if not sharded(gradient)))
 
-    def _norm(self, gradients: Sequence[Tensor]) -> float:
+    def _norm(self, gradients: Iterable[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
