@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -207,6 +209,20 @@ def test_a_snapshot_is_of_its_moment_and_whole(
     kept, state = load_file(tmp_path / WEIGHTS), load_file(tmp_path / OPTIMISER)
     assert kept.keys() == weights.keys() and all(torch.equal(kept[name], weights[name]) for name in weights)
     assert all(torch.equal(state[name], moments[name]) for name in moments)
+    assert {float(value) for name, value in state.items() if name.endswith("/step")} == {1.0}
+
+
+def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_a_moment_later(
+    tmp_path: Path,
+) -> None:
+    """The embedding is the head's too, so it is in no layer's shards. Weights are in bf16, masters in parts."""
+    command = [sys.executable, "-m", "tests.support.parts"]
+    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "place"], stdout=subprocess.PIPE) for rank in range(2)]
+    first, second = (json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks)
+    for one in (first, second):
+        assert one["held"] == one["trained"] + one["tensors"], "half of two moments, and how many updates there were"
+    assert first["embedding"] == second["embedding"]
+    assert 0 < first["far"] < 1e-5 * first["size"]
 
 
 def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
@@ -416,7 +432,8 @@ def test_more_devices_leave_each_less_to_hold_but_not_for_generation() -> None:
     needs = [planned(200, devices=n, sharded=True, generation_batch=12).memory for n in (2, 3, 8)]
     assert needs[0].training > needs[1].training > needs[2].training
     whole = planned(200, generation_batch=12, lora=False).memory
-    for need in needs:
+    for devices, need in zip((2, 3, 8), needs, strict=True):
+        assert devices * (need.master + need.optimiser) == pytest.approx(whole.master + whole.optimiser, rel=1e-6)
         assert need.weights + need.sampling == pytest.approx(whole.weights + whole.sampling, rel=1e-6)
 
 

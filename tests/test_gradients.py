@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from ftis_node.lab.bias import source_gradients
-from tests.support.learners import FOREIGN, OWN, assert_same, changed, gradient_of, learner, weights_of, with_claims
+from tests.support.learners import (
+    FOREIGN,
+    OWN,
+    POLICY,
+    assert_same,
+    changed,
+    gradient_of,
+    learner,
+    weights_of,
+    with_claims,
+)
+from tests.support.small_models import twin
 
 STRANGE = [with_claims(group, -1e-4) for group in FOREIGN]
 
@@ -36,3 +47,12 @@ def test_opposite_rewards_have_opposite_gradients() -> None:
 
 def test_nothing_to_learn_from_has_no_gradient() -> None:
     assert source_gradients(learner(), OWN[2:]) == {}
+
+
+def test_in_float16_they_are_of_the_loss_and_not_of_its_scale() -> None:
+    policy = twin(POLICY)
+    policy.model.half()
+    subject = learner(policy)
+    found = source_gradients(subject, [*OWN, *FOREIGN])
+    norm = subject.step([*OWN, *FOREIGN]).gradient_norm
+    assert float((found["own"] + found["peer"]).norm()) == pytest.approx(norm, rel=1e-2)

@@ -108,12 +108,16 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
     )
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("budget", [16, 40])
-def test_a_packed_micro_batch_keeps_within_its_budget(budget: int) -> None:
-    subject = learner()
+def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool) -> None:
+    """Padding counts: it is computed like any token."""
+    subject, other = learner(replace(POLICY, packed=packed)), learner()
     subject.room = Room(budget)
     sizes = decoder_sizes(subject)
-    subject.step(BATCH)
+    for one in (subject, other):
+        one.step(BATCH)
+    assert_close(gradient_of(subject), gradient_of(other), atol=2e-6)
     assert len(sizes) > 1 and max(sizes) <= budget
     uneven = [*OWN[:2], *FOREIGN[:2]]
     drawn = sum(len(c) - 1 for group in uneven for c in group.parts[0].completions)
@@ -239,10 +243,14 @@ def test_a_state_before_the_first_step_can_be_restored() -> None:
     ids=["wider", "deeper", "lora"],
 )
 def test_another_models_checkpoint_is_refused_and_nothing_changes(other: Policy) -> None:
-    subject, donor = learner(), learner(other)
+    policy = twin(POLICY)
+    policy.model.half()
+    subject, donor = learner(policy), learner(other)
     donor.step(OWN)
     before = weights_of(subject)
+    weights, state = donor.state()
     with pytest.raises(FtisError, match="another model"):
-        subject.restore(*donor.state(), steps=1)
+        subject.restore(weights, state | {"loss scale": torch.tensor([64.0, 7.0])}, steps=1)
     assert_same(weights_of(subject), before)
+    assert subject.loss_scale.value != 64
     assert subject.steps == 0

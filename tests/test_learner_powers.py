@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from ftis_node.host.interruption import Interrupted, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup, optimiser
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
+from ftis_node.learner.loss_scale import LossScale
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
@@ -40,6 +42,7 @@ from tests.support.learners import (
     assert_same,
     changed,
     coarse,
+    decoder_sizes,
     gradient_of,
     learner,
     weights_of,
@@ -182,13 +185,13 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget:
         groups.append(TrainingGroup([1] * int(random.integers(1, 60)), parts))
     batch = Batch.of(groups, PRESETS["ftis"], "own")
     seen: list[int] = []
-    for part in micro_batches(batch.prompted, budget):
+    for part in micro_batches(batch.prompted, budget, True):
         samples = [sample for prompted in part for sample in prompted.samples]
         seen += [sample.index for sample in samples]
         widest = max(len(p.prompt_ids) for p in part) + max(sample.tokens for sample in samples)
         if len(samples) > 1:
             assert len(samples) * widest <= SPREAD * budget
-            assert sum(p.cost() for p in part) <= budget
+            assert sum(p.cost(True) for p in part) <= budget
     assert sorted(seen) == list(range(144))
 
 
@@ -375,6 +378,28 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
         assert_same(one, other)
 
 
+def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = learner(policy=coarse())
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="broken"):
+        patch.setattr(subject.optimiser, "_update", lambda names: (_ for _ in ()).throw(RuntimeError("a broken card")))
+        subject.step(BATCH)
+    assert all(master.grad is None for master in subject.optimiser._masters.values())
+
+
+def test_going_back_needs_no_room_for_two_of_each_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = learner()
+    subject.step(BATCH)
+    adam = subject.optimiser._adam
+    old = [weakref.ref(value) for kept in adam.state.values() for value in kept.values()]
+    load = adam.load_state_dict
+    monkeypatch.setattr(
+        adam, "load_state_dict", lambda state: (alive.append(sum(ref() is not None for ref in old)), load(state))
+    )
+    alive: list[int] = []
+    subject.restore(*subject.state(), steps=1)
+    assert len(old) > 50 and alive == [0]
+
+
 def test_an_interrupted_step_keeps_no_gradients() -> None:
     subject = learner()
     subject.room = room.Room(16)
@@ -387,9 +412,52 @@ def test_an_interrupted_step_keeps_no_gradients() -> None:
 # --- numbers that are none ------------------------------------------------------------------------------------------
 
 
+def halved(scale: float, **parts: Any) -> tuple[Learner, list[int]]:
+    """A learner in float16 with this loss scale, and the tokens of its passes from now on."""
+    policy = twin(POLICY)
+    policy.model.half()
+    subject = learner(policy, parts=parts)
+    subject.room, subject.loss_scale.value = room.Room(16), scale
+    return subject, decoder_sizes(subject)
+
+
+def test_a_forward_pass_that_is_not_finite_costs_no_loss_scale() -> None:
+    subject, passes = halved(2.0**10)
+    norm = subject.trainable["model.norm.weight"]
+    before = norm.detach().clone()
+    with torch.no_grad():
+        norm.fill_(6e4)
+    assert "not finite" in str(subject.step(OWN).skipped)
+    assert (len(passes), subject.loss_scale.value) == (1, 2.0**10), "more of the batch would not mend it"
+    with torch.no_grad():
+        norm.copy_(before)
+    assert subject.step([changed(OWN[0], rewards=[math.inf, 0, 0, 1])]).skipped and subject.step(OWN).skipped is None
+    assert subject.loss_scale.value == 2.0**10
+
+
+def test_an_overflow_halves_the_loss_scale_twice_a_step_at_most_and_does_not_repeat_the_batch() -> None:
+    subject, passes = halved(2.0**30)
+    before = weights_of(subject)
+    for scale in (28, 26, 24):
+        assert "not finite" in str(subject.step(OWN).skipped)
+        assert subject.loss_scale.value == 2.0**scale
+    assert_same(weights_of(subject), before)
+    assert passes == passes[:1] * 9, "the first of several micro-batches"
+
+
+def test_the_first_loss_scale_fits_however_many_terms_a_batch_has() -> None:
+    subject, passes = halved(LossScale(torch.float16).value, aggregation="token")
+    report, scale = subject.step(OWN * 40), subject.loss_scale.value
+    expected = learner(parts={"aggregation": "token"}).step(OWN * 40)
+    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-2)
+    assert scale == LossScale(torch.float16).value and len(passes) == 40 * 5
+
+
 def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint() -> None:
-    subject = learner()
+    subject, strange = learner(parts={"threshold": 1e9}), changed(OWN[1], source="peer")
     bad = changed(OWN[0], rewards=[math.nan, 0, 0, 1])
+    assert not any(subject.step([bad, strange]).warnings for _ in range(12)), "a bad step tells nothing of a peer"
+    subject.restore(*subject.state(), steps=0)
     reports = [subject.step([bad]) for _ in range(BAD_STEPS - 1)]
     assert not any(report.diverged for report in reports)
     subject.step(OWN[2:])  # nothing to learn from is neither good nor bad

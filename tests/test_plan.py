@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import FalconConfig, GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
@@ -97,6 +97,7 @@ def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: in
 
 
 def test_another_architecture_has_a_geometry_too() -> None:
+    assert not geometry_of(FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4), "falcon").packed
     shape = geometry_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
@@ -175,8 +176,9 @@ def prepared(model: Any, targets: tuple[str, ...], rank: int, checkpointing: boo
 
 
 def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
-    """Bytes above weights and gradients that a forward and a backward pass take."""
-    completions = [np.ones(workload.completion_tokens + 1, dtype=np.int64) for _ in range(workload.group)]
+    """Bytes above weights and gradients that a forward and a backward pass take. A padded one has some padding."""
+    tokens = workload.completion_tokens + policy.packed
+    completions = [np.ones(tokens - (not policy.packed and not row), np.int64) for row in range(workload.group)]
     batch = [Prefixed([2] * workload.prompt_tokens, completions)] * groups
     for parameter in policy.model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -191,7 +193,7 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
     ("kind", "dtype", "targets", "quantisation"),
     [
         *itertools.product(("qwen",), ("float32", "bfloat16"), ((), ATTENTION, ALL), ("none",)),
-        *itertools.product(("llama",), ("float32", "bfloat16"), (ALL,), ("none",)),
+        *itertools.product(("llama", "llama, padded"), ("float32", "bfloat16"), (ALL,), ("none",)),
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],
 )
@@ -199,10 +201,13 @@ def test_activations_are_what_a_real_pass_takes(
     kind: str, dtype: Any, targets: tuple[str, ...], quantisation: Any, checkpointing: bool
 ) -> None:
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
-    tokens, four_bits = 4 * (48 + 4 * 32), quantisation == "nf4"
+    packed = not kind.endswith("padded")
+    tokens, four_bits = workload.step_tokens(packed), quantisation == "nf4"
     setup = Setup(bool(targets), dtype, quantisation, "adamw", checkpointing, tokens, 16, 8, targets, "native")
-    need = estimate(geometry_of(small_config(kind), "small"), workload, setup, "cpu")
-    policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits)
+    shape = geometry_of(small_config(kind), "small")
+    assert shape.packed
+    need = estimate(replace(shape, packed=packed), workload, setup, "cpu")
+    policy = replace(small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits), packed=packed)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
     policy.model.eval()
@@ -326,11 +331,12 @@ def test_the_cache_holds_every_row_at_its_longest() -> None:
 
 
 def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
-    assert GSM8K.split(64) == (512, 256)
-    assert GSM8K.split(768) == (512, 256)
-    assert GSM8K.split(512 + 12 * 256) == (512, 12 * 256)
-    assert GSM8K.split(16_384)[1] % 256 == 0
-    assert sum(GSM8K.split(16_384)) <= 16_384
+    for packed in (True, False):
+        assert GSM8K.split(64, packed) == GSM8K.split(768, packed) == (512, 256)
+        assert GSM8K.split(16_384, packed)[1] % 256 == 0
+        assert sum(GSM8K.split(16_384, packed)) <= 16_384
+    assert GSM8K.split(512 + 12 * 256, True) == (512, 12 * 256)
+    assert GSM8K.split(512 + 12 * 256, False) == (4 * 512, 4 * 256), "each with its prompt"
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------

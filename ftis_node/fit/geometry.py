@@ -26,6 +26,7 @@ class Geometry:
     parameters            elements of all parameters, shared ones once
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
+    packed                whether scoring can lay sequences out without padding
     decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
     context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
@@ -41,6 +42,7 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocabulary: int
+    packed: bool
     decoded: float
     context: Context
     linears: tuple[Linear, ...]

@@ -17,7 +17,9 @@ C tokens, a layer keeps of every token, in bytes:
 
 With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
 holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
-holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps. Where a
+model is not packed, each completion is computed with its prompt: P counts for each, no k or v is copied, and all its
+tokens have a mask.
 """
 
 from __future__ import annotations
@@ -81,11 +83,20 @@ class Workload:
         """Tokens of the longest sequence."""
         return self.prompt_tokens + self.completion_tokens
 
-    def split(self, tokens: int) -> tuple[int, int]:
-        """Prompt and completion tokens of a micro-batch of `tokens`: whole groups, then part of one.
+    def step_tokens(self, packed: bool) -> int:
+        """Tokens that a step computes."""
+        prompts = 1 if packed else self.group
+        return self.batch_groups * (prompts * self.prompt_tokens + self.group * self.completion_tokens)
+
+    def split(self, tokens: int, packed: bool) -> tuple[int, int]:
+        """Prompt and completion tokens of a micro-batch of `tokens`: whole groups, then part of one; without packing
+        completions, each with its prompt.
 
         A sequence cannot be cut, so there is at least one; and no more than `SPREAD` allows.
         """
+        if not packed:
+            rows = max(1, tokens // self.longest)
+            return rows * self.prompt_tokens, rows * self.completion_tokens
         whole, rest = divmod(tokens, self.prompt_tokens + self.group * self.completion_tokens)
         part = max(0, rest - self.prompt_tokens) // self.completion_tokens
         completions = max(1, min(whole * self.group + part, SPREAD * tokens // self.longest))
@@ -114,6 +125,11 @@ class Setup:
     def width(self) -> int:
         """Bytes of an element of weights, activations and cache."""
         return 4 if self.dtype == "float32" else 2
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts layers, masters and moments are cut."""
+        return self.devices if self.sharded else 1
 
 
 @dataclass(frozen=True)
@@ -176,33 +192,26 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     mastered = width < 4
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
     gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
-    away = _elsewhere(geometry, setup)
+    away = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers) * (setup.parts - 1) // setup.parts
+    updated = -(-trained // setup.parts)
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
     # A layer in shards is whole for its pass, the next one while it is fetched, and a layer's gradient.
     there = 3 * width * away // geometry.layers
     bare = Memory(
         weights=width * (geometry.parameters + adapters - away) - _saved(geometry, setup),
-        master=4 * (trained - away) if mastered else 0,
+        master=4 * updated if mastered else 0,
         gradients=gradients - width * away,
-        optimiser=round(MOMENT_BYTES[setup.optimiser] * (trained - away)),
+        optimiser=round(MOMENT_BYTES[setup.optimiser] * updated),
         activations=kept,
         one_layer=one_layer + there,
         logits=_logits(geometry, workload, setup),
-        update=_update(geometry, trained - away, mastered, setup, device),
+        update=_update(geometry, updated, mastered, setup, device),
         kv_cache=cache,
         sampling=sampling + width * away,
         overhead=0,
     )
     return replace(bare, overhead=CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total))
-
-
-def _elsewhere(geometry: Geometry, setup: Setup) -> int:
-    """Elements of the layers that other devices keep."""
-    if not setup.sharded:
-        return 0
-    layers = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers)
-    return layers * (setup.devices - 1) // setup.devices
 
 
 def _saved(geometry: Geometry, setup: Setup) -> int:
@@ -222,22 +231,23 @@ def _dense(geometry: Geometry, setup: Setup) -> int:
 def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
     """Bytes that the layers keep of one micro-batch, and bytes that one layer adds in the backward pass."""
     g, width = geometry, setup.width
-    prompts, completions = workload.split(setup.micro_batch_tokens)
+    prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
     tokens, reach = prompts + completions, workload.longest
     attention = width * g.heads * g.head_dim
     mlp = width * g.intermediate
-    spread = completions * reach // workload.completion_tokens  # keys and values of the completions' rows
+    held = prompts + completions * reach // workload.completion_tokens if g.packed else tokens  # keys and values
+    masked = (completions if g.packed else tokens) * reach
 
     kept = tokens * _kept_by_token(g, setup)
-    kept += 2 * attention * (prompts + spread) + width * completions * reach
+    kept += 2 * attention * held + width * masked
     in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
     gradients = 3 if setup.lora and not in_mlp else 2
     passing = tokens * (gradients * mlp + width * g.hidden)
-    passing = max(passing, 4 * attention * (prompts + spread) - 3 * tokens * mlp)  # the MLP is done before attention
+    passing = max(passing, 4 * attention * held - 3 * tokens * mlp)  # the MLP is done before attention
 
     passing += _dense(g, setup)
 
-    around = tokens * (2 * width * g.head_dim + 64) + completions * reach  # rotary tables, indices, the mask as bits
+    around = tokens * (2 * width * g.head_dim + 64) + masked  # rotary tables, indices, the mask as bits
     if setup.gradient_checkpointing:
         return g.layers * tokens * width * g.hidden + around, kept + passing
     return g.layers * kept + around, passing
@@ -262,7 +272,7 @@ def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
 
 def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
     """One chunk of tokens by the vocabulary, in fp32 and in the weights' dtype; the final norm and hidden states."""
-    prompts, completions = workload.split(setup.micro_batch_tokens)
+    prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
     chunk = min(CHUNK_BYTES, 4 * completions * g.vocabulary)
     states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden
     return LOGIT_BUFFERS * chunk + (chunk // 2 if setup.width < 4 else 0) + states
@@ -273,14 +283,10 @@ def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Dev
 
     On a CPU bitsandbytes turns the moments of one parameter at a time into fp32, with three passing copies beside them.
     """
-    largest = min(g.largest, trained)
+    largest = min(g.largest // setup.parts, trained)
     together = max(0 if setup.lora else largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
-    by_kind = (
-        {"adamw": 4 * together, "adamw8bit": 0}
-        if device == "cuda"
-        else {"adamw": 8 * largest, "adamw8bit": 20 * largest}
-    )
-    return (4 * together if mastered else 0) + by_kind[setup.optimiser]
+    of_adamw, of_8_bits = (4 * together, 0) if device == "cuda" else (8 * largest, 20 * largest)
+    return (4 * together if mastered else 0) + (of_adamw if setup.optimiser == "adamw" else of_8_bits)
 
 
 def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:

@@ -115,7 +115,7 @@ def plan(
         else:
             setup = ways[chosen]
         memory = estimate(geometry, workload, setup, device)
-        if memory.total <= budget and not _crawls(setup, workload):
+        if memory.total <= budget and not _crawls(setup, workload, geometry.packed):
             break
     return Plan(
         **vars(setup),
@@ -126,10 +126,10 @@ def plan(
     )
 
 
-def _crawls(setup: Setup, workload: Workload) -> bool:
-    step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
+def _crawls(setup: Setup, workload: Workload, packed: bool) -> bool:
     rows = min(CRAWLING_ROWS, workload.group * workload.batch_groups)
-    return setup.generation_batch < rows or setup.micro_batch_tokens < min(CRAWLING_TOKENS, step_tokens)
+    tokens = min(CRAWLING_TOKENS, workload.step_tokens(packed))
+    return setup.generation_batch < rows or setup.micro_batch_tokens < tokens
 
 
 def _setups(
@@ -137,7 +137,7 @@ def _setups(
 ) -> list[Setup]:
     """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
     group, small = workload.group, device == "cpu" or geometry.parameters < SMALL_MODEL
-    step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
+    step_tokens = workload.step_tokens(geometry.packed)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
         lora=False,
@@ -155,7 +155,7 @@ def _setups(
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
     sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
     if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
-        sizes[False] += _smaller(most, workload)
+        sizes[False] += _smaller(most, workload, geometry.packed)
     kinds = (False, True) if geometry.among(wishes.lora_targets) else (False,)
     asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
     can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
@@ -169,26 +169,17 @@ def _setups(
         if eight_bit and not lora and not sharded:
             optimisers.append("adamw8bit")
         for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
-            setups += [
-                replace(
-                    common,
-                    lora=lora,
-                    sharded=sharded,
-                    optimiser=optimiser,
-                    gradient_checkpointing=on,
-                    micro_batch_tokens=size,
-                )
-                for on in checkpointing
-                for size in sizes[on]
-            ]
+            way = replace(common, lora=lora, sharded=sharded, optimiser=optimiser)
+            for on in checkpointing:
+                setups += [replace(way, gradient_checkpointing=on, micro_batch_tokens=size) for size in sizes[on]]
     return setups
 
 
-def _smaller(most: int, workload: Workload) -> list[int]:
+def _smaller(most: int, workload: Workload, packed: bool) -> list[int]:
     """Micro-batches below `most` tokens that cost less time than gradient checkpointing, largest first."""
 
     def work(size: int) -> float:  # tokens that are computed for each token of a completion
-        prompts, completions = workload.split(size)
+        prompts, completions = workload.split(size, packed)
         return (prompts + completions) / completions
 
     sizes = (size for size in SMALLER_MICRO_BATCHES if workload.longest <= size < most)

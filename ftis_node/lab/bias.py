@@ -109,7 +109,7 @@ def source_gradients(learner: Learner, groups: Sequence[TrainingGroup]) -> dict[
     for source in sorted({sample.source for sample in batch.computed}):
         computed += learner.gradient_that_fits(batch.only(source))
         parts[source] = _flat(learner)
-    divisor = learner.divisor(batch, computed)
+    divisor = learner.divisor(batch, computed) * learner.loss_factor(batch)
     return {source: gradient / divisor for source, gradient in parts.items()}
 
 

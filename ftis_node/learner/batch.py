@@ -73,8 +73,9 @@ class Prompted:
         completions = [sample.completion for sample in self.samples]
         return Prefixed(self.prompt_ids, [one.token_ids for one in completions], [one.given for one in completions])
 
-    def cost(self) -> int:
-        return self.prefixed.tokens
+    def cost(self, packed: bool) -> int:
+        """Tokens that go through the model. Without packing each completion has a copy of the prompt."""
+        return self.prefixed.tokens if packed else sum(len(self.prompt_ids) + one.tokens for one in self.samples)
 
 
 @dataclass(eq=False)
@@ -196,13 +197,22 @@ def counted(completion: Completion, objective: Objective) -> int:
     return completion.sampled - (completion.finished and not objective.count_end)
 
 
-def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Prompted]]:
-    """Groups of similar length together, each micro-batch within `budget`; a group that is too large is cut.
+def micro_batches(prompted: Sequence[Prompted], budget: int, packed: bool) -> Iterator[list[Prompted]]:
+    """Groups of similar length together, each micro-batch within `budget`; a group that is too large is cut. Without
+    packing it is completions, each with its prompt, and what pads them counts.
 
     Attention holds keys and values of a completion's prompt and itself, all as long as the longest of the micro-batch.
     So each of `budget` tokens has at most `SPREAD` rows of them, however uneven the lengths are.
     A single sample that is larger than that has a micro-batch to itself.
     """
+    if not packed:
+        rows = (Prompted(group.prompt_ids, [sample]) for group in prompted for sample in group.samples)
+        left = sorted(rows, key=lambda row: -row.cost(packed))
+        while left:
+            size = max(1, budget // left[0].cost(packed))
+            yield left[:size]
+            left = left[size:]
+        return
     batch: list[Prompted] = []
     for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
         for piece in _cut(group, budget):

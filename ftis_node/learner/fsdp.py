@@ -1,8 +1,9 @@
 """Weights in shards: full training beyond one card, by FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
 The weights of each decoder layer, their gradients, masters and moments are cut along the first dimension, a part a
-rank. A layer is made whole for its pass and put away again. Embeddings, the last norm and the head stay whole in each
-rank, as replicas. For generation all layers are whole at once, in the weights' dtype.
+rank. A layer is made whole for its pass and put away again. Of embeddings, the last norm and the head each rank has all
+weights and gradients, and a part of masters and moments. For generation all layers are whole at once, in the weights'
+dtype.
 """
 
 from __future__ import annotations

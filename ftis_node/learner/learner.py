@@ -18,7 +18,7 @@ from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
 from ftis_node.learner.fsdp import sharded
-from ftis_node.learner.loss_scale import LossScale
+from ftis_node.learner.loss_scale import HALVINGS, LossScale
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.team import Team
 from ftis_node.learner.trust import distrusted, next_length
@@ -132,7 +132,7 @@ class Learner:
             self.room.fine()
             if not skipped:
                 self.loss_scale.fine()
-        summary = diagnostics.summary()
+        summary, watched = diagnostics.summary(), not skipped and self.objective.threshold is not None
         return StepReport(
             loss=loss,
             gradient_norm=norm,
@@ -141,7 +141,7 @@ class Learner:
             skipped=skipped,
             bad_steps=self._bad_steps,
             diverged=self._bad_steps >= BAD_STEPS,
-            warnings=[] if self.objective.threshold is None else self._watch.observe(summary.sources, own=self.own),
+            warnings=self._watch.observe(summary.sources, own=self.own) if watched else [],
             micro_batch_tokens=used,
             memory_retries=self._retries - retries,
             diagnostics=summary,
@@ -150,17 +150,26 @@ class Learner:
     # --- the gradient ---------------------------------------------------------------------------------------------
 
     def _gradient_without_overflow(self, batch: Batch, start: Sequence[Tensor]) -> tuple[list[Computed], float]:
-        """`gradient_that_fits`, again with a smaller loss scale where it overflowed; and the gradient's norm."""
-        while True:
+        """`gradient_that_fits`, again with a smaller loss scale where it overflowed; and the gradient's norm.
+
+        A forward pass that is not finite is no overflow of the gradient: no scale mends it.
+        """
+        for left in range(HALVINGS, -1, -1):
             computed = self.gradient_that_fits(batch, start)
-            norm = self.optimiser.gradient_norm() / self.loss_scale.value
+            norm = self.optimiser.gradient_norm() / self.loss_factor(batch)
             if self._team is not None:
                 (norm,) = self._team.first(norm)
-            if not self.loss_scale.overflowed(norm):
-                return computed, norm
+            forward = [tensor for part in computed for tensor in (part.logprobs, part.terms.value)]
+            if not left or not self.loss_scale.overflowed(norm, forward):
+                break
+        return computed, norm
+
+    def loss_factor(self, batch: Batch) -> float:
+        """What `loss_scale` multiplies the sum of a batch's losses by, were none of its samples dropped."""
+        return self.loss_scale.of_sum(self.divisor(batch, ()))
 
     def gradient_that_fits(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
-        """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_scale`, and change nothing else.
+        """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_factor`, and change nothing else.
 
         In a team each rank computes a share of it; all return the micro-batches of all.
 
@@ -183,42 +192,35 @@ class Learner:
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
-        if self._team is None:
+        team, packed = self._team, self.policy.packed
+        if team is None:
             return self._computed(batch.prompted, batch, start)
-        if self.in_shards:
-            mine = self._in_step(self._team, batch.prompted, batch, start)
-        else:
-            with self._team.agreeing():
-                mine = self._computed(self._team.share(batch.prompted), batch, start)
-        with self._team.bound(by_size=True):
-            self._team.add_up(self.trainable)
-            return list(shared(mine, batch, self._team))
+        with contextlib.nullcontext() if self.in_shards else team.agreeing():
+            mine = self._computed(team.share(batch.prompted, packed), batch, start)
+        with team.bound(by_size=True):
+            team.add_up(self.trainable)
+            return list(shared(mine, batch, team))
 
-    def _computed(self, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
-        computed = []
-        for part in micro_batches(prompted, self.room.size):
-            if not start:
-                check()
-            computed.append(self._backward(part, batch, start))
-        return computed
+    def _computed(self, mine: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
+        """Add the gradient of this rank's share; stop where one in float16 is not finite already, for no more mends it.
 
-    def _in_step(
-        self, team: Team, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]
-    ) -> list[Computed]:
-        """As `_computed`, of this rank's share. Each pass exchanges weights, so all ranks make as many.
-
-        One that fails within a pass, also for want of memory, ends all: the others wait for it there.
+        In shards each pass exchanges weights, so all ranks make as many. One that fails within a pass, also for want of
+        memory, ends all: the others wait for it there.
         """
-        parts = list(micro_batches(team.share(prompted), self.room.size))
-        first = prompted[0].samples[0]
-        nothing = [Prompted(prompted[0].prompt_ids, [replace(first, scale=0.0)])]
-        computed = []
-        for number in range(team.most(len(parts))):
-            with team.agreeing():
+        parts = list(micro_batches(mine, self.room.size, self.policy.packed))
+        shards = self._team if self.in_shards else None
+        first = batch.prompted[0]
+        nothing = [Prompted(first.prompt_ids, [replace(first.samples[0], scale=0.0)])]
+        computed: list[Computed] = []
+        for number in range(len(parts) if shards is None else shards.most(len(parts))):
+            with contextlib.nullcontext() if shards is None else shards.agreeing():
                 if not start:
                     check()
-            with team.bound(by_size=True):
+            with contextlib.nullcontext() if shards is None else shards.bound(by_size=True):
                 computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
+                overflows = self.loss_scale.used and not math.isfinite(self.optimiser.gradient_norm())
+                if shards.most(int(overflows)) if shards is not None and self.loss_scale.used else overflows:
+                    break
         return computed[: len(parts)]
 
     def _make_room(self, batch: Batch) -> None:
@@ -229,15 +231,13 @@ class Learner:
         self.optimiser.drop_gradients()
         self._retries += 1
         longest = max(len(group.prompt_ids) + sample.tokens for group in batch.prompted for sample in group.samples)
-        there = sum(group.cost() for group in batch.prompted) // (self._team.size if self._team is not None else 1)
-        if self._team is None:
-            enough = self.room.short(there, longest)
-        else:
-            first = self._team.rank == 0
-            free_memory()
-            decided = [self.room.short(there, longest), self.room.size] if first else [0, 0]
-            decided = [int(value) for value in self._team.first(*decided)]
-            enough, self.room.size = bool(decided[0]), decided[1]
+        there = sum(group.cost(self.policy.packed) for group in batch.prompted)
+        rank, ranks = (self._team.rank, self._team.size) if self._team is not None else (0, 1)
+        free_memory()
+        enough: float = rank == 0 and self.room.short(there // ranks, longest)
+        if self._team is not None:
+            enough, size = self._team.first(enough, self.room.size)
+            self.room.size = int(size)
         if not enough:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
@@ -266,7 +266,7 @@ class Learner:
             written=torch.tensor([_written(sample) for sample in samples], device=device),
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
-        (loss * self.loss_scale.value).backward()  # type: ignore[no-untyped-call]
+        (loss * self.loss_factor(batch)).backward()  # type: ignore[no-untyped-call]
         detached = replace(terms, value=terms.value.detach())
         return Computed(samples, detached, new.detach(), entropy, float(loss.detach()), suspect)
 
@@ -292,10 +292,10 @@ class Learner:
         loss = sum(part.loss for part in computed) * scale
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimiser.drop_gradients()
-            return loss, norm * scale, "loss or gradient was not finite"
-        unscaled = scale / self.loss_scale.value
+            return loss, norm * scale, "loss or gradient was not finite" + " in float16" * self.loss_scale.used
+        factor = self.loss_factor(batch)
         with self._team.bound() if self._team is not None else contextlib.nullcontext():
-            self.optimiser.step(norm=norm * self.loss_scale.value, scale=unscaled, updates=self.steps)
+            self.optimiser.step(norm=norm * factor, scale=scale / factor, updates=self.steps)
         return loss, norm * scale, None
 
     # --- diagnostics ----------------------------------------------------------------------------------------------
@@ -348,10 +348,9 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        state = dict(state)
-        self.loss_scale.restore(state)
         levels = {name: state.get(name, torch.empty(0)).tolist() for name in (_GATE, _LENGTH)}
-        self.optimiser.restore(weights, {name: value for name, value in state.items() if name not in levels})
+        self.optimiser.restore(weights, {name: value for name, value in state.items() if "/" in name})
+        self.loss_scale.restore(state)
         self.gate, self.usual_length = (level[0] if level else None for level in levels.values())
         self.steps = steps
         self._bad_steps = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ class Optimiser:
 
     A bf16 weight of size 1 has steps of 2⁻⁸: an update of 1e-6 would be rounded away, every time. Such a parameter has
     a master copy in fp32, which the update goes to and the weight is rounded from.
+
+    Where weights are in shards, each rank updates its part of the others too (ZeRO, arXiv 1910.02054, stage 1).
     """
 
     def __init__(
@@ -39,15 +41,14 @@ class Optimiser:
     ) -> None:
         """
         Args:
-            team: whose ranks have the other parts of parameters that are in shards.
+            team: whose ranks have the other parts, where parameters are in shards.
 
         Raises:
             UsageError: 8-bit AdamW is wanted and bitsandbytes is missing.
         """
         self._trainable = dict(trainable)
-        self._masters = {name: _master(parameter) for name, parameter in trainable.items()}
-        self._team = team
-        self._cut = {name for name, parameter in trainable.items() if sharded(parameter)}
+        self._team = team if any(map(sharded, trainable.values())) else None  # then whose parts make up every parameter
+        self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
         self._moment = _MOMENT[settings.optimiser or "adamw"]
         masters = list(self._masters.values())
@@ -58,13 +59,13 @@ class Optimiser:
 
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
-        gradients = self._gradients()
-        cut = self._norm([gradient for name, gradient in gradients.items() if name in self._cut])
-        if self._team is not None and self._cut:
+        gradients = self._gradients().values()
+        cut = self._norm(gradient for gradient in gradients if sharded(gradient))
+        if self._team is not None:
             cut = math.sqrt(self._team.total(cut**2))
-        return math.hypot(cut, self._norm([gradient for name, gradient in gradients.items() if name not in self._cut]))
+        return math.hypot(cut, self._norm(gradient for gradient in gradients if not sharded(gradient)))
 
-    def _norm(self, gradients: Sequence[Tensor]) -> float:
+    def _norm(self, gradients: Iterable[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
@@ -92,13 +93,15 @@ class Optimiser:
                 for name in names:
                     self._masters[name].grad = None
                     if not self._alike(name):
-                        local(self._trainable[name]).copy_(self._masters[name])
+                        self._part(self._trainable[name]).copy_(self._masters[name])
+        if self._team is not None:
+            self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
 
     def _hand_over(self, names: Sequence[str], gradients: dict[str, Tensor]) -> None:
         """Move gradients to the masters, in fp32. Called again, it goes on."""
         for name in names:
             if name in gradients:
-                self._masters[name].grad = local(gradients[name]).float()
+                self._masters[name].grad = self._part(gradients[name]).float()
                 del gradients[name]
 
     def _update(self, names: Sequence[str]) -> None:
@@ -112,16 +115,16 @@ class Optimiser:
             raise
 
     def drop_gradients(self) -> None:
-        for parameter in self._trainable.values():
+        for parameter in (*self._trainable.values(), *self._masters.values()):
             parameter.grad = None
 
     def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
 
-        The first rank gets all parts of what is in shards, in new tensors; every rank must ask.
+        Of parts the first rank gets all, in copies; every rank must ask.
 
         Args:
-            live: no copies of anything else, but what the next step will change.
+            live: no copies where there are no parts, but what the next step will change.
 
         Raises:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
@@ -133,7 +136,7 @@ class Optimiser:
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
-        return (weights, state) if live else (self._copied(weights), self._copied(state))
+        return (weights, state) if live or self._team is not None else (copied(weights), copied(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave.
@@ -141,7 +144,6 @@ class Optimiser:
         Raises:
             FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
         """
-        index = {name: position for position, name in enumerate(self._trainable)}
         entries: dict[str, dict[str, Tensor]] = {}
         for full, value in state.items():
             name, _, key = full.rpartition("/")
@@ -151,37 +153,40 @@ class Optimiser:
         if (
             weights.keys() != self._trainable.keys()
             or any(weights[name].shape != parameter.shape for name, parameter in self._trainable.items())
-            or entries.keys() - index.keys()
+            or entries.keys() - self._trainable.keys()
         ):
             raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
         with torch.no_grad():
             for name, parameter in self._trainable.items():
                 self._masters[name].copy_(self._mine(name, weights[name]))
-                local(parameter).copy_(self._masters[name])
+                local(parameter).copy_(self._masters[name] if sharded(parameter) else weights[name])
         restored = {
-            index[name]: unflattened({key: self._mine(name, value) for key, value in entry.items()})
-            for name, entry in entries.items()
+            position: unflattened({key: self._mine(name, value) for key, value in entries[name].items()})
+            for position, name in enumerate(self._trainable)
+            if name in entries
         }
+        self._adam.state.clear()  # a GPU has no room for two of each
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
-
-    def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of what is not new already."""
-        live = {name: one for name, one in tensors.items() if self._cut.isdisjoint((name, name.rpartition("/")[0]))}
-        return tensors | copied(live)
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""
-        if name not in self._cut or value.shape != self._masters[name].shape:
+        if self._team is None:
             return value
-        assert self._team is not None
+        if value.shape != self._masters[name].shape:
+            return value.to("cpu", copy=True)
         return self._team.whole(value, len(self._trainable[name]))
 
     def _mine(self, name: str, value: Tensor) -> Tensor:
         """The way back."""
-        if name not in self._cut or value.shape != self._trainable[name].shape:
+        if self._team is None or value.shape != self._trainable[name].shape:
             return value
-        assert self._team is not None
         return part_of(value, self._team.rank, self._team.size)
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        """What this rank updates of a parameter, or of its gradient, in the same memory."""
+        if self._team is None or sharded(tensor):
+            return local(tensor)
+        return part_of(tensor.detach(), self._team.rank, self._team.size)
 
     def _alike(self, name: str) -> bool:
         """Whether the master is the weight itself."""
@@ -206,10 +211,10 @@ class Optimiser:
         yield from portions(rest, lambda name: self._trainable[name].numel(), UPDATE_ELEMENTS)
 
 
-def _master(parameter: Parameter) -> Parameter:
+def _master(parameter: Parameter, part: Tensor) -> Parameter:
     if parameter.dtype == torch.float32:
-        return Parameter(local(parameter)) if sharded(parameter) else parameter
-    return Parameter(local(parameter).detach().float())
+        return parameter if part.shape == parameter.shape and not sharded(parameter) else Parameter(part)
+    return Parameter(part.detach().float())
 
 
 def _eight_bit() -> Any:

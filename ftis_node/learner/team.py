@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from ftis_node.errors import NO_ROOM, FtisError
 from ftis_node.host.interruption import Interrupted, forget
 from ftis_node.learner.batch import Prompted
-from ftis_node.policy.room import out_of_memory
+from ftis_node.policy.room import out_of_memory, patiently
 
 T = TypeVar("T")
 
@@ -66,13 +66,13 @@ class Team:
         )
         return cls(rank, size)
 
-    def share(self, prompted: Sequence[Prompted]) -> list[Prompted]:
+    def share(self, prompted: Sequence[Prompted], packed: bool) -> list[Prompted]:
         """This rank's part of the prompts, so that all have about as many tokens to compute: largest first, each to
         the rank that has least."""
         loads, mine = [0] * self.size, []
-        for one in sorted(prompted, key=lambda p: (-p.cost(), p.samples[0].index)):
+        for one in sorted(prompted, key=lambda p: (-p.cost(packed), p.samples[0].index)):
             rank = loads.index(min(loads))
-            loads[rank] += one.cost()
+            loads[rank] += one.cost(packed)
             if rank == self.rank:
                 mine.append(one)
         return mine
@@ -140,6 +140,12 @@ class Team:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
+    def broadcast_parts(self, tensors: Sequence[Tensor]) -> None:
+        """Put each rank's part, see `fsdp.part_of`, into these tensors of all."""
+        for tensor in tensors:
+            for rank, part in enumerate(torch.split(tensor.detach(), -(-len(tensor) // self.size))):
+                dist.broadcast(part, rank)
+
     def total(self, value: float) -> float:
         """The sum of all ranks' values."""
         told = torch.tensor([value], dtype=torch.float64)
@@ -156,9 +162,15 @@ class Team:
         size = -(-rows // self.size)
         mine = part.new_zeros(size, *part.shape[1:])
         mine[: len(part)] = part
-        parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(mine, parts)
-        return torch.empty(0) if parts is None else torch.cat([one.cpu() for one in parts])[:rows]
+        whole = torch.empty(self.size if self.rank == 0 else 0, *mine.shape, dtype=part.dtype)
+        begin = 0
+        for piece in torch.split(mine, max(1, BUCKET // mine[0].numel())):  # a GPU may have no room for an embedding
+            parts = [torch.empty_like(piece) for _ in range(self.size)] if self.rank == 0 else None
+            dist.gather(piece, parts)
+            for rank, one in enumerate(parts or ()):
+                whole[rank, begin : begin + len(one)] = one
+            begin += len(piece)
+        return whole.flatten(0, 1)[:rows]
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Every rank's tensors, on the CPU, in the order of the ranks."""
@@ -209,7 +221,7 @@ def _pieces(parameters: Iterable[Parameter]) -> Iterator[Tensor]:
 
 def _add_up(pieces: Sequence[Tensor]) -> None:
     """Put the sums of all ranks' pieces in their place, added up in fp32."""
-    whole = torch.cat([piece.float() for piece in pieces])
+    whole = patiently(lambda: torch.cat([piece.float() for piece in pieces]))
     dist.all_reduce(whole)
     begin = 0
     for piece in pieces:

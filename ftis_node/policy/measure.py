@@ -16,6 +16,7 @@ from ftis_node.fit.geometry import Geometry, Linear
 from ftis_node.policy.generate.decoder import reach, understood
 from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
+from ftis_node.policy.packing import unpackable
 
 # hidden, intermediate, layers, heads, kv heads, embedding rows, whether head and embedding are one
 _QWEN25: dict[str, tuple[int, int, int, int, int, int, bool]] = {
@@ -101,6 +102,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=model.get_input_embeddings().weight.shape[0],
+        packed=unpackable(model) is None,
         decoded=reach(model) if understood(model) else 0,
         context=context_of(config),
         linears=_linears(model),

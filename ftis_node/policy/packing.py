@@ -155,6 +155,16 @@ class Packing:
         return torch.cat([prompt, own.expand(rows, 1, width, width)], 3)
 
 
+def unpackable(model: Any) -> str | None:
+    """What is odd about a model's attention, by its configuration, so that it is not packed."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if not model._supports_attention_backend:
+        return "is its own"
+    return None if kinds == {"full_attention"} and window is None else "has a window, or is of several kinds"
+
+
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
     """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
     prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]

@@ -14,7 +14,7 @@ from ftis_node.errors import UsageError, first_line
 from ftis_node.policy.adapters import BaseTunerLayer
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.native import decoder_logprobs
-from ftis_node.policy.packing import ATTENTION, Prefixed
+from ftis_node.policy.packing import ATTENTION, Prefixed, unpackable
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
@@ -75,13 +75,9 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 
 def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
-    model, config = policy.causal_lm, policy.causal_lm.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if not model._supports_attention_backend:
-        return policy, "padded, for the model's attention is its own"
-    if kinds != {"full_attention"} or window is not None:
-        return policy, "padded, for the model's attention has a window, or is of several kinds"
+    model = policy.causal_lm
+    if (why := unpackable(model)) is not None:
+        return policy, f"padded, for the model's attention {why}"
     model.set_attn_implementation(ATTENTION)
     packed = replace(policy, packed=True)
     try:

@@ -113,7 +113,7 @@ def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) 
             raise FtisError("The completions of a single prompt do not fit into memory side by side.")
 
 
-def patiently(attempt: Callable[[], None]) -> None:
+def patiently(attempt: Callable[[], T]) -> T:
     """Make an attempt that changes nothing where memory is short: again after each of `WAITS`, then for the last time.
 
     Others may give back what they took; nothing can be done in smaller pieces here.
@@ -127,7 +127,7 @@ def patiently(attempt: Callable[[], None]) -> None:
         free_memory()
         logger.warning("Out of memory: trying again in %.0f s.", seconds)
         time.sleep(seconds)
-    attempt()
+    return attempt()
 
 
 # Less free memory than this part of a GPU's counts as short.

@@ -86,12 +86,12 @@ def learner(
 
 
 def decoder_sizes(subject: Learner) -> list[int]:
-    """Tokens of every forward pass from now on; each packs its completions into one row."""
+    """Tokens of every forward pass from now on; if it is packed, each has its completions in one row."""
     sizes: list[int] = []
 
     def see(_: Any, __: Any, kwargs: Any) -> None:
-        assert kwargs["input_ids"].shape[0] == 1
-        sizes.append(kwargs["input_ids"].shape[1])
+        assert kwargs["input_ids"].shape[0] == 1 or not subject.policy.packed
+        sizes.append(kwargs["input_ids"].numel())
 
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(see, with_kwargs=True)
     return sizes
