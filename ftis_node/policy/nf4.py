@@ -27,13 +27,13 @@ class NF4Linear(nn.Module):
 
     packed: Tensor
 
-    def __init__(self, linear: nn.Linear, device: torch.device) -> None:
-        """Quantise the weight of `linear` on `device`. Its bias is taken over as it is."""
+    def __init__(self, linear: nn.Linear, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        """Quantise the weight of `linear`, as `dtype` has it, on `device`. Its bias is taken over as it is."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         packed, self._scales = kernels().quantize_4bit(
-            linear.weight.detach().to(device).contiguous(),
+            linear.weight.detach().to(device, dtype).contiguous(),
             blocksize=NF4_BLOCK,
             compress_statistics=True,
             quant_type="nf4",
@@ -68,8 +68,13 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.module.dense(), None
 
 
-def quantise(model: nn.Module, head: nn.Module, device: torch.device, name: str) -> None:
+def quantise(
+    model: nn.Module, head: nn.Module, device: torch.device, name: str, casts: dict[nn.Module, torch.dtype] | None = None
+) -> None:
     """Replace every frozen linear module of `model` but its head; dense weights reach the device one at a time.
+
+    Args:
+        casts: the dtypes that weights of modules get before; what is replaced is taken out.
 
     Raises:
         UsageError: there is none, or bitsandbytes is missing.
@@ -82,8 +87,9 @@ def quantise(model: nn.Module, head: nn.Module, device: torch.device, name: str)
     ]
     if not found:
         raise UsageError(f"{name} has no linear modules for NF4.", "Use --set quantisation=none.")
-    for parent, key, child in found:
-        setattr(parent, key, NF4Linear(child, device))
+    while found:  # of which none is kept
+        parent, key, child = found.pop()
+        setattr(parent, key, NF4Linear(child, device, (casts or {}).pop(child, None)))
 
 
 def elements(model: nn.Module) -> int:
