@@ -214,6 +214,24 @@ def test_a_device_that_fails_is_told_and_does_no_harm() -> None:
     assert found.verdict == "fail" and "cuda:77" in found.text
 
 
+def test_a_driver_that_refuses_growing_segments_is_told_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that fails as under WSL2 (pytorch issue 192330), in place of the interpreter."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$PYTORCH_CUDA_ALLOC_CONF" = expandable_segments:False ] && exec echo {}\n'
+        "echo 'torch.AcceleratorError: CUDA driver error: unknown error' >&2; exit 1\n"
+    )
+    python.chmod(0o700)
+    monkeypatch.setattr(machine.sys, "executable", str(python))
+    found = machine.smoke("cuda")
+    assert found.verdict == "fail" and "unknown error" in found.text
+    assert found.advice.startswith("Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the node's environment")
+    python.write_text("#!/bin/sh\nexit 3\n")
+    assert "nvidia-smi" in machine.smoke("cuda").advice
+
+
 # --- the hub and the clock --------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,11 @@ class _Product(torch.autograd.Function):
 
 
 def quantise(
-    model: nn.Module, head: nn.Module, device: torch.device, name: str, casts: dict[nn.Module, torch.dtype] | None = None
+    model: nn.Module,
+    head: nn.Module,
+    device: torch.device,
+    name: str,
+    casts: dict[nn.Module, torch.dtype] | None = None,
 ) -> None:
     """Replace every frozen linear module of `model` but its head; dense weights reach the device one at a time.
 
