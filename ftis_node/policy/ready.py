@@ -38,7 +38,7 @@ def ready(policy: Policy) -> Policy:
     too. `way` says which it is, and why.
 
     Raises:
-        UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.
+        UsageError: its log-probs are no numbers, or not those of its hidden states and head, or it keeps some dropout.
     """
     _remove_dropout(policy.model)
     policy.model.eval()
@@ -53,6 +53,14 @@ def ready(policy: Policy) -> Policy:
         raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", _OTHER_MODEL) from error
     finally:
         policy.model.eval()
+    if not plain.isfinite().all():
+        wider = policy.dtype != torch.float32
+        raise UsageError(
+            f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}.",
+            "Its activations are too large for that dtype: use --set dtype=bfloat16 (slow before Ampere) or float32."
+            if wider
+            else "Its weights are damaged: download or copy the model again.",
+        )
     tolerance = _tolerance(policy, probe, plain)
     if not _apart(padded, plain) <= tolerance:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
