@@ -20,7 +20,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config,
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
+from ftis_node.fit.memory import CONTEXT_BYTES, FRAGMENTATION, MOMENT_BYTES, Setup, Workload, estimate
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
@@ -387,7 +387,7 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 
 
 @pytest.mark.parametrize(
-    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
+    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (17, 16_384, True)]
 )
 def test_a_gpu_takes_smaller_micro_batches_before_it_computes_layers_twice(
     gb: float, tokens: int, checkpointing: bool
@@ -449,6 +449,13 @@ def test_wishes_are_kept_whether_they_fit_or_not() -> None:
         assert {name: getattr(chosen, name) for name in wishes} == wishes
         assert chosen.reasons[0] == "Full training, as it was asked for or settled before."
         assert chosen.fits == (gb > 1)
+
+
+@pytest.mark.parametrize("gb", [4, 8, 12, 24, 80])
+def test_some_of_a_gpu_stays_free(gb: int) -> None:
+    need = planned(THREE, gb, lora=True).memory
+    bare = CONTEXT_BYTES["cuda"] + round((1 + FRAGMENTATION) * replace(need, overhead=0).total)
+    assert need.total - bare == max(300 << 20, round(0.02 * bare))
 
 
 def test_where_nothing_fits_it_says_how_much_would_do() -> None:

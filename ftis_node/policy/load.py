@@ -174,7 +174,7 @@ def checkpoint_activations(model: Any) -> None:
 def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.dtype]) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    weights = {module: module.weight for module in casts}
+    weights: dict[Any, Any] = {module: module.weight for module in casts}
     for module, dtype in casts.items():  # adapters get the dtype that is to be
         module.weight = nn.Parameter(torch.empty((), dtype=dtype).expand_as(weights[module]), requires_grad=False)
     lora = LoraConfig(
