@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo3Config,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
@@ -100,6 +112,31 @@ def test_another_architecture_has_a_geometry_too() -> None:
     shape = geometry_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (Qwen3_5TextConfig, {"layer_types": ["linear_attention", "full_attention"]}),
+        (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
+        (Olmo3Config, {"sliding_window": 4}),
+        (Gemma3TextConfig, {"sliding_window": 4}),
+        (Gemma2Config, {}),
+        (
+            Gemma3nTextConfig,
+            {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2, "num_kv_shared_layers": 0},
+        ),
+    ],
+)
+def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: Any, more: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    config = kind(**sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | more)
+    shape = geometry_of(config, "m")
+    text = " ".join(planned(shape, 8, SHORT).reasons)
+    assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
+    assert ("2.2 to 3.9 times the compute" in text) == (shape.padded != "")
+    assert shape.padded or kind not in (Qwen3_5TextConfig, Lfm2Config)
+    assert "modules generate" not in " ".join((*planned(HALF, 8).reasons, *planned(shape, 8, engine="hf").reasons))
 
 
 def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> None:
@@ -375,6 +412,7 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
     assert roomy.quantisation == "none", "two bytes where they fit"
     asked = plan(THREE, 24 * GB, GSM8K, Wishes(quantisation="nf4"), "cuda", False)
     assert (asked.lora, asked.quantisation) == (True, "nf4") and "as it was asked for" in asked.reasons[0]
+    assert "A token reads half a byte a weight" in asked.reasons[1]
     refused = plan(THREE, 8 * GB, GSM8K, Wishes(quantisation="none"), "cuda", False, four_bit=True)
     assert refused.quantisation == "none"
     assert plan(THREE, 8 * GB, GSM8K, Wishes(), "cpu", False, four_bit=True).quantisation == "none", "slow on a CPU"

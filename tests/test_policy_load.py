@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
@@ -208,12 +208,21 @@ def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -
 
 
 @pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(attribute: str, folder: Path) -> None:
-    change_config(folder, **{attribute: 30.0})
-    with pytest.raises(UsageError, match=attribute):
+def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute: str, folder: Path) -> None:
+    change_config(folder, **{attribute: 3.0})
+    with pytest.raises(UsageError, match="changes its logits"):
         load_policy(settings(folder))
     change_config(folder, **{attribute: 1.0 if "scal" in attribute else None})
     load_policy(settings(folder))
+
+
+def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_path: Path) -> None:
+    sizes = {name: getattr(tiny_config(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "eos_token_id": 1}
+    Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, pad_token_id=0, bos_token_id=None)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    policy = load_policy(settings(tmp_path))
+    assert policy.causal_lm.config._attn_implementation == "eager" and "by transformers' modules" in policy.way
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])

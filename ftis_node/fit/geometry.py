@@ -27,6 +27,7 @@ class Geometry:
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
     decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
+    padded                why its sequences cannot be packed for training; "" if they can
     context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
     """
@@ -42,6 +43,7 @@ class Geometry:
     head_dim: int
     vocabulary: int
     decoded: float
+    padded: str
     context: Context
     linears: tuple[Linear, ...]
 

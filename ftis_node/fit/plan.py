@@ -122,7 +122,11 @@ def plan(
         memory=memory,
         budget=budget,
         fits=memory.total <= budget,
-        reasons=tuple(_reasons(setup, memory, needs, chosen, wishes, budget)),
+        reasons=(
+            *_reasons(setup, memory, needs, chosen, wishes, budget),
+            *slow_parts(geometry, workload, wishes.engine),
+            *_shortage(memory, budget),
+        ),
     )
 
 
@@ -239,7 +243,7 @@ def _reasons(
     wishes: Wishes,
     budget: int,
 ) -> Iterator[str]:
-    """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
+    """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller.
 
     `needs` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
     """
@@ -256,10 +260,6 @@ def _reasons(
             else "LoRA on weights of four bits (NF4), because beside weights of two bytes there is no room for "
             f"{CRAWLING_ROWS} completions and {CRAWLING_TOKENS:,} tokens at a time."
         )
-        yield (
-            "A token reads half a byte a weight where bitsandbytes has a fused kernel for so many rows (about 64 on a T4 "
-            "or H100, 128 on an RTX 30, 256 on a 4090), elsewhere 4.5 bytes: predicted, not measured."
-        )
     elif setup.lora:
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
@@ -275,6 +275,11 @@ def _reasons(
         )
     else:
         yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
+    if setup.quantisation == "nf4":
+        yield (
+            "A token reads half a byte a weight where bitsandbytes has a fused kernel for so many rows (about 64 on a "
+            "T4 or H100, 128 on an RTX 30, 256 on a 4090), elsewhere 4.5 bytes: predicted, not measured."
+        )
     if tried:
         yield f"Too large: {'; '.join(f'{_inner(way)}, {rounded(need.total)}' for way, need in tried)}."
     plain = [(way, need) for way, need in needs if way.lora == setup.lora and not way.gradient_checkpointing]
@@ -300,6 +305,23 @@ def _reasons(
             f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
             f"{rounded(full_size[-1][1].generating)}."
         )
+
+
+def slow_parts(geometry: Geometry, workload: Workload, engine: Engine) -> Iterator[str]:
+    """What takes longer with this model than with others, why, and what it costs; a sentence each."""
+    if engine == "native" and workload.longest > geometry.decoded:
+        yield (
+            "Transformers' modules generate, for the native decoder knows Llama, Qwen2, Qwen3, and Mistral within its "
+            "window: 30 to 50 ms a token on any GPU, predicted; engine=vllm does without."
+        )
+    if geometry.padded:
+        yield (
+            f"Sequences are padded in training, for {geometry.padded}: 2.2 to 3.9 times the compute of packed ones, "
+            "by arithmetic for GSM8K."
+        )
+
+
+def _shortage(memory: Memory, budget: int) -> Iterator[str]:
     if memory.total > budget:
         yield (
             f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "

@@ -31,9 +31,6 @@ _GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of
 # How long the hub may take to show that it is there.
 _HUB_SECONDS = 5.0
 
-# Attributes of a config that change logits after the head; scoring reads the head directly and would miss them.
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of `name` (see `resolve`).
@@ -79,7 +76,6 @@ def load_policy(settings: Settings) -> Policy:
     try:
         where = where_to_look(source)
         config = AutoConfig.from_pretrained(source, **where)
-        refuse_unsupported(config, settings.model)
         with _cast_later() as casts:
             model, found = AutoModelForCausalLM.from_pretrained(
                 source,
@@ -87,7 +83,6 @@ def load_policy(settings: Settings) -> Policy:
                 config=config,
                 dtype=getattr(torch, settings.dtype or "float32"),
                 use_safetensors=True,
-                attn_implementation="sdpa",
                 **where,
             )
         _refuse_gaps(found, settings.model)
@@ -195,16 +190,6 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
             f"LoRA cannot be added to {settings.model}: {error}",
             "Name modules of this model with --set lora_targets=…, or train it in full.",
         ) from error
-
-
-def refuse_unsupported(config: Any, name: str) -> None:
-    """UsageError for a model that a configuration alone shows to be unfit; `ready` finds the others."""
-    for attribute in _LOGIT_TRANSFORMS:
-        if getattr(config, attribute, None) not in (None, 1, 1.0):
-            raise UsageError(
-                f"{name} transforms its logits after the head ({attribute}), which scoring does not know.",
-                "Use a model without it, for example one of the Qwen2.5 family.",
-            )
 
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:

@@ -18,7 +18,8 @@ from ftis_node.policy.packing import ATTENTION, Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
-_OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
+# Families that load, by how the type of a relative begins.
+_NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite": "Granite", "mistral": "Mistral"}
 
 # How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32; with
 # fewer digits it is a multiple of rounding alone, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed
@@ -44,13 +45,18 @@ def ready(policy: Policy) -> Policy:
     policy.model.eval()
     if isinstance(policy.causal_lm.get_output_embeddings(), BaseTunerLayer):
         raise UsageError("LoRA on the output head is not supported.", "Leave it out of lora_targets.")
+    kind = str(policy.causal_lm.config.model_type)
+    nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
+    other = f"Use a model of another family, for example {nearest}."
+    if policy.causal_lm.get_decoder() is policy.causal_lm:
+        raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
     probe = _probe(policy)
     try:
         padded, plain = _logprobs(policy, probe), _plain_logprobs(policy, probe)
         policy.model.train()
         training = _logprobs(policy, probe)
     except Exception as error:  # as many kinds as there are architectures
-        raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", _OTHER_MODEL) from error
+        raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", other) from error
     finally:
         policy.model.eval()
     if not plain.isfinite().all():
@@ -63,9 +69,9 @@ def ready(policy: Policy) -> Policy:
         )
     tolerance = _tolerance(policy, probe, plain)
     if not _apart(padded, plain) <= tolerance:
-        raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
+        raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
     if not _apart(padded, training) <= tolerance:
-        raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
+        raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, padded, tolerance)
     policy, engine = _lean(replace(policy, lean=False), probe, padded, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
@@ -84,12 +90,9 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
     model, config = policy.causal_lm, policy.causal_lm.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if not model._supports_attention_backend:
-        return policy, "padded, for the model's attention is its own"
-    if kinds != {"full_attention"} or window is not None:
-        return policy, "padded, for the model's attention has a window, or is of several kinds"
+    if why := unpackable(model):
+        return policy, f"padded, which takes longer, for {why}"
+    before = config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     packed = replace(policy, packed=True)
     try:
@@ -99,8 +102,20 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: fl
         apart, why = float("inf"), first_line(error, 100)
     if apart <= tolerance:
         return packed, f"packed ({why})"
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(before)
     return policy, f"padded, which takes longer, for packing gives something else ({why})"
+
+
+def unpackable(model: Any) -> str:
+    """Why a model of transformers cannot take packed sequences; "" if it may."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if not model._supports_attention_backend:
+        return "the model's attention is its own"
+    return (
+        "" if kinds == {"full_attention"} and window is None else "its attention has a window, or is of several kinds"
+    )
 
 
 def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
