@@ -91,8 +91,8 @@ def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])
 def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = nf4.fused()
-    monkeypatch.setattr(nf4, "fused", lambda: lambda *args, **options: broken(real(*args, **options)))
+    real = nf4.fused
+    monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
     policy = small(torch.bfloat16, 64)
     assert policy.lean, policy.way
     assert not any(module.fused for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))

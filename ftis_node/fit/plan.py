@@ -122,11 +122,7 @@ def plan(
         memory=memory,
         budget=budget,
         fits=memory.total <= budget,
-        reasons=(
-            *_reasons(setup, memory, needs, chosen, wishes, budget),
-            *slow_parts(geometry, workload, wishes.engine),
-            *_shortage(memory, budget),
-        ),
+        reasons=tuple(_reasons(setup, memory, needs, chosen, wishes, budget, slow_parts(geometry, workload, wishes))),
     )
 
 
@@ -242,10 +238,11 @@ def _reasons(
     chosen: int | None,
     wishes: Wishes,
     budget: int,
+    slow: Iterator[str],
 ) -> Iterator[str]:
-    """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller.
+    """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
 
-    `needs` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
+    `slow`: those of `slow_parts`; `needs` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
     """
     most = needs[0][0].micro_batch_tokens
     full_size = [(way, need) for way, need in needs if way.micro_batch_tokens == most]
@@ -305,11 +302,17 @@ def _reasons(
             f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
             f"{rounded(full_size[-1][1].generating)}."
         )
+    yield from slow
+    if memory.total > budget:
+        yield (
+            f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
+            f"train and {rounded(memory.generating)} to generate, so {enough_gb(memory.total):g} GB would do."
+        )
 
 
-def slow_parts(geometry: Geometry, workload: Workload, engine: Engine) -> Iterator[str]:
+def slow_parts(geometry: Geometry, workload: Workload, wishes: Wishes) -> Iterator[str]:
     """What takes longer with this model than with others, why, and what it costs; a sentence each."""
-    if engine == "native" and workload.longest > geometry.decoded:
+    if wishes.engine == "native" and workload.longest > geometry.decoded:
         yield (
             "Transformers' modules generate, for the native decoder knows Llama, Qwen2, Qwen3, and Mistral within its "
             "window: 30 to 50 ms a token on any GPU, predicted; engine=vllm does without."
@@ -318,14 +321,6 @@ def slow_parts(geometry: Geometry, workload: Workload, engine: Engine) -> Iterat
         yield (
             f"Sequences are padded in training, for {geometry.padded}: 2.2 to 3.9 times the compute of packed ones, "
             "by arithmetic for GSM8K."
-        )
-
-
-def _shortage(memory: Memory, budget: int) -> Iterator[str]:
-    if memory.total > budget:
-        yield (
-            f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
-            f"train and {rounded(memory.generating)} to generate, so {enough_gb(memory.total):g} GB would do."
         )
 
 

@@ -19,12 +19,6 @@ def expand_segments(environment: MutableMapping[str, str] = os.environ, kernel: 
     fit nothing of the other; a growing segment gives back single pages. Not under WSL2, where Windows' driver may
     refuse the first of them ("CUDA driver error: unknown error", pytorch issue 192330).
     """
-    if not any(name in environment for name in NAMES) and not _of_windows(kernel):
+    windows = kernel.is_file() and "microsoft" in kernel.read_text(encoding="utf-8").lower()
+    if not windows and not any(name in environment for name in NAMES):
         environment[NAMES[1]] = GROWING
-
-
-def _of_windows(kernel: Path) -> bool:
-    try:
-        return "microsoft" in kernel.read_text(encoding="utf-8").lower()
-    except OSError:
-        return False

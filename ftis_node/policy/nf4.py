@@ -9,6 +9,7 @@ where that gives something else than training, decoding dequantises too.
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -59,7 +60,7 @@ class NF4Linear(nn.Module):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · Wᵀ plus a bias, `[rows, outputs]`, without gradients. x: `[rows, inputs]` of the weight's dtype."""
         if self.fused and self.in_features % NF4_BLOCK == 0:  # for others it warns, and dequantises
-            return fused()(x, self.packed, self._scales, bias=bias)  # type: ignore[no-any-return]
+            return fused(x, self.packed, self._scales, bias=bias)  # type: ignore[no-any-return]
         return nn_functional.linear(x, self.dense(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,11 +124,11 @@ def _alike(module: NF4Linear) -> bool:
         wanted = nn_functional.linear(x, module.dense())
         try:
             apart = float((module.product(x) - wanted).abs().max() / wanted.abs().max())
+            why = "" if apart <= _ROUNDING * torch.finfo(module.dtype).eps else f"products differ by {apart:.2g}"
         except Exception as error:  # what a GPU, its driver or this version of bitsandbytes cannot do
-            logger.warning("Weights of four bits are dequantised for each token, which takes longer: %r", error)
-            return False
-        if not apart <= _ROUNDING * torch.finfo(module.dtype).eps:
-            logger.warning("Weights of four bits are dequantised for each token: products differ by %.2g.", apart)
+            why = repr(error)
+        if why:
+            logger.warning("Weights of four bits are dequantised for each token, which takes longer: %s", why)
             return False
     return True
 
@@ -143,11 +144,9 @@ def kernels() -> Any:
     return bitsandbytes("functional", "NF4", "bfloat16")
 
 
-@cache
-def fused() -> Any:
-    """bitsandbytes' product with a matrix of four bits, by whichever kernel it takes. Raises as `kernels` does."""
-    kernels()
-    return import_module("bitsandbytes").matmul_4bit
+def fused(*args: Any, **options: Any) -> Any:
+    """bitsandbytes' product with a matrix of four bits, by whichever kernel it takes."""
+    return sys.modules["bitsandbytes"].matmul_4bit(*args, **options)
 
 
 def bitsandbytes(part: str, what: str, instead: str) -> Any:
