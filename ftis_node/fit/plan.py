@@ -242,7 +242,8 @@ def _reasons(
 ) -> Iterator[str]:
     """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
 
-    `slow`: those of `slow_parts`; `needs` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
+    `slow`: those of `slow_parts`. `needs` are the ways that were open and what they take, best first; `chosen` is the
+    one taken, if one fits.
     """
     most = needs[0][0].micro_batch_tokens
     full_size = [(way, need) for way, need in needs if way.micro_batch_tokens == most]
