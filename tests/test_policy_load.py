@@ -221,6 +221,7 @@ def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_p
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "eos_token_id": 1}
     Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, pad_token_id=0, bos_token_id=None)).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
+    change_config(tmp_path, attn_implementation="kernels-community/flash-attn2")
     policy = load_policy(settings(tmp_path))
     assert policy.causal_lm.config._attn_implementation == "eager" and "by transformers' modules" in policy.way
 

@@ -64,10 +64,10 @@ NF4_BYTES = 0.5 + (1 + 4 / 256) / NF4_BLOCK
 # loaded has 0.4 GB.
 CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
+CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
 
 # What stays free on a GPU: so much of all, and at least so many bytes; and for a display, which may take it later.
 RESERVE, LEAST_RESERVE, DISPLAY_BYTES = 0.02, 300 << 20, 512 << 20
-CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
 
 
 @dataclass(frozen=True)

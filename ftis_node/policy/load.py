@@ -13,7 +13,14 @@ import torch
 from huggingface_hub import constants, get_session
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -83,6 +90,7 @@ def load_policy(settings: Settings) -> Policy:
                 config=config,
                 dtype=getattr(torch, settings.dtype or "float32"),
                 use_safetensors=True,
+                attn_implementation=_attention(config),
                 **where,
             )
         _refuse_gaps(found, settings.model)
@@ -92,6 +100,12 @@ def load_policy(settings: Settings) -> Policy:
     except Exception as error:  # as above
         raise unloadable(settings.model, source, error) from error
     return make_policy(model, tokenizer, settings, casts)
+
+
+def _attention(config: Any) -> str:
+    """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
     try:
         with torch.device("meta"):  # shapes without memory
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         return _measure(model, config.get_text_config(), name)
     except UserError:
         raise
