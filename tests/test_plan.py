@@ -95,7 +95,7 @@ def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
 def test_a_built_in_model_is_measured_like_any_other() -> None:
     model = Qwen2ForCausalLM(small_config("qwen"))
     shape = geometry_of(model.config, "small")
-    assert shape.parameters == model.num_parameters()
+    assert shape.parameters == model.num_parameters() and model.config._attn_implementation == "sdpa"
     assert shape.largest == 128 * 384
     assert geometry("tiny-a").parameters == 75_968
 

@@ -21,7 +21,7 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.policy.nf4 import kernels
 from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
-from ftis_node.worker import engine
+from ftis_node.worker import engine, planning
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Load, ModelFacts
 from ftis_node.worker.planning import settle, smallest_budget
@@ -82,6 +82,7 @@ def test_a_context_is_counted_once_and_a_display_has_room_to_grow(
     program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo "{display}"\n')
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(planning, "shows", planning.shows.__wrapped__)
     card = SimpleNamespace(uuid="0a1b", total_memory=24 * GB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * GB), 24 * GB))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from typing import Any
@@ -50,7 +51,9 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
     try:
         with torch.device("meta"):  # shapes without memory
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), attn_implementation="eager"
+            )  # it is set there
         return _measure(model, config.get_text_config(), name)
     except UserError:
         raise

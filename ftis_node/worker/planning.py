@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -166,6 +167,7 @@ def memory_budget(settings: Settings, device: torch.device, *, bare: bool = Fals
     return min(limit, free)
 
 
+@cache
 def shows(device: torch.device) -> bool:
     """Whether a GPU has a display, whose programs take memory as they like; False where nvidia-smi does not say."""
     try:
