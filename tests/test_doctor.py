@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from huggingface_hub import constants
+from transformers import Lfm2Config
 
 from ftis_node.cli import run as run_files
 from ftis_node.cli.flags import Given
@@ -214,6 +215,24 @@ def test_a_device_that_fails_is_told_and_does_no_harm() -> None:
     assert found.verdict == "fail" and "cuda:77" in found.text
 
 
+def test_a_driver_that_refuses_growing_segments_is_told_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that fails as under WSL2 (pytorch issue 192330), in place of the interpreter."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$PYTORCH_CUDA_ALLOC_CONF" = expandable_segments:False ] && exec echo {}\n'
+        "echo 'torch.AcceleratorError: CUDA driver error: unknown error' >&2; exit 1\n"
+    )
+    python.chmod(0o700)
+    monkeypatch.setattr(machine.sys, "executable", str(python))
+    found = machine.smoke("cuda")
+    assert found.verdict == "fail" and "unknown error" in found.text
+    assert found.advice.startswith("Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the node's environment")
+    python.write_text("#!/bin/sh\nexit 3\n")
+    assert "nvidia-smi" in machine.smoke("cuda").advice
+
+
 # --- the hub and the clock --------------------------------------------------------------------------------------------
 
 
@@ -322,6 +341,15 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -
     assert "of 4.00 GB" in seen(models.memory, case)["ok"].text
     case.status = answered(plan={"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True})
     assert "1.00 GB of 2.00 GB" in seen(models.memory, case)["ok"].text
+
+
+def test_a_model_that_takes_longer_is_told_with_what_it_costs(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Lfm2Config(**sizes, vocab_size=40, num_key_value_heads=2, layer_types=["conv", "full_attention"])
+    config.save_pretrained(tmp_path / "lfm2")
+    case = a_case(tmp_path, model=str(tmp_path / "lfm2"), device="cpu", vram_gb=4.0)
+    told = [one.text for one in models.memory(case) if isinstance(one, Finding) and one.verdict == "warn"]
+    assert "30 to 50 ms a token" in told[0] and "2.2 to 3.9 times the compute" in told[1]
 
 
 def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ MISTAKES = {
     "weights with gaps": ("--model {tmp}/gaps", "would be random there"),
     "fewer embeddings than tokens": ("--model {tmp}/small", "has 20 embedding rows"),
     "no token that ends": ("--model {tmp}/endless", "no end-of-sequence token"),
-    "logits that are transformed": ("--model {tmp}/capped", "transforms its logits"),
+    "logits that are transformed": ("--model {tmp}/capped", "changes its logits"),
     "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
     "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
     "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),

@@ -97,7 +97,8 @@ def make_model(kind: str) -> Any:
             case "gpt2":
                 return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3))
             case "gemma2":
-                config = Gemma2Config(**SIZES, head_dim=8, sliding_window=4, final_logit_softcapping=None)
+                caps = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
+                config = Gemma2Config(**SIZES, head_dim=8, sliding_window=4, **caps)
                 return Gemma2ForCausalLM(config)
             case "lfm2":
                 return Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]))

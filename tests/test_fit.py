@@ -89,6 +89,7 @@ def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
     told = ("494,032,768 parameters", "KV cache", "It fits on a GPU.", "- Full training fits", "ftis-node join --model")
+    told += ("context, fragmentation, reserve", "- Kept free: 2% and at least 300 MB")
     assert all(part in out for part in told), out
 
 

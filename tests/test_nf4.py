@@ -21,7 +21,7 @@ from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.worker.planning import settle
 from tests.support.learners import OWN, assert_same, learner, weights_of
-from tests.support.small_models import arithmetic_settings, logprob_errors, tiny_config, tiny_tokenizer
+from tests.support.small_models import arithmetic_settings, logprob_errors, seeded, tiny_config, tiny_tokenizer
 
 
 def quantised(dtype: str = "float32", **changes: Any) -> Policy:
@@ -30,12 +30,18 @@ def quantised(dtype: str = "float32", **changes: Any) -> Policy:
     return load_policy(settings)
 
 
-def small(dtype: torch.dtype) -> Policy:
+def small(dtype: torch.dtype, width: int = 32) -> Policy:
     """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
     settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(tiny_config(vocab_size=32)).to(dtype).eval()
+    model = (
+        Qwen2ForCausalLM(tiny_config(vocab_size=32, hidden_size=width, intermediate_size=2 * width)).to(dtype).eval()
+    )
     return make_policy(model, tiny_tokenizer(), settings)
+
+
+def nf4_modules(policy: Policy) -> int:
+    return sum(isinstance(module, nf4.NF4Linear) for module in policy.model.modules())
 
 
 def held(module: nf4.NF4Linear) -> int:
@@ -61,6 +67,35 @@ def test_gradients_are_those_of_the_dequantised_weight() -> None:
     packed(x).square().sum().backward()
     torch.nn.functional.linear(twin, packed.dense(), linear.bias).square().sum().backward()
     torch.testing.assert_close(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(128, 96), (64, 64), (76, 50)])
+def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    linear = torch.nn.Linear(*sizes).to(dtype)
+    packed = nf4.NF4Linear(linear, torch.device("cpu"))
+    for rows in (1, 4, 48, 300):
+        x = torch.randn(rows, sizes[0]).to(dtype)
+        with torch.no_grad():
+            wanted = torch.nn.functional.linear(x, packed.dense(), linear.bias)
+            torch.testing.assert_close(packed.product(x, linear.bias), wanted, rtol=0, atol=0)
+
+
+def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, calls, dense = small(torch.float32, 64), [], nf4.NF4Linear.dense
+    monkeypatch.setattr(nf4.NF4Linear, "dense", lambda module: calls.append(1) or dense(module))
+    for tokens in (1, 12):
+        generate(policy, [[2, 3]], group=2, sampling=Sampling(tokens, 1.0, ()), generator=seeded(0))
+    assert len(calls) == 2 * nf4_modules(policy), "to read the prompt, each time"
+
+
+@pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])
+def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = nf4.fused
+    monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
+    policy = small(torch.bfloat16, 64)
+    assert policy.lean, policy.way
+    assert not any(module.fused for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
 
 
 def test_a_node_samples_from_the_very_weights_that_score_it() -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ftis_node.host.allocator import GROWING, NAMES
 from ftis_node.policy.generate import cache
+from ftis_node.policy.nf4 import NF4Linear
 from ftis_node.policy.room import make_way
 from ftis_node.preflight.smoke import smoke
 from ftis_node.worker.engine import Engine
@@ -98,10 +100,20 @@ def test_the_small_computation_of_the_doctor_agrees() -> None:
     assert smoke(DEVICE)["wrong"] == []
 
 
+@pytest.mark.parametrize("rows", [1, 12, 48, 96, 288])
+def test_decoding_on_four_bits_has_the_products_that_train(rows: int) -> None:
+    module = NF4Linear(torch.nn.Linear(512, 1408, bias=False).bfloat16(), torch.device(DEVICE))
+    x = torch.randn(rows, 512).to(DEVICE, torch.bfloat16)
+    with torch.inference_mode():
+        trained = torch.nn.functional.linear(x, module.dense()).float()
+        assert (module.product(x).float() - trained).std() < 0.01 * trained.std()
+
+
 @pytest.mark.skipif(not ON_CARD, reason="of a card's allocator")
 def test_segments_of_memory_grow_and_caches_can_be_emptied() -> None:
     block = torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
-    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+    grows = GROWING in os.environ.get(NAMES[1], "")  # not under WSL2
+    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()) == grows
     del block
     make_way(torch.device(DEVICE))
     opened(DEVICE)

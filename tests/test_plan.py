@@ -15,12 +15,25 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import FalconConfig, GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    FalconConfig,
+    Gemma2Config,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo3Config,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
+from ftis_node.fit.memory import CONTEXT_BYTES, FRAGMENTATION, MOMENT_BYTES, Setup, Workload, estimate
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
@@ -83,7 +96,7 @@ def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
 def test_a_built_in_model_is_measured_like_any_other() -> None:
     model = Qwen2ForCausalLM(small_config("qwen"))
     shape = geometry_of(model.config, "small")
-    assert shape.parameters == model.num_parameters()
+    assert shape.parameters == model.num_parameters() and model.config._attn_implementation == "sdpa"
     assert shape.largest == 128 * 384
     assert geometry("tiny-a").parameters == 75_968
 
@@ -101,6 +114,31 @@ def test_another_architecture_has_a_geometry_too() -> None:
     shape = geometry_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (Qwen3_5TextConfig, {"layer_types": ["linear_attention", "full_attention"]}),
+        (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
+        (Olmo3Config, {"sliding_window": 4}),
+        (Gemma3TextConfig, {"sliding_window": 4}),
+        (Gemma2Config, {}),
+        (
+            Gemma3nTextConfig,
+            {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2, "num_kv_shared_layers": 0},
+        ),
+    ],
+)
+def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: Any, more: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    config = kind(**sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | more)
+    shape = geometry_of(config, "m")
+    text = " ".join(planned(shape, 8, SHORT).reasons)
+    assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
+    assert ("2.2 to 3.9 times the compute" in text) == (shape.padded != "")
+    assert shape.padded or kind not in (Qwen3_5TextConfig, Lfm2Config)
+    assert "modules generate" not in " ".join((*planned(HALF, 8).reasons, *planned(shape, 8, engine="hf").reasons))
 
 
 def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> None:
@@ -206,7 +244,7 @@ def test_activations_are_what_a_real_pass_takes(
     setup = Setup(bool(targets), dtype, quantisation, "adamw", checkpointing, tokens, 16, 8, targets, "native")
     shape = geometry_of(small_config(kind), "small")
     assert shape.packed
-    need = estimate(replace(shape, packed=packed), workload, setup, "cpu")
+    need = estimate(replace(shape, padded="" if packed else "a test"), workload, setup, "cpu")
     policy = replace(small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits), packed=packed)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
@@ -381,6 +419,7 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
     assert roomy.quantisation == "none", "two bytes where they fit"
     asked = plan(THREE, 24 * GB, GSM8K, Wishes(quantisation="nf4"), "cuda", False)
     assert (asked.lora, asked.quantisation) == (True, "nf4") and "as it was asked for" in asked.reasons[0]
+    assert "A token reads half a byte a weight" in asked.reasons[1]
     refused = plan(THREE, 8 * GB, GSM8K, Wishes(quantisation="none"), "cuda", False, four_bit=True)
     assert refused.quantisation == "none"
     assert plan(THREE, 8 * GB, GSM8K, Wishes(), "cpu", False, four_bit=True).quantisation == "none", "slow on a CPU"
@@ -393,7 +432,7 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 
 
 @pytest.mark.parametrize(
-    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
+    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16.3, 16_384, True)]
 )
 def test_a_gpu_takes_smaller_micro_batches_before_it_computes_layers_twice(
     gb: float, tokens: int, checkpointing: bool
@@ -455,6 +494,13 @@ def test_wishes_are_kept_whether_they_fit_or_not() -> None:
         assert {name: getattr(chosen, name) for name in wishes} == wishes
         assert chosen.reasons[0] == "Full training, as it was asked for or settled before."
         assert chosen.fits == (gb > 1)
+
+
+@pytest.mark.parametrize("gb", [4, 8, 12, 24, 80])
+def test_some_of_a_gpu_stays_free(gb: int) -> None:
+    need = planned(THREE, gb, lora=True).memory
+    bare = CONTEXT_BYTES["cuda"] + round((1 + FRAGMENTATION) * replace(need, overhead=0).total)
+    assert need.total - bare == max(300 << 20, round(0.02 * bare))
 
 
 def test_where_nothing_fits_it_says_how_much_would_do() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import re
 import resource
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
@@ -138,6 +141,43 @@ def test_the_weights_have_the_dtype_asked_for_whatever_they_were_saved_in(
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
 
 
+def anonymous() -> int:
+    """Bytes of this process's memory that no file backs."""
+    return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", ["nf4", "none"])
+@pytest.mark.parametrize("saved", ["bfloat16", "float32"])
+def test_a_model_gets_another_dtype_matrix_by_matrix(
+    saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16, "initializer_range": 0.02}
+    model = Qwen2ForCausalLM(tiny_config(**sizes)).to(getattr(torch, saved))
+    matrix, whole = 512 * 1408 * 4, 2 * sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    del model
+    load_policy(settings("tiny-a", lora=True, quantisation=kind))  # imports what it takes
+    if kind == "none":
+        monkeypatch.setattr(load, "choose_device", lambda _: torch.device("meta"))
+        monkeypatch.setattr(load, "ready", lambda policy: policy)
+    peak, before, done = [0], anonymous(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(5e-4):
+            peak[0] = max(peak[0], anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    policy = load_policy(settings(tmp_path, dtype="float16", lora=True, lora_rank=2, quantisation=kind))
+    done.set()
+    watching.join()
+    assert policy.dtype == torch.float16
+    assert peak[0] - max(before, anonymous()) < 6 * matrix < whole / 4
+
+
 def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:
     plain, policy = load_policy(settings(folder)), load_policy(settings(folder, lora=True, lora_rank=4))
     assert all(parameter.requires_grad for parameter in plain.model.parameters())
@@ -155,8 +195,10 @@ def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folde
         policy = load_policy(settings(folder, lora=True, seed=seed))
         return next(p for name, p in policy.model.named_parameters() if "lora_A" in name)
 
-    assert torch.equal(first(1), first(1))
-    assert not torch.equal(first(1), first(2))
+    made = first(1)
+    assert torch.equal(made, first(1)) and not torch.equal(made, first(2))
+    Qwen2ForCausalLM(tiny_config(vocab_size=40)).to(torch.bfloat16).save_pretrained(folder)
+    assert torch.equal(made, first(1)), "whatever the weights were saved in"
 
 
 def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -> None:
@@ -166,12 +208,22 @@ def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -
 
 
 @pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(attribute: str, folder: Path) -> None:
-    change_config(folder, **{attribute: 30.0})
-    with pytest.raises(UsageError, match=attribute):
+def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute: str, folder: Path) -> None:
+    change_config(folder, **{attribute: 3.0})
+    with pytest.raises(UsageError, match="changes its logits"):
         load_policy(settings(folder))
     change_config(folder, **{attribute: 1.0 if "scal" in attribute else None})
     load_policy(settings(folder))
+
+
+def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_path: Path) -> None:
+    sizes = {name: getattr(tiny_config(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "eos_token_id": 1}
+    Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, pad_token_id=0, bos_token_id=None)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    change_config(tmp_path, attn_implementation="kernels-community/flash-attn2")
+    policy = load_policy(settings(tmp_path))
+    assert policy.causal_lm.config._attn_implementation == "eager" and "by transformers' modules" in policy.way
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])

@@ -130,6 +130,20 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(d
         made(0.1, dtype, 28, Scaled)
 
 
+def test_a_model_too_large_for_its_dtype_is_called_that() -> None:
+    def grown(dtype: torch.dtype, factor: float) -> Policy:
+        large = model(0.1, dtype, 4)
+        with torch.no_grad():
+            large.model.layers[1].mlp.down_proj.weight *= factor
+        return ready(Policy("deep", large, tiny_tokenizer(), torch.device("cpu")))
+
+    assert grown(torch.float32, 3e7).packed
+    with pytest.raises(UsageError, match=r"deep is not finite in float16\. .* --set dtype=bfloat16"):
+        grown(torch.float16, 6e4)
+    with pytest.raises(UsageError, match=r"deep is not finite in float32\. .* damaged"):
+        grown(torch.float32, torch.nan)
+
+
 def test_the_way_is_told_when_a_model_is_loaded() -> None:
     plan = Engine().load(arithmetic_settings(), "arithmetic").plan
     assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]

@@ -14,8 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
     Gemma2Config,
     GPT2Config,
+    GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -160,7 +164,11 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
         (PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
         (LlamaConfig(**WIDE, attention_dropout=0.5), True),
         (MistralConfig(**WIDE, sliding_window=4), False),
-        (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=None), False),
+        (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=3.0), False),
+        (Gemma2Config(**WIDE, head_dim=8, sliding_window=64, attn_logit_softcapping=0.5), False),
+        (GraniteConfig(**WIDE, logits_scaling=3.0), True),
+        (CohereConfig(**WIDE, logit_scale=0.5), True),
+        (BloomConfig(vocab_size=26, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False),
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
@@ -190,6 +198,8 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
     with pytest.raises(UsageError, match="cannot be scored"):
         other_model(GPT2Config(**GPT2, n_positions=8))
     headed: Any = get_peft_model(Qwen2ForCausalLM(tiny_config()), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    with pytest.raises(UsageError, match=r"layers come with its head only.*for example Llama 3"):
+        other_model(Llama4TextConfig(**WIDE, head_dim=8, intermediate_size_mlp=48, num_local_experts=2))
     with pytest.raises(UsageError, match="output head"):
         ready(Policy("headed", headed, tiny_tokenizer(), torch.device("cpu")))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from ftis_node.cli.fit import _present
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Workload
@@ -19,10 +21,10 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.policy.nf4 import kernels
 from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
-from ftis_node.worker import engine
+from ftis_node.worker import engine, planning
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Load, ModelFacts
-from ftis_node.worker.planning import settle
+from ftis_node.worker.planning import settle, smallest_budget
 from ftis_node.worker.shortage import refuse_shortage
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
@@ -69,10 +71,30 @@ def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("free", "display", "planned"), [(23.6, "Disabled", 24), (23.6, "Enabled", 23.5), (22, "[N/A]", 22.75)]
+)
+def test_a_context_is_counted_once_and_a_display_has_room_to_grow(
+    free: float, display: str, planned: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    asked = "--query-gpu=display_active --format=csv,noheader -i GPU-0a1b"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo "{display}"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(planning, "shows", planning.shows.__wrapped__)
+    card = SimpleNamespace(uuid="0a1b", total_memory=24 * GB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * GB), 24 * GB))
+    assert smallest_budget(Settings(device="cuda")) == pytest.approx(planned * GB, abs=2)
+    assert _present("cuda") == (23.5 if display == "Enabled" else 24) * GB, "what `fit` asks"
+
+
+@pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_what_is_free_counts_too() -> None:
     assert refused(model="qwen2.5-3b") is None
     found = refused(model="qwen2.5-7b", lora=False)
-    assert found is not None and "and 22.0 GB are free." in found.what
+    assert found is not None and "and 22.8 GB are free." in found.what
     assert found.exit_code == 1, "a supervisor tries again: it may be free later"
     assert found.fix == "What would fit: --lora or --model qwen2.5-0.5b."
 

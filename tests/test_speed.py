@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,9 @@ from ftis_node.policy.load import load_policy
 from tests.support.small_models import arithmetic_settings
 
 
-def test_segments_grow_in_every_process_unless_the_owner_configures_the_allocator() -> None:
+def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_configures_the_allocator(
+    tmp_path: Path,
+) -> None:
     known = {"HOME": "/"}
     expand_segments(known)
     assert known == {"HOME": "/", "PYTORCH_CUDA_ALLOC_CONF": GROWING}
@@ -28,6 +31,11 @@ def test_segments_grow_in_every_process_unless_the_owner_configures_the_allocato
         owners = {name: "backend:cudaMallocAsync"}
         expand_segments(owners)
         assert owners == {name: "backend:cudaMallocAsync"}
+    for kernel, grows in (("6.6.87.2-microsoft-standard-WSL2", False), ("6.12.48+deb13-amd64", True)):
+        (tmp_path / "osrelease").write_text(f"{kernel}\n")
+        there: dict[str, str] = {}
+        expand_segments(there, tmp_path / "osrelease")
+        assert there == ({NAMES[1]: GROWING} if grows else {})
     code = "import os, sys, ftis_node; assert 'torch' not in sys.modules; print(os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PATH": ""}, timeout=100)
     assert told.stdout.strip() == GROWING, told.stderr

@@ -13,7 +13,7 @@ import typer
 from ftis_node.cli.common import JsonOption, note, print_json, waiting
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
-from ftis_node.fit.memory import Workload
+from ftis_node.fit.memory import DISPLAY_BYTES, LEAST_RESERVE, RESERVE, Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
@@ -26,7 +26,7 @@ _PARTS = {
     "weights": ("weights", "always"),
     "master": ("fp32 master copy", "always"),
     "optimiser": ("optimiser state", "always"),
-    "overhead": ("context, fragmentation", "always"),
+    "overhead": ("context, fragmentation, reserve", "always"),
     "gradients": ("gradients", "training"),
     "activations": ("activations kept", "training"),
     "one_layer": ("activations of one layer (backward)", "training"),
@@ -157,7 +157,10 @@ def _present(device: str) -> int:
 
     if not torch.cuda.is_available():
         raise UsageError("There is no GPU here to ask for its memory.", "Give --vram GB, or --device cpu.")
-    return int(torch.cuda.get_device_properties(0).total_memory)
+    from ftis_node.worker.planning import shows
+
+    display = DISPLAY_BYTES if shows(torch.device("cuda:0")) else 0
+    return int(torch.cuda.get_device_properties(0).total_memory) - display
 
 
 def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, vram_share: float | None) -> str:
@@ -206,4 +209,9 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     say("", f"{'It fits' if plan.fits else 'It does not fit'} on {where}.")
     for reason in plan.reasons:
         say(f"- {reason}")
+    if device == "cuda":
+        say(
+            f"- Kept free: {RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides "
+            f"{rounded(DISPLAY_BYTES)} of a card with a display (by nvidia-smi), which --vram does not know."
+        )
     say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

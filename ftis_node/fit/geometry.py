@@ -26,8 +26,8 @@ class Geometry:
     parameters            elements of all parameters, shared ones once
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
-    packed                whether scoring can lay sequences out without padding
     decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
+    padded                why its sequences cannot be packed for training; "" if they can
     context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
     """
@@ -42,10 +42,15 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    packed: bool
     decoded: float
+    padded: str
     context: Context
     linears: tuple[Linear, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Whether scoring lays sequences out without padding."""
+        return not self.padded
 
     def targeted(self, targets: Sequence[str]) -> tuple[Linear, ...]:
         """The linear modules that LoRA targets mean: those whose path is, or ends with, one of them.

@@ -68,6 +68,9 @@ CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
 
+# What stays free on a GPU: so much of all, and at least so many bytes; and for a display, which may take it later.
+RESERVE, LEAST_RESERVE, DISPLAY_BYTES = 0.02, 300 << 20, 512 << 20
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -144,7 +147,7 @@ class Memory:
     kv_cache     while generating
     sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts; and the
                  weights that other devices keep otherwise
-    overhead     the device's context, and what the allocator cannot use
+    overhead     the device's context, what the allocator cannot use, and what stays free on a GPU
     """
 
     weights: int
@@ -211,7 +214,9 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         sampling=sampling + width * away,
         overhead=0,
     )
-    return replace(bare, overhead=CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total))
+    overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total)
+    reserve = max(LEAST_RESERVE, round(RESERVE * (bare.total + overhead))) if device == "cuda" else 0
+    return replace(bare, overhead=overhead + reserve)
 
 
 def _saved(geometry: Geometry, setup: Setup) -> int:

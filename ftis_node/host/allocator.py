@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 # Names of the variable by PyTorch's age and kind; the second is known to all that this project runs with.
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-GROWING = "expandable_segments:True"
+GROWING, FIXED = "expandable_segments:True", "expandable_segments:False"
+_KERNEL = Path("/proc/sys/kernel/osrelease")
 
 
-def expand_segments(environment: MutableMapping[str, str] = os.environ) -> None:
+def expand_segments(environment: MutableMapping[str, str] = os.environ, kernel: Path = _KERNEL) -> None:
     """Let segments grow, in this process and those that it starts, unless the owner configures the allocator.
 
     Generation and training ask for blocks of other sizes in turns. In segments of fixed size the gaps that one leaves
-    fit nothing of the other; a growing segment gives back single pages.
+    fit nothing of the other; a growing segment gives back single pages. Not under WSL2, where Windows' driver may
+    refuse the first of them ("CUDA driver error: unknown error", pytorch issue 192330).
     """
-    if not any(name in environment for name in NAMES):
+    windows = kernel.is_file() and "microsoft" in kernel.read_text(encoding="utf-8").lower()
+    if not windows and not any(name in environment for name in NAMES):
         environment[NAMES[1]] = GROWING

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -28,9 +37,6 @@ _GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of
 
 # How long the hub may take to show that it is there.
 _HUB_SECONDS = 5.0
-
-# Attributes of a config that change logits after the head; scoring reads the head directly and would miss them.
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -77,27 +83,64 @@ def load_policy(settings: Settings) -> Policy:
     try:
         where = where_to_look(source)
         config = AutoConfig.from_pretrained(source, **where)
-        refuse_unsupported(config, settings.model)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            source,
-            output_loading_info=True,
-            config=config,
-            dtype=getattr(torch, settings.dtype or "float32"),
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            **where,
-        )
+        with _cast_later() as casts:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                source,
+                output_loading_info=True,
+                config=config,
+                dtype=getattr(torch, settings.dtype or "float32"),
+                use_safetensors=True,
+                attn_implementation=_attention(config),
+                **where,
+            )
         _refuse_gaps(found, settings.model)
         _refuse_small_embedding(model, tokenizer, settings.model)
     except UserError:
         raise
     except Exception as error:  # as above
         raise unloadable(settings.model, source, error) from error
-    return make_policy(model, tokenizer, settings)
+    return make_policy(model, tokenizer, settings, casts)
 
 
-def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Policy:
+def _attention(config: Any) -> str:
+    """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+@contextmanager
+def _cast_later() -> Iterator[dict[nn.Module, torch.dtype]]:
+    """Within it transformers leaves matrices as their file has them, mapped and not copied; all else is cast.
+
+    By itself it casts a model as a whole, which takes the memory of a whole one. Yields the modules of these matrices,
+    and the dtypes that they are to have.
+    """
+    plan, casts = PreTrainedModel._get_dtype_plan, {}
+
+    def later(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
+        given: dict[str, torch.dtype | None] = plan(model, dtype)
+        paths = {} if given else {path: m for path, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
+        found = {path: module for path, module in paths.items() if module.weight.dtype == dtype}
+        casts.update(dict.fromkeys(found.values(), dtype))
+        return given | {f"{path}.weight": None for path in found}
+
+    PreTrainedModel._get_dtype_plan = later
+    try:
+        yield casts
+    finally:
+        PreTrainedModel._get_dtype_plan = plan
+
+
+def make_policy(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Settings,
+    casts: dict[nn.Module, torch.dtype] | None = None,
+) -> Policy:
     """A model made ready: on its device, with LoRA layers and gradient checkpointing where the settings ask for them.
+
+    Args:
+        casts: modules whose weights are to get another dtype on their way, one at a time; taken over and emptied.
 
     Raises:
         UsageError: there is no such device, or the LoRA layers cannot be added.
@@ -106,11 +149,15 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     torch.manual_seed(settings.seed)
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # of the whole process
+    casts = {} if casts is None else casts
     if settings.lora:
-        model = _with_lora(model, settings)
+        model = _with_lora(model, settings, casts)
     if settings.quantisation == "nf4":
         head = (model.get_base_model() if settings.lora else model).get_output_embeddings()
-        quantise(model, head, device, settings.model)
+        quantise(model, head, device, settings.model, casts)
+    while casts:
+        module, dtype = casts.popitem()
+        module.to(device, dtype)
     model.to(device)
     graphs = device.type == "cuda" and settings.cuda_graphs
     policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine_here, graphs=graphs)
@@ -133,9 +180,12 @@ def checkpoint_activations(model: Any) -> None:
     getattr(model, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
 
 
-def _with_lora(model: Any, settings: Settings) -> Any:
+def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.dtype]) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    weights: dict[Any, Any] = {module: module.weight for module in casts}
+    for module, dtype in casts.items():  # adapters get the dtype that is to be
+        module.weight = nn.Parameter(torch.empty((), dtype=dtype).expand_as(weights[module]), requires_grad=False)
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
@@ -145,22 +195,15 @@ def _with_lora(model: Any, settings: Settings) -> Any:
     )
     try:
         # Adapters have the model's dtype: in fp32 each would keep a copy of its input. The masters have the digits.
-        return get_peft_model(model, lora, autocast_adapter_dtype=False)
+        model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        for module, weight in weights.items():
+            module.weight = weight
+        return model
     except ValueError as error:
         raise UsageError(
             f"LoRA cannot be added to {settings.model}: {error}",
             "Name modules of this model with --set lora_targets=…, or train it in full.",
         ) from error
-
-
-def refuse_unsupported(config: Any, name: str) -> None:
-    """UsageError for a model that a configuration alone shows to be unfit; `ready` finds the others."""
-    for attribute in _LOGIT_TRANSFORMS:
-        if getattr(config, attribute, None) not in (None, 1, 1.0):
-            raise UsageError(
-                f"{name} transforms its logits after the head ({attribute}), which scoring does not know.",
-                "Use a model without it, for example one of the Qwen2.5 family.",
-            )
 
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:

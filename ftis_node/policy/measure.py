@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from typing import Any
@@ -14,7 +15,7 @@ from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.context import context_of
 from ftis_node.fit.geometry import Geometry, Linear
 from ftis_node.policy.generate.decoder import reach, understood
-from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
+from ftis_node.policy.load import unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
 from ftis_node.policy.packing import unpackable
 
@@ -48,10 +49,11 @@ def geometry(name: str) -> Geometry:
 
 def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
-    refuse_unsupported(config, name)
     try:
         with torch.device("meta"):  # shapes without memory
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), attn_implementation="eager"
+            )  # it is set there
         return _measure(model, config.get_text_config(), name)
     except UserError:
         raise
@@ -90,20 +92,20 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
-    heads = config.num_attention_heads
+    heads, intermediate = config.num_attention_heads, getattr(config, "intermediate_size", None)
     return Geometry(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),
         largest=max(p.numel() for p in model.parameters()),
         hidden=config.hidden_size,
-        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        intermediate=max(intermediate) if isinstance(intermediate, list) else intermediate or 4 * config.hidden_size,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=model.get_input_embeddings().weight.shape[0],
-        packed=unpackable(model) is None,
         decoded=reach(model) if understood(model) else 0,
+        padded=unpackable(model),
         context=context_of(config),
         linears=_linears(model),
     )

@@ -1,13 +1,15 @@
 """Frozen weights in four bits: NF4 of QLoRA (arXiv 2305.14314), with quantised block scales, by bitsandbytes' kernels.
 
 bitsandbytes' own module is not used: on some CPUs it lays weights out anew for inference, so that a node would sample
-from other products than it scores with. torchao has no NF4 kernel for the CPU. Here generation and training dequantise
-the same four bits by the same function, one matrix at a time.
+from other products than it scores with. torchao has no NF4 kernel for the CPU. Training dequantises one matrix at a
+time. Decoding leaves it to bitsandbytes, which on a GPU has a fused kernel for few rows, and dequantises elsewhere;
+where that gives something else than training, decoding dequantises too.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -21,19 +23,25 @@ from ftis_node.errors import UsageError
 from ftis_node.fit.memory import NF4_BLOCK
 from ftis_node.host.quiet import without
 
+# Rows for which bitsandbytes takes one kernel and another; units in the last place that sums in another order may cost.
+_ROWS, _ROUNDING = (4, 48), 4
+
+logger = logging.getLogger(__name__)
+
 
 class NF4Linear(nn.Module):
     """A frozen linear module whose weight is held in four bits; computes in the dtype that the weight had."""
 
     packed: Tensor
+    fused = True
 
-    def __init__(self, linear: nn.Linear, device: torch.device) -> None:
-        """Quantise the weight of `linear` on `device`. Its bias is taken over as it is."""
+    def __init__(self, linear: nn.Linear, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        """Quantise the weight of `linear`, as `dtype` has it, on `device`. Its bias is taken over as it is."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         packed, self._scales = kernels().quantize_4bit(
-            linear.weight.detach().to(device).contiguous(),
+            linear.weight.detach().to(device, dtype).contiguous(),
             blocksize=NF4_BLOCK,
             compress_statistics=True,
             quant_type="nf4",
@@ -48,6 +56,12 @@ class NF4Linear(nn.Module):
     def dense(self) -> Tensor:
         """The weight, dequantised anew: `[outputs, inputs]`."""
         return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x · Wᵀ plus a bias, `[rows, outputs]`, without gradients. x: `[rows, inputs]` of the weight's dtype."""
+        if self.fused and self.in_features % NF4_BLOCK == 0:  # for others it warns, and dequantises
+            return fused(x, self.packed, self._scales, bias=bias)  # type: ignore[no-any-return]
+        return nn_functional.linear(x, self.dense(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
@@ -68,8 +82,17 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.module.dense(), None
 
 
-def quantise(model: nn.Module, head: nn.Module, device: torch.device, name: str) -> None:
+def quantise(
+    model: nn.Module,
+    head: nn.Module,
+    device: torch.device,
+    name: str,
+    casts: dict[nn.Module, torch.dtype] | None = None,
+) -> None:
     """Replace every frozen linear module of `model` but its head; dense weights reach the device one at a time.
+
+    Args:
+        casts: the dtypes that weights of modules get before; what is replaced is taken out.
 
     Raises:
         UsageError: there is none, or bitsandbytes is missing.
@@ -82,8 +105,32 @@ def quantise(model: nn.Module, head: nn.Module, device: torch.device, name: str)
     ]
     if not found:
         raise UsageError(f"{name} has no linear modules for NF4.", "Use --set quantisation=none.")
-    for parent, key, child in found:
-        setattr(parent, key, NF4Linear(child, device))
+    while found:  # of which none is kept
+        parent, key, child = found.pop()
+        setattr(parent, key, NF4Linear(child, device, (casts or {}).pop(child, None)))
+    made = [module for module in model.modules() if isinstance(module, NF4Linear)]
+    by_shape = {(module.in_features, module.out_features): module for module in made}
+    if not all(map(_alike, by_shape.values())):
+        for module in made:
+            module.fused = False
+
+
+@torch.no_grad()
+def _alike(module: NF4Linear) -> bool:
+    """Whether decoding and training have the same products, but for rounding."""
+    for rows in _ROWS:
+        x = torch.randn(rows, module.in_features, generator=torch.Generator().manual_seed(0))
+        x = x.to(module.packed.device, module.dtype)
+        wanted = nn_functional.linear(x, module.dense())
+        try:
+            apart = float((module.product(x) - wanted).abs().max() / wanted.abs().max())
+            why = "" if apart <= _ROUNDING * torch.finfo(module.dtype).eps else f"products differ by {apart:.2g}"
+        except Exception as error:  # what a GPU, its driver or this version of bitsandbytes cannot do
+            why = repr(error)
+        if why:
+            logger.warning("Weights of four bits are dequantised for each token, which takes longer: %s", why)
+            return False
+    return True
 
 
 def elements(model: nn.Module) -> int:
@@ -95,6 +142,11 @@ def elements(model: nn.Module) -> int:
 def kernels() -> Any:
     """bitsandbytes' functions. Raises UsageError where it is missing."""
     return bitsandbytes("functional", "NF4", "bfloat16")
+
+
+def fused(*args: Any, **options: Any) -> Any:
+    """bitsandbytes' product with a matrix of four bits, by whichever kernel it takes."""
+    return sys.modules["bitsandbytes"].matmul_4bit(*args, **options)
 
 
 def bitsandbytes(part: str, what: str, instead: str) -> Any:

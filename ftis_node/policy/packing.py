@@ -155,14 +155,15 @@ class Packing:
         return torch.cat([prompt, own.expand(rows, 1, width, width)], 3)
 
 
-def unpackable(model: Any) -> str | None:
-    """What is odd about a model's attention, by its configuration, so that it is not packed."""
+def unpackable(model: Any) -> str:
+    """Why a model of transformers cannot take packed sequences, by its configuration; "" if it may."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if not model._supports_attention_backend:
-        return "is its own"
-    return None if kinds == {"full_attention"} and window is None else "has a window, or is of several kinds"
+        return "the model's attention is its own"
+    odd = kinds != {"full_attention"} or window is not None
+    return "its attention has a window, or is of several kinds" if odd else ""
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:

@@ -18,7 +18,8 @@ from ftis_node.policy.packing import ATTENTION, Prefixed, unpackable
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
-_OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
+# Families that load, by how the type of a relative begins.
+_NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite": "Granite", "mistral": "Mistral"}
 
 # How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32; with
 # fewer digits it is a multiple of rounding alone, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed
@@ -38,26 +39,39 @@ def ready(policy: Policy) -> Policy:
     too. `way` says which it is, and why.
 
     Raises:
-        UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.
+        UsageError: its log-probs are no numbers, or not those of its hidden states and head, or it keeps some dropout.
     """
     _remove_dropout(policy.model)
     policy.model.eval()
     if isinstance(policy.causal_lm.get_output_embeddings(), BaseTunerLayer):
         raise UsageError("LoRA on the output head is not supported.", "Leave it out of lora_targets.")
+    kind = str(policy.causal_lm.config.model_type)
+    nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
+    other = f"Use a model of another family, for example {nearest}."
+    if policy.causal_lm.get_decoder() is policy.causal_lm:
+        raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
     probe = _probe(policy)
     try:
         padded, plain = _logprobs(policy, probe), _plain_logprobs(policy, probe)
         policy.model.train()
         training = _logprobs(policy, probe)
     except Exception as error:  # as many kinds as there are architectures
-        raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", _OTHER_MODEL) from error
+        raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", other) from error
     finally:
         policy.model.eval()
+    if not plain.isfinite().all():
+        wider = policy.dtype != torch.float32
+        raise UsageError(
+            f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}.",
+            "Its activations are too large for that dtype: use --set dtype=bfloat16 (slow before Ampere) or float32."
+            if wider
+            else "Its weights are damaged: download or copy the model again.",
+        )
     tolerance = _tolerance(policy, probe, plain)
     if not _apart(padded, plain) <= tolerance:
-        raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
+        raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
     if not _apart(padded, training) <= tolerance:
-        raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
+        raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, padded, tolerance)
     policy, engine = _lean(replace(policy, lean=False), probe, padded, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
@@ -75,9 +89,10 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 
 def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
-    model = policy.causal_lm
-    if (why := unpackable(model)) is not None:
-        return policy, f"padded, for the model's attention {why}"
+    model, config = policy.causal_lm, policy.causal_lm.config
+    if why := unpackable(model):
+        return policy, f"padded, which takes longer, for {why}"
+    before = config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     packed = replace(policy, packed=True)
     try:
@@ -87,7 +102,7 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: fl
         apart, why = float("inf"), first_line(error, 100)
     if apart <= tolerance:
         return packed, f"packed ({why})"
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(before)
     return policy, f"padded, which takes longer, for packing gives something else ({why})"
 
 

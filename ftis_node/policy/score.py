@@ -13,6 +13,8 @@ from ftis_node.fit.memory import CHUNK_BYTES
 from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
 
 def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of every sampled token under the policy, and the entropy of what it was drawn from.
@@ -28,15 +30,23 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
     layout = (pack if policy.packed else pad)(groups, policy.device)
     hidden = policy.causal_lm.get_decoder()(**layout.inputs, use_cache=False).last_hidden_state
     head = policy.causal_lm.get_output_embeddings()
+    cap, factor = _after_head(policy.causal_lm.config.get_text_config())
     logprobs, entropy = _Head.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, 1).index_select(0, layout.where),
         head.weight,
         head.bias,
         layout.targets,
         policy.vocabulary,
-        temperature,
+        temperature / factor,
+        cap,
     )
     return logprobs, entropy
+
+
+def _after_head(config: Any) -> tuple[float | None, float]:
+    """What a model makes of its head's logits: c of c · tanh(logit / c) in Gemma 2, and a factor in Cohere, Granite."""
+    cap, times, over = (getattr(config, name, None) for name in _AFTER_HEAD)
+    return cap, (times or 1.0) / (over or 1.0)
 
 
 class _Head(torch.autograd.Function):
@@ -55,6 +65,7 @@ class _Head(torch.autograd.Function):
         targets: Tensor,
         vocabulary: int,
         temperature: float,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor]:
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
@@ -62,14 +73,14 @@ class _Head(torch.autograd.Function):
         kept = None
         for start in range(0, len(targets), size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], weight, bias, vocabulary, temperature)
+            logits = _logits(hidden[part], weight, bias, vocabulary, temperature, cap)
             chosen = logits.gather(1, targets[part, None])[:, 0]
             kept = torch.log_softmax(logits, 1)
             logprobs[part] = kept.gather(1, targets[part, None])[:, 0]
             kept.exp_()  # H = log Z − Σ p·logit, and log Z = logit − log p of any token
             entropy[part] = chosen - logprobs[part] - logits.mul_(kept).sum(1)
-        ctx.size, ctx.vocabulary, ctx.temperature = size, vocabulary, temperature
-        ctx.kept = kept if len(targets) <= size and any(ctx.needs_input_grad) else None
+        ctx.size, ctx.vocabulary, ctx.temperature, ctx.cap = size, vocabulary, temperature, cap
+        ctx.kept = kept if len(targets) <= size and any(ctx.needs_input_grad) and cap is None else None
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -87,8 +98,11 @@ class _Head(torch.autograd.Function):
             wanted = gradient[part, None] / ctx.temperature
             slope = ctx.kept  # of the log-prob by the logits, times the gradient: (1[target] − p) g
             if slope is None:
-                slope = _logits(hidden[part], weight, bias, ctx.vocabulary, ctx.temperature).softmax(1)
+                logits = _logits(hidden[part], weight, bias, ctx.vocabulary, ctx.temperature, ctx.cap)
+                slope = logits.softmax(1)
             slope.mul_(-wanted).scatter_add_(1, targets[part, None], wanted)
+            if ctx.cap is not None:  # the slope of c · tanh(x / c) is 1 − tanh²
+                slope.mul_(1 - logits.mul_(ctx.temperature / ctx.cap).square_())
             slope = slope.to(weight.dtype)
             if by_hidden is not None:
                 torch.mm(slope, weight[: ctx.vocabulary], out=by_hidden[part])
@@ -97,12 +111,15 @@ class _Head(torch.autograd.Function):
             if by_bias is not None:
                 by_bias[: ctx.vocabulary] += slope.sum(0)
         ctx.kept = None
-        return by_hidden, by_weight, by_bias, None, None, None
+        return by_hidden, by_weight, by_bias, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, vocabulary: int, temperature: float) -> Tensor:
-    """Tempered logits, fp32 `[tokens, vocabulary]`."""
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, vocabulary: int, temperature: float, cap: float | None
+) -> Tensor:
+    """Tempered logits, fp32 `[tokens, vocabulary]`, within ±cap / temperature."""
     logits = torch.nn.functional.linear(
         hidden, weight[:vocabulary], None if bias is None else bias[:vocabulary]
     ).float()
+    logits = logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1 else logits.div_(temperature)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.policy.names import built_in
 from ftis_node.preflight.case import Case
@@ -157,12 +158,14 @@ def gpu(case: Case) -> Iterator[Finding]:
 
 
 def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
-    """The finding of `ftis_node.preflight.smoke` about a device, in another process."""
+    """The finding of `ftis_node.preflight.smoke` about a device, in another process; if it fails, of a second one whose
+    allocator has segments of fixed size, which mends some drivers."""
     advice = "Look at `nvidia-smi` and the kernel's log; with --device cpu the node does without."
-    # -P: a file in the current folder is no module
-    line = [sys.executable, "-P", "-m", "ftis_node.preflight.smoke", device]
     try:
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        ended = _computed(device, seconds)
+        fixed = {NAMES[1]: FIXED}
+        if ended.returncode != 0 and device != "cpu" and _computed(device, seconds, fixed).returncode == 0:
+            advice = f"Set {NAMES[1]}={FIXED} in the node's environment: with it the computation succeeds."
     except subprocess.TimeoutExpired:
         return Finding("gpu", "fail", f"A small computation on {device} did not end within {seconds:g} s.", advice)
     if ended.returncode != 0:
@@ -177,6 +180,13 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
         return Finding("gpu", "fail", text, "Its memory or its driver is broken: update the driver, test the card.")
     return Finding("gpu", "ok", text)
+
+
+def _computed(device: str, seconds: float, changes: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    # -P: a file in the current folder is no module
+    line = [sys.executable, "-P", "-m", "ftis_node.preflight.smoke", device]
+    wanted = {name: value for name, value in os.environ.items() if not (changes and name in NAMES)} | dict(changes)
+    return subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=wanted)
 
 
 def _driver() -> str:

@@ -70,13 +70,14 @@ def clock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
+    from ftis_node.fit.plan import slow_parts
     from ftis_node.learner import choose_objective
     from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.planning import refuse_unsaveable, settle
+    from ftis_node.worker.planning import refuse_unsaveable, settle, wishes
     from ftis_node.worker.shortage import refuse_shortage
 
     settings, load = case.settings, workload(case)
@@ -109,6 +110,8 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
         yield Finding("memory", "fail", text, "Give the container more memory, or use a smaller model.")
     else:
         yield Finding("memory", "ok", f"{text} {chosen.reasons[0]}")
+    for slow in slow_parts(shape, load, wishes(settings)):
+        yield Finding("memory", "warn", slow, "Fine if that is fast enough; else take a Llama, Qwen2.5 or Qwen3.")
 
 
 def _hub(case: Case) -> Hub:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, OptimiserName, Workload
+from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, OptimiserName, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.load import choose_device, half_dtype
@@ -140,23 +142,41 @@ def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> 
 
 def smallest_budget(settings: Settings) -> int:
     """Bytes to plan with for each of the settings' devices: those of the smallest, or of a shared memory a part."""
-    budgets = [memory_budget(settings, choose_device(name)) for name in set(settings.devices)]
+    budgets = [memory_budget(settings, choose_device(name), bare=True) for name in set(settings.devices)]
     return min(budgets) // (len(settings.devices) if settings.devices[0] == "cpu" else 1)
 
 
-def memory_budget(settings: Settings, device: torch.device) -> int:
-    """Bytes to plan with on a device: the set limit, or the free memory. On a GPU a limit is also enforced."""
+def memory_budget(settings: Settings, device: torch.device, *, bare: bool = False) -> int:
+    """Bytes to plan with on a device: the set limit, or the free memory. On a GPU a limit is also enforced.
+
+    Args:
+        bare: this process has nothing there but its context on a GPU, which plans count too.
+    """
     if device.type != "cuda":
         memory = psutil.virtual_memory()
         free, limit = round(memory.available * CPU_SHARE), memory_limit(settings, memory.total)
         # A limit in GB may exceed the memory that is free now; a share of the total may not.
         return free if limit is None else limit if settings.vram_gb is not None else min(limit, free)
     free, total = torch.cuda.mem_get_info(device)
+    free += min(total - free, CONTEXT_BYTES["cuda"]) if bare else 0
+    free -= DISPLAY_BYTES if shows(device) else 0
     limit = memory_limit(settings, total)
     if limit is None:
         return free
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     return min(limit, free)
+
+
+@cache
+def shows(device: torch.device) -> bool:
+    """Whether a GPU has a display, whose programs take memory as they like; False where nvidia-smi does not say."""
+    try:
+        card = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        line = ("nvidia-smi", "--query-gpu=display_active", "--format=csv,noheader", "-i", card)
+        told = subprocess.run(line, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except Exception:  # drivers may raise anything, and not all have the program
+        return False
+    return told.stdout.strip() == "Enabled"
 
 
 def memory_limit(settings: Settings, total: int) -> int | None:

@@ -69,19 +69,20 @@ class _Linear:
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = functional.linear(x, self._dense(), self.bias)
+        weight = self.weight
+        out = functional.linear(x, weight, self.bias) if isinstance(weight, Tensor) else weight.product(x, self.bias)
         return out if self.down is None else self.adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add its output to `total`."""
-        total.addmm_(x, self._dense().T)
+        if isinstance(self.weight, Tensor):
+            total.addmm_(x, self.weight.T)
+        else:
+            total.add_(self.weight.product(x))
         if self.bias is not None:
             total.add_(self.bias)
         if self.down is not None:
             self.adapt(total, x)
-
-    def _dense(self) -> Tensor:
-        return self.weight if isinstance(self.weight, Tensor) else self.weight.dense()
 
     def adapt(self, out: Tensor, x: Tensor, low: Tensor | None = None) -> Tensor:
         """Add what the LoRA layer adds; low: what its down matrix makes of x, where that is known."""
