@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ftis_node.observe.metrics import read_events
 from ftis_node.tasks import Task
-from tests.support.daemons import Daemon, Join, run_cli, until
+from tests.support.daemons import Daemon, Join, run_cli
 from tests.support.models import random_speaker, taught
 
 STEPS = 60
@@ -48,15 +49,17 @@ def learn(
     first = join("first", "--model", str(models[0]), "--run", str(run_file), *common)
     second = join("second", "--model", str(models[1]), "--peers", first.address(), *common)
     for daemon in (first, second):
-        until(partial(_learned, daemon), "it learned, also from the other's groups", daemon.process)
+        daemon.wait(partial(_learned, daemon), "it learned, also from the other's groups")
         assert daemon.status()["run"] == json.loads(made.stdout)["id"]
         assert daemon.status()["refused_packets"] == {}
     for daemon in (first, second):
         assert daemon.stop() == 0
 
 
-def _learned(daemon: Daemon) -> bool:
+def _learned(daemon: Daemon, status: dict[str, Any]) -> bool:
+    if status.get("step", 0) < STEPS:
+        return False
     steps = read_events(daemon.home.metrics, "step")
     rewards = [step["own_reward"] for step in steps if step["own_reward"] is not None]
     before, after = (sum(part) / max(len(part), 1) for part in (rewards[:10], rewards[-len(rewards) // 3 :]))
-    return min(len(steps), sum(step["foreign_groups"] for step in steps)) >= STEPS and after > 1.5 * before
+    return sum(step["foreign_groups"] for step in steps) >= STEPS and after > 1.5 * before
