@@ -8,16 +8,17 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
 from ftis_node.config.profiles import TASK_KINDS
-from ftis_node.config.settings import FLAGS
+from ftis_node.config.settings import FLAGS, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to, noting
@@ -39,6 +40,33 @@ NOTICE = (
     "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
     "minute (--name, the model's name, figures). Never the model, its gradients or your files."
 )
+# The options that `--help` shows, and the panels in which `--help-all` shows the rest; a setting's is its group.
+FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "background", "private", "dry_run", "help_all")
+PANELS = {
+    "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward"),
+    "Data of your own": ("own_data", "own_reward"),
+    "The start": ("settings", "profile", "view", "paused", "json"),
+}
+
+
+class Command(TyperCommand):
+    """`join`, which has two helps."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options of `FEW`, or all by theme if `--help-all` asks."""
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        for option in self.params:
+            option.hidden = option.name not in FEW and ctx.obj != "all"
+            if option.name not in FEW:
+                option.rich_help_panel = panels.get(option.name) or group_of(option.name)
+        super().format_help(ctx, formatter)
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.obj = "all"
+        ctx.get_help()
+        raise typer.Exit
 
 
 @with_settings(*FLAGS)
@@ -84,6 +112,9 @@ def join(
         bool, typer.Option("--dry-run", help="Only say what would be done; tries the model, if it is here.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=_help_all, is_eager=True, help="Show all options and exit.")
+    ] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 

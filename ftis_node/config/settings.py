@@ -321,6 +321,12 @@ class Settings(BaseModel):
         return parts
 
 
+def group_of(name: str) -> str:
+    """The group of a setting, as `GROUPS` divides them."""
+    first = [one for one in Settings.model_fields if one in Settings.GROUPS or one == name]
+    return Settings.GROUPS[first[first.index(name) - (name not in Settings.GROUPS)]]
+
+
 FLAGS: Mapping[str, Flag] = {
     **{name: one for name, field in Settings.model_fields.items() for one in field.metadata if isinstance(one, Flag)},
     PROFILE: Flag("Settings for a kind of machine: laptop, single-gpu or server."),
