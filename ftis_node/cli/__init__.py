@@ -19,8 +19,8 @@ import ftis_node
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
 from ftis_node.text import say
 
-# The commands and groups in panels, in the order in which a person meets them, and what `--help` says of each. A group is
-# the `app` of the module of its name.
+# The commands and groups in panels, in the order in which a person meets them, and what `--help` says of each.
+# A group is the `app` of the module of its name.
 _PANELS = {
     "Start": {
         "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",

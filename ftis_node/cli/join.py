@@ -36,12 +36,13 @@ LINES = 6
 VIEW_SECONDS = 1.0
 HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top%s."
 NOTICE = (
-    "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
-    "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
-    "minute (--name, the model's name, figures). Never the model, its gradients or your files."
+    "First start in %s. What leaves this machine, for anyone to read, in a private run for its members: its network "
+    "address; the texts that its model samples for the run's prompts, with log-probs; and a self-report a minute (the "
+    "model's name, figures, and --name if you gave one; none with --set self_report=never). Never the model, its "
+    "gradients or your files."
 )
 # The options that `--help` shows, and the panels in which `--help-all` shows the rest; a setting's is its group.
-FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "background", "private", "dry_run", "help_all")
+FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "background", "private", "dry_run")
 PANELS = {
     "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward"),
     "Data of your own": ("own_data", "own_reward"),
@@ -56,8 +57,8 @@ class Command(TyperCommand):
         """Print the options of `FEW`, or all by theme if `--help-all` asks."""
         panels = {name: panel for panel, names in PANELS.items() for name in names}
         for option in self.params:
-            option.hidden = option.name not in FEW and ctx.obj != "all"
-            if option.name not in FEW:
+            option.hidden = option.name not in (*FEW, "help_all") and ctx.obj != "all"
+            if option.name not in (*FEW, "help_all"):
                 option.rich_help_panel = panels.get(option.name) or group_of(option.name)
         super().format_help(ctx, formatter)
 
@@ -118,8 +119,8 @@ def join(
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address, and the texts that its model samples, with log-probs; in a private run also
-    a self-report a minute: --name, the model's name, figures. Never the model.
+    This leaves your machine: its address; the texts that its model samples, with log-probs; a self-report a minute:
+    the model's name, figures, --name (none with --set self_report=never). Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")

@@ -80,6 +80,9 @@ def watch(
     elif seconds is not None:
         say(f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})")
         for node in facts.nodes:
-            name = node.claims.name if node.claims is not None else ""
-            say(f"{node.id}  {name or '–'}  step {node.step}, {counted(node.groups, 'group')} announced")
+            claims = node.claims or {}
+            names = [claims[one] for one in ("name", "model") if claims.get(one)]
+            reached = f"pass@1 {passed:.3f}" if (passed := claims.get("pass_at_1")) is not None else "no pass@1 claimed"
+            told = f"step {node.step}, {counted(node.groups, 'group')} announced, {reached}"
+            say("  ".join([node.id, *names, told]))
     sys.exit(code)

@@ -243,9 +243,9 @@ class Settings(BaseModel):
     """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
     for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
 
-    self_report: Literal["private", "always", "never"] = "private"
-    """Tell the swarm once a minute what observers show: the node's name, model, pass@1, groups, traffic and from whom
-    it learned. private: in private runs only."""
+    self_report: Literal["always", "private", "never"] = "always"
+    """Tell the swarm once a minute what observers show: model, tokenizer, step, pass@1, groups, traffic, from whom it
+    learned, and --name if there is one. private: in private runs only."""
     track: Annotated[
         Literal["none", "trackio", "wandb", "tensorboard"],
         Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),
