@@ -54,7 +54,8 @@ _PANELS = {
     "Results": {
         "eval": "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, "
         "and accuracy whatever the format.",
-        "export": "Write a trained model as a folder that plain transformers loads, or an adapter for plain peft.",
+        "export": "Write a trained model as a folder that plain transformers loads, or an adapter "
+        "that plain peft loads.",
         "task": "A task's rows, before a run is made of them.",
     },
     "Trouble": {
@@ -71,7 +72,7 @@ _PANELS = {
         "bench": "Measurements.",
     },
 }
-_COMMANDS = [name for panel in _PANELS.values() for name in panel]
+_COMMANDS = {name: says for panel in _PANELS.values() for name, says in panel.items()}
 # Where a command is that is not the function of its name in the module of its name.
 _PLACES = {
     "eval": "eval.evaluate",

@@ -26,6 +26,9 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
     answer = ask_daemon(home, "/status", Status)
     console().print(node_view(answer))
+    if (plan := answer.plan) is not None:
+        held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
+        print_facts({"computes": [held, *plan.reasons[-1:]]})
     print_facts({key: getattr(answer, key) or "none" for key in ("run", "page", "addresses")})
 
 

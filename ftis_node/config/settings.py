@@ -200,7 +200,7 @@ class Settings(BaseModel):
         tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
     ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
-    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; it also names an open run there.")] = False
+    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; they learn of this one's open run.")] = False
     """Find nodes of the run on the local network by mDNS, and tell it of this one; never of a private run."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256

@@ -266,7 +266,7 @@ async def open_network(
 
 
 async def open_lan(
-    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, author: bytes, host: str, port: int
+    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, host: str, author: bytes, port: int, **about: str
 ) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
@@ -278,7 +278,7 @@ async def open_lan(
     stack.push_async_callback(lan.close)
     try:
         await lan.start()
-        await lan.tell(run, author, port)
+        await lan.tell(run, author, port, **about)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 

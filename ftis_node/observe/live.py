@@ -139,15 +139,15 @@ def _figures(status: Status) -> Table:
     told = f" ({', '.join(split)})" if split else ""
     share = number(status.foreign_weight_share, ".0%")
     megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
-    needs, filtered = status.needs, number(status.filtered_fraction, ".0%")
+    needs = status.needs
     rows = [
         ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
-        ("up", duration(status.uptime)),
+        ("questions", f"{needs.tried} failed, {needs.learned} since learned from others"),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
-        ("reward", f"own {number(status.own_reward, '.2f')}, foreign {number(status.foreign_reward, '.2f')}"),
-        ("groups", f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss, {filtered} filtered)"),
+        ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
+        ("groups", f"own {status.own_groups_used}, others' {foreign} (loss share {share})"),
         ("saved", saved_line(status.checkpoint)),
-        ("rows", f"{needs.tried} failed, {needs.learned} learned"),
+        ("up", duration(status.uptime)),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]

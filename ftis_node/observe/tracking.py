@@ -50,7 +50,7 @@ STEP: Mapping[str, str] = {
     "swarm/foreign_reward": "foreign_reward",
     "swarm/foreign_age": "foreign_age",
     "swarm/foreign_loss_share": "diagnostics.foreign.loss_share",
-    "swarm/filtered_fraction": "diagnostics.overall.filtered_fraction",
+    "swarm/filtered_fraction": "diagnostics.foreign.filtered_fraction",
     "swarm/truncated": "diagnostics.overall.truncated",
     "swarm/ess": "diagnostics.overall.ess",
     "swarm/bytes_in": "bytes_in",

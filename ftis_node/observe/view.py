@@ -25,7 +25,7 @@ def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], he
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for column in ("node", "model", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("step", "pass@1", "own", "foreign", "weight", "filtered", "MB in", "out"):
+    for column in ("step", "pass@1", "own", "others'", "loss share", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(*(words(cell) for cell in _row(status)))
@@ -53,7 +53,6 @@ def _row(status: Status) -> list[str]:
         number(status.own_groups_used, "d"),
         str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
         number(status.foreign_weight_share, ".0%"),
-        number(status.filtered_fraction, ".0%"),
         number(status.bytes_in, ".2f", 1e-6),
         number(status.bytes_out, ".2f", 1e-6),
     ]
