@@ -29,7 +29,7 @@ RewardOption = Annotated[
     str | None,
     typer.Option(
         "--reward",
-        help="How answers of a .jsonl file or an hf: task are judged: integer (default), exact, regex, math, tests.",
+        help="How answers of a file or an hf: task are judged: integer (default), exact, regex, math, tests.",
     ),
 ]
 

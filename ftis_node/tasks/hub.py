@@ -124,11 +124,11 @@ class HubDataset(Source):
             content = _download(source, files)
         answer_of, wanted = GOLDS[self.rule]
         rows, left_out = [], 0
-        for line in content.splitlines():
+        for number, line in enumerate(content.splitlines(), start=1):
             question, value = json.loads(line)
             gold = answer_of(value)
             gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
-            rows += [Example(question, gold)] if gold is not None else []
+            rows += [Example(question, gold, f"Row {number} of {source.name}")] if gold is not None else []
             left_out += gold is None
         if left_out > len(rows):
             raise UsageError(
