@@ -15,6 +15,7 @@ from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, plan
+from ftis_node.installed import to_install
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
 
@@ -112,7 +113,7 @@ def fit(
         _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
         if not bits and device == "cuda" and plan(*asked, True, four_bit=True) != chosen:
-            note("With bitsandbytes (pip install 'ftis-node[gpu]') another plan is possible: NF4, or 8-bit AdamW.")
+            note(f"With bitsandbytes ({to_install('ftis-node[gpu]')}) another plan is possible: NF4, or 8-bit AdamW.")
     sys.exit(0 if chosen.fits else 1)
 
 

@@ -21,6 +21,7 @@ from typing import IO, Any, Literal, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.host.quiet import QUIET
+from ftis_node.installed import to_install
 from ftis_node.observe.answers import at
 
 Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
@@ -72,7 +73,7 @@ logger = logging.getLogger(__name__)
 def refuse_untracked(kind: Tracked) -> None:
     """Raise UsageError if the tracker's library is not installed."""
     if kind != "none" and importlib.util.find_spec(kind) is None:
-        raise UsageError(f"The tracker {kind} is not installed.", f"Run: pip install 'ftis-node[{kind}]'")
+        raise UsageError(f"The tracker {kind} is not installed.", f"Run: {to_install(f'ftis-node[{kind}]')}")
 
 
 def figures(event: str, facts: Mapping[str, Any]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Self
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
+from ftis_node.installed import to_install
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.mathematics import ANSWER_CHARACTERS, score_mathematics
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, Score, code_in, score_text
@@ -69,7 +70,8 @@ class Judge(Asked):
         """
         if rule == "math" and importlib.util.find_spec("math_verify") is None:
             raise UsageError(
-                "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
+                "Judging mathematics needs math-verify, which is not installed.",
+                f"Run: {to_install('ftis-node[math]')}",
             )
         self._kind = rule
         self.takes_gold = rule not in ("tests", "verifiers")

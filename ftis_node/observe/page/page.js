@@ -88,6 +88,7 @@ async function poll() {
   document.body.classList.remove("stale");
   if (status) showStatus();
   if (history) showHistory();
+  if (status || history) showTiles(latest.status);
   if (status || peers || history) showPeers();
   if (completions) showTexts();
 }
@@ -141,7 +142,6 @@ function showStatus() {
     ["Up", lasting(status.uptime)],
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
-  showTiles(status);
   showNetwork(status);
 }
 
@@ -155,13 +155,13 @@ function showTiles(status) {
   const gained = status.pass_at_1 - status.pass_at_1_before;
   const sign = gained < 0 ? "−" : "+";
   const measured = typeof status.pass_at_1 === "number";
-  const trained = status.own_groups_used + foreign > 0;
+  const own = ownShare();
   const rows = status.needs ?? { learned: 0, done: 0 };
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
-    ["Others' loss share", trained ? percent(status.foreign_weight_share) : "–", "of Σ |Â|·w·tokens"],
+    ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
     ["Questions failed", number(status.needs?.tried), `${number(rows.learned)} since learned from others, ${number(rows.done)} done now`],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
@@ -169,6 +169,13 @@ function showTiles(status) {
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
+}
+
+/** The part of the loss that own samples had in the whole training; null before there is one. */
+function ownShare() {
+  const teachers = latest.history.teachers ?? {};
+  const whole = Object.values(teachers).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
+  return whole ? (teachers.own?.loss_weight ?? 0) / whole : null;
 }
 
 function counts(of) {
@@ -219,10 +226,8 @@ function showHistory() {
 }
 
 function showPeers() {
-  const { teachers } = latest.history;
-  const peers = everybody(latest.peers, latest.status, teachers);
-  const whole = Object.values(teachers ?? {}).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
-  show(find("peers"), peersTable(peers, whole ? (teachers.own?.loss_weight ?? 0) / whole : null));
+  const peers = everybody(latest.peers, latest.status, latest.history.teachers);
+  show(find("peers"), peersTable(peers, ownShare()));
   show(find("swarm"), swarmPicture(peers, latest.status.name));
   show(find("traffic"), trafficTable(peers, latest.status));
 }
