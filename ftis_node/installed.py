@@ -14,7 +14,6 @@ def to_install(what: str) -> str:
     """The command that adds a requirement (`NAME[extra]`, `NAME>=1`) to this installation; it may be typed anywhere."""
     pipx = (Path(sys.prefix) / "pipx_metadata.json").exists()
     pip = f"pipx runpip {NAME} install" if pipx else f"{quote(sys.executable)} -m pip install"
-    tested = SOURCE / "constraints.txt"
-    if what.startswith(f"{NAME}[") and tested.exists():
-        return f"{pip} -c {quote(str(tested))} -e {quote(what.replace(NAME, str(SOURCE), 1))}"
+    if what.startswith(f"{NAME}[") and (SOURCE / "pyproject.toml").exists():
+        return f"{pip} -e {quote(what.replace(NAME, str(SOURCE), 1))}"
     return f"{pip} {quote(what)}"

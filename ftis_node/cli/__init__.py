@@ -36,31 +36,26 @@ _PANELS = {
         "peers": "Show the peers it works with, and those left out and why.",
     },
     "Control": {
-        "pause": "After this step the node saves and lets go of its GPU (or cores); "
-        "it stays in the swarm and serves its peers.",
+        "pause": "After this step save and let go of the GPU (or cores); the node goes on serving its peers.",
         "resume": "Load the model again and go on from the last checkpoint.",
         "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
         "stop": "Ask the node to finish its step, save and end, all within half a minute.",
         "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
     },
     "Friends": {
-        "invite": "Print an invitation to this node's run: one line for `ftis-node join`. "
-        "The node must run when it is used.",
+        "invite": "Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile.",
         "members": "List the members of a private run that this node knows, and those removed.",
         "remove": "Remove a member from a private run. What it has received already stays with it.",
         "runs": "List the open runs of the local network, whose nodes were started with --lan.",
         "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
     },
     "Results": {
-        "eval": "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, "
-        "and accuracy whatever the format.",
-        "export": "Write a trained model as a folder that plain transformers loads, or an adapter "
-        "that plain peft loads.",
+        "eval": "Greedy pass@1 with its 95 % interval; also right formats, and accuracy whatever the format.",
+        "export": "Write a trained model as a folder that plain transformers loads, or an adapter for peft.",
         "task": "A task's rows, before a run is made of them.",
     },
     "Trouble": {
-        "health": "Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. "
-        "Supervisors use it.",
+        "health": "Whether the node's loop goes on, for supervisors: exit code 1 if it is stalled or silent.",
         "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
     },
     "Experts": {

@@ -73,16 +73,11 @@ def _help_all(ctx: typer.Context, wanted: bool) -> None:
 @with_settings(*FLAGS)
 def join(
     invitation: Annotated[
-        str | None, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+        str | None, typer.Argument(help="An invitation, ftis:…; a file of it; or - for stdin.")
     ] = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or a toy: tiny-a (the default), -b, -c."),
-    ] = None,
-    peers: Annotated[
-        str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
-    ] = "",
+    model: Annotated[str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or tiny-a.")] = None,
+    peers: Annotated[str, typer.Option(help="Addresses of nodes to join, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
@@ -90,32 +85,18 @@ def join(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
-    own_data: Annotated[
-        Path | None, typer.Option(help="A .jsonl file for a part of each batch; no byte of it leaves the machine.")
-    ] = None,
+    own_data: Annotated[Path | None, typer.Option(help="A .jsonl file for a part of each batch.")] = None,
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = "",
-    view: Annotated[
-        bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
-    ] = None,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Serve the run and peers, and train nothing until `resume`: a bootstrap.")
-    ] = False,
-    background: Annotated[
-        bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
-    ] = False,
-    private: Annotated[
-        bool, typer.Option("--private", help="Begin a run for members only; `ftis-node invite` lets others in.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done; tries the model, if it is here.")
-    ] = False,
+    view: Annotated[bool | None, typer.Option("--view/--no-view", help="The live view; as on a terminal.")] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Serve, and train nothing until `resume`.")] = False,
+    background: Annotated[bool, typer.Option("--detach", help="In the background, once the model is loaded.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Begin a run for members, whom `invite` lets in.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
-    help_all: Annotated[
-        bool, typer.Option("--help-all", callback=_help_all, is_eager=True, help="Show all options and exit.")
-    ] = False,
+    help_all: Annotated[bool, typer.Option(callback=_help_all, is_eager=True, help="Show all options.")] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 

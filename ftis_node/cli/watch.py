@@ -26,16 +26,12 @@ def watch(
     ] = "",
     *,
     peers: Annotated[str, typer.Option(help="Addresses of nodes of an open run, separated by commas.")] = "",
-    home: Annotated[Path, typer.Option(help="The observer's directory: its key, the run and the history.")] = Path(
+    home: Annotated[Path, typer.Option(help="The observer's directory: key, run, history.")] = Path(
         "~/.ftis-node-watch"
     ),
     given: Given,
-    export: Annotated[
-        Path | None, typer.Option(help="A directory for the page as files, written anew each minute.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--for", min=1, help="Look for so many seconds, print what was seen, and end.")
-    ] = None,
+    export: Annotated[Path | None, typer.Option(help="A directory for the page as files, anew each minute.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=1, help="Look so long, print, and end.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.

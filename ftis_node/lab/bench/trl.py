@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ftis_node.config.settings import Settings
-from ftis_node.installed import to_install
 from ftis_node.lab.bench.measure import Tell, cpu_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
 
@@ -176,7 +175,7 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
         try:
             trl = warm(size.completions // parts)
         except ImportError as error:
-            tell(f"TRL is left out ({error}); to have it: {to_install('ftis-node[dev]')}")
+            tell(f"TRL is left out ({error}); it is of the extra dev")
             return None
         seconds = min(cpu_seconds(trl.step) for _ in range(runs))
         tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")
