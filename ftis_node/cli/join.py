@@ -56,7 +56,8 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the options of `FEW`, or all by theme if `--help-all` asks."""
         panels = {name: panel for panel, names in PANELS.items() for name in names}
-        for option in self.params:
+        options: Any = self.params
+        for option in options:
             option.hidden = option.name not in (*FEW, "help_all") and ctx.obj != "all"
             if option.name not in (*FEW, "help_all"):
                 option.rich_help_panel = panels.get(option.name) or group_of(option.name)

@@ -240,7 +240,7 @@ class Node:
             told = {"model": public_name(self.settings.model), "name": options.name}
             about = told if components.swarm.reports.telling else {}
             here = (self.settings.host, identity.author, transport.port)
-            await open_lan(self._stack, components.swarm, run, *here, **about)
+            await open_lan(self._stack, components.swarm, run, *here, about)
         if self.options.run is None:
             check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(components.swarm, run, identity.author, self.home.swarm_history)

@@ -255,7 +255,8 @@ def _source_of(module: str) -> Path | None:
         if (spec := PathFinder.find_spec(part, folders)) is None:
             return None
         folders = list(spec.submodule_search_locations or ())
-    return Path(spec.origin) if spec is not None and (spec.origin or "").endswith(".py") else None
+    origin = (spec.origin if spec is not None else None) or ""
+    return Path(origin) if origin.endswith(".py") else None
 
 
 def _names_in(source: Path) -> set[str] | None:
