@@ -18,7 +18,7 @@ from ftis_node.text import rounded, say
 def export(
     checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, which means its newest one.")],
     to: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet, or be empty.")],
-    adapter: Annotated[bool, typer.Option("--adapter/--merged", help="LoRA layers alone, or in the model.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter/--merged", help="LoRA layers alone, or merged.")] = False,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Default: as trained.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,

@@ -30,8 +30,8 @@ def invite(
     expires: Annotated[str, typer.Option(help="How long it may be used: 30m, 12h, 7d.")] = "7d",
     name: Annotated[str, typer.Option(help="How you call yourself to the invited.")] = "",
     address: Annotated[list[str] | None, typer.Option(help="To join at, repeatable; default: this node's own.")] = None,
-    membership: Annotated[str, typer.Option(help="Private runs: how long it lasts.")] = DAYS_OF_A_CERTIFICATE,
-    may_invite: Annotated[bool, typer.Option("--may-invite", help="Private runs: it may invite others.")] = False,
+    membership: Annotated[str, typer.Option(help="Private runs: how long one lasts.")] = DAYS_OF_A_CERTIFICATE,
+    may_invite: Annotated[bool, typer.Option("--may-invite", help="Private runs: to invite others.")] = False,
     qr: Annotated[bool | None, typer.Option("--qr/--no-qr", help="As a QR code; default: on a terminal.")] = None,
     json: JsonOption = False,
 ) -> None:

@@ -97,7 +97,7 @@ def simulate(
     nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
-    success: Annotated[float | None, typer.Option(min=0, max=1, help="Of an answer, in groups of 12.")] = None,
+    success: Annotated[float | None, typer.Option(min=0, max=1, help="Chance of a right answer.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of the task; needed rows show only among many.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Nodes greet all they hear of.")] = False,
     json: JsonOption = False,

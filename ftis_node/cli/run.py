@@ -39,7 +39,7 @@ def new(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
     any_tokenizer: Annotated[bool, typer.Option("--any-tokenizer", help="For models of any tokenizer.")] = False,
-    chat: Annotated[Literal["auto", "always", "never"], typer.Option(help="Ask in a chat; auto: instruct.")] = "auto",
+    chat: Annotated[Literal["auto", "always", "never"], typer.Option(help="In a chat; auto: if instruct.")] = "auto",
     thinking: Annotated[bool, typer.Option("--thinking", help="Turn thinking on in a template that can.")] = False,
     collaboration: Annotated[
         Literal["vertical", "horizontal"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,13 +266,7 @@ async def open_network(
 
 
 async def open_lan(
-    stack: contextlib.AsyncExitStack,
-    swarm: Swarm,
-    run: Run,
-    host: str,
-    author: bytes,
-    port: int,
-    about: Mapping[str, str],
+    stack: contextlib.AsyncExitStack, swarm: Swarm, run: Run, host: str, author: bytes, port: int, about: dict[str, str]
 ) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
