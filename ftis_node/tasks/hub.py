@@ -129,7 +129,9 @@ class HubDataset(Source):
             question, value = json.loads(line)
             gold = answer_of(value)
             gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
-            rows += [Example(question, gold, f"Row {number} of {source.name}")] if gold is not None else []
+            rows += (
+                [Example(question, gold, f"Row {number} with a question of {source.name}")] if gold is not None else []
+            )
             left_out += gold is None
         if left_out > len(rows):
             raise UsageError(
