@@ -41,6 +41,7 @@ def test_join_shows_ten_options_and_with_help_all_every_one() -> None:
     options = [option for option in root().get_command(None, "join").params if option.opts[0].startswith("--")]
     shown = [name for panel, names in every.items() if panel != "Arguments" for name in names]
     assert sorted(shown) == sorted([*(option.opts[0] for option in options), "--help"])
+    assert not any(option.secondary_opts for option in options if option.name == "help_all")
     assert panels("join", "--help") == few, "a help leaves nothing behind"
 
 

@@ -97,12 +97,15 @@ def join(
     private: Annotated[bool, typer.Option("--private", help="Begin a run for members, whom `invite` lets in.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
-    help_all: Annotated[bool, typer.Option(callback=_help_all, is_eager=True, help="Show all options.")] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=_help_all, is_eager=True, help="All options.")
+    ] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address; the texts that its model samples, with log-probs; a self-report a minute:
-    the model's name, figures, --name (none with --set self_report=never). Never the model.
+    This leaves your machine: its address; texts that its model samples, with
+    log-probs; a self-report a minute: the model's name, figures, --name (none
+    with --set self_report=never). Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
