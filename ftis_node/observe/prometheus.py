@@ -85,7 +85,7 @@ METRICS = (
     Metric("pass_at_1_step", "gauge", "pass_at_1_step", "The step of the latest pass@1.", needs="pass_at_1"),
     # These are of the latest step.
     Metric("reward", "gauge", _REWARDS, "Mean reward of the latest step's samples.", "source"),
-    Metric("filtered_fraction", "gauge", "filtered_fraction", "Part of the latest step's negatives that were dropped."),
+    Metric("filtered_fraction", "gauge", "filtered_fraction", "Filtered part of others' negatives, latest step."),
     Metric("loss", "gauge", "last_step.loss", "Loss of the latest step."),
     Metric("generator_mismatch_nats", "gauge", "last_step.generator.mismatch", "RMS of log-probs here less vLLM's."),
     Metric("gradient_norm", "gauge", "last_step.gradient_norm", "Norm of the latest step's gradient, before clipping."),
