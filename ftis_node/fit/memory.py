@@ -45,8 +45,10 @@ SPREAD = 3
 # Fp32 matrices [rows, vocabulary], of so many rows that they have `CHUNK_BYTES`, while tokens are drawn.
 DRAWN = 2
 
-# Prompt tokens that `generate` reads at a time.
-PREFILL_TOKENS = 16_384
+# Prompt tokens that `generate` reads at a time, ahead of those whose completions are under way; with graphs, places for
+# prompts have a multiple of so many tokens.
+PREFILL_TOKENS = 2_048
+PROMPT_WIDTHS = 64
 
 # Elements whose fp32 gradients exist at a time while master weights are updated.
 UPDATE_ELEMENTS = 1 << 26
