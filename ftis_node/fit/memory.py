@@ -157,6 +157,11 @@ class Memory:
         return self._always + self.kv_cache + self.sampling
 
     @property
+    def side_by_side(self) -> int:
+        """Bytes at the peak of a step, with all that generating takes left in place."""
+        return self.training + self.kv_cache + self.sampling
+
+    @property
     def total(self) -> int:
         """The larger of the two phases."""
         return max(self.training, self.generating)
@@ -289,22 +294,25 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     """The cache, full; and the rest, which is the most of what there is at different times.
 
     As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
-    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over the prompts
-    before the cache is full: some at a time, but in transformers' `generate` all, and each for every completion.
+    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over prompts:
+    some at a time, for the decoder beside the cache, but in transformers' `generate` all, each for every completion.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
     lean = setup.engine == "native" and workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
-    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * workload.longest * row_bytes)
+    graphs = lean and device == "cuda"
+    wide = -(-workload.prompt_tokens // PROMPT_WIDTHS) * PROMPT_WIDTHS if graphs else workload.prompt_tokens
+    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * (wide + workload.completion_tokens) * row_bytes)
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
     if setup.engine == "hf":
         drawing = rows * g.vocabulary * (setup.width + 16)
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
-    if lean and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
+    if graphs:  # of CUDA graphs' pool, and of a shape's first token, which has no graph
         drawing, scores = 2 * drawing, 2 * scores
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     prompts = rows * workload.prompt_tokens
     together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
-    reading = prompts * row_bytes + together * token
+    ahead = together * row_bytes if lean else 0  # rows that wait have no place yet
+    reading = together * token + (0 if lean else prompts * row_bytes - cache)
     dense = _dense(g, setup)
-    return cache, max(drawing, scores, reading - cache + dense, dense)
+    return cache, ahead + max(drawing, scores, reading + dense, dense)

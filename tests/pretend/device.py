@@ -427,7 +427,7 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
     def utilization(self, device: Any = None) -> float:
         raise ModuleNotFoundError("pynvml")
 
-    CUDAGraph, Stream, graph = _Graph, graphs.Stream, staticmethod(graphs.graph)
+    CUDAGraph, Stream = _Graph, graphs.Stream
     stream, current_stream, set_stream, graph_pool_handle = (
         staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
     )

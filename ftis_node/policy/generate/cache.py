@@ -159,11 +159,7 @@ class SharedCache:
         alive[np.flatnonzero(~alive)[: rows - int(alive.sum())]] = True
         order = closing_up(alive)
         to = np.flatnonzero(order != np.arange(rows))
-        read = int(self._filled[order[to]].max(initial=0))
-        self._move([own[:, :, :, :read] for own in self._own], order[to], to)
-        if len(to):
-            index = torch.from_numpy(np.stack([order[to], to])).to(self._bias.device)
-            self._bias.index_copy_(0, index[1], self._bias.index_select(0, index[0]))
+        self._move([*self._own, self._bias], order[to], to)
         for values in (self._owner, self._start, self._filled):
             values[:rows] = values[order]
         self._owner[rows:] = -1
@@ -208,10 +204,19 @@ class SharedCache:
         self._prompt[to], self._prompt[far] = self._prompt[far], -1
 
     def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
+        """Copy lines of tables `[keys and values, places, …]`, or `[places, …]`."""
         if len(to):
-            index = torch.from_numpy(np.stack([source, to])).to(self._bias.device)
+            moved = np.stack([source, to])
+            both = np.concatenate([moved, moved + len(self._of(parts[0])) // 2], 1)
+            index, few = torch.from_numpy(both).to(self._bias.device), len(to)
             for part in parts:
-                part.index_copy_(1, index[1], part.index_select(1, index[0]))
+                lines = self._of(part)
+                mine = index if part.dim() > 2 else index[:, :few]
+                lines.index_copy_(0, mine[1], lines.index_select(0, mine[0]))
+
+    @staticmethod
+    def _of(part: Tensor) -> Tensor:
+        return part.flatten(0, 1).flatten(1) if part.dim() > 2 else part
 
     # --- for each token -------------------------------------------------------------------------------------------
 

@@ -240,8 +240,6 @@ class Decoder:
     static: whether the device does the same for a token as for the one before, until `grow` says otherwise.
     """
 
-    gaps = 1 / 16  # which part of the rows must have ended for a change to pay
-
     def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
         """
         Args:

@@ -87,11 +87,13 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     probed = read(policy, prompts)
     under_way.enter(np.arange(len(ids)), np.arange(len(ids)), probed, each)
     under_way.settle()
+
+    def logits(token: Tensor) -> tuple[Tensor, ...]:
+        return (under_way.step(token)[:, : policy.vocabulary].clone(),)
+
     columns = [probed.logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
     for place in range(longest - 1):
-        columns += under_way.run(
-            "logits", lambda token: (under_way.step(token)[:, : policy.vocabulary],), ids[:, place]
-        )
+        columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
     return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
 
