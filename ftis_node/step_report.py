@@ -42,8 +42,8 @@ class DeviceSeconds(msgspec.Struct, frozen=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1. graphs: whether
-    generation uses CUDA graphs."""
+    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1.
+    graphs: whether generation uses CUDA graphs."""
 
     name: str = ""
     total_bytes: int

@@ -114,7 +114,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     model.to(device)
     graphs = device.type == "cuda" and settings.cuda_graphs
     policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine_here, graphs=graphs)
-    if device.type == "cuda" and understood(policy.causal_lm):
+    if understood(policy.causal_lm):
         lay_in_one(policy.causal_lm)
     policy = ready(policy)
     if settings.gradient_checkpointing:

@@ -83,16 +83,12 @@ class SharedCache:
         # `[2 (keys, values), places · heads, tokens, head_dim]`
         self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in self._layers()]
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
-        # of each row: the position of its next token, its place among own tokens, and in the bias; most of these
-        ends = size.width + size.tokens - 1
-        most = [np.full(size.rows, ends), np.full(size.rows, size.tokens - 1), self._line_of_bias(ends)]
-        self._most = torch.from_numpy(np.stack(most)).to(like.device)
+        # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
+        self._most = torch.from_numpy(self._places(np.full(size.rows, size.width), size.tokens - 1)).to(like.device)
         self._next = torch.zeros_like(self._most)
-        # the first of each row's own keys, `[rows, kv heads]`
-        self._first = torch.arange(0, size.rows * heads * size.tokens, size.tokens, device=like.device).view(-1, heads)
         # a graph reads these where they were when it was captured, see `settle`
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
-        self._index = self._next.new_zeros(3 * size.rows + cells)
+        self._index = self._next.new_zeros(self._next.numel() + cells)
 
     def clear(self, rows: int, group: int) -> None:
         """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
@@ -111,8 +107,13 @@ class SharedCache:
     def _layers(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self._own, self._prompts, strict=True)
 
-    def _line_of_bias(self, column: int | Ids) -> Ids:
-        return np.arange(self.size.rows) * (self.size.width + self.size.tokens) + column  # type: ignore[no-any-return]
+    def _places(self, start: Ids, filled: Any) -> Ids:
+        """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
+        rows, _, width, tokens, _ = self.size
+        row = np.arange(rows)
+        lines = (np.arange(2)[:, None, None] * rows + row) * self.heads + np.arange(self.heads)[:, None]
+        keys = lines.reshape(-1, rows) * tokens + filled
+        return np.concatenate([[start + filled, row * (width + tokens) + width + filled], keys])
 
     # --- between tokens: who is there -----------------------------------------------------------------------------
 
@@ -131,8 +132,7 @@ class SharedCache:
             which: each row's prompt among those.
             mask: which of their tokens are no padding, on the left, `[prompts, width]`.
         """
-        used = np.zeros(self.size.prompts, np.bool_)
-        used[self._owner[self._owner >= 0]] = True
+        used = self._used()
         self._prompt[~used] = -1
         free, new = iter(np.flatnonzero(~used).tolist()), {}
         for number, one in zip(numbers.tolist(), which.tolist(), strict=True):
@@ -169,10 +169,11 @@ class SharedCache:
     def settle(self) -> None:
         """Tell the device who is where, after any of these."""
         owner = self._owner[: self.rows]
-        there = np.unique(owner[owner >= 0])
-        most = min(self.size.prompts, bucket(max(1, len(there)))) if self.static else max(1, len(there))
-        self._count = max(self._count, most) if self.static else most
-        self._gather_prompts(there[there >= self._count], np.setdiff1d(np.arange(self._count), there))
+        used = self._used()
+        most = max(1, int(used.sum()))
+        self._count = max(self._count, min(self.size.prompts, bucket(most))) if self.static else most
+        far, free = self._count + np.flatnonzero(used[self._count :]), np.flatnonzero(~used[: self._count])
+        self._gather_prompts(far, free[: len(far)])
         alive = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[alive], minlength=self._count)
         self._line = min(self._group, self.rows) if self.static else max(1, int(sizes.max()))
@@ -186,17 +187,21 @@ class SharedCache:
         take[lines, :, nth] = by_prompt[:, None] * self.heads + heads
         back = np.zeros((self.rows, self.heads), np.int64)
         back[by_prompt] = (lines[:, None] * self.heads + heads) * self._line + nth[:, None]
-        filled = np.minimum(self._filled, self.size.tokens - 1)
-        at = self._line_of_bias(self.size.width + filled)
-        index = np.concatenate([self._start + filled, filled, at, take.flatten(), back.flatten()])
+        places = self._places(self._start, np.minimum(self._filled, self.size.tokens - 1))
+        index = np.concatenate([one.flatten() for one in (places, take, back)])
         mine = self._index[: len(index)]
         mine.copy_(torch.from_numpy(index))
-        self._next.copy_(mine[: 3 * self.size.rows].view(3, -1))
-        self._take, self._back = mine[3 * self.size.rows :].split([take.size, back.size])
+        self._next.copy_(mine[: places.size].view_as(self._next))
+        self._take, self._back = mine[places.size :].split([take.size, back.size])
 
-    def _gather_prompts(self, far: Ids, free: Ids) -> None:
-        """Move the prompts in these places to free ones, so that all that are read lie in front."""
-        to = free[: len(far)]
+    def _used(self) -> Flags:
+        """Which places of prompts have one that some row reads."""
+        used = np.zeros(self.size.prompts, np.bool_)
+        used[self._owner[self._owner >= 0]] = True
+        return used
+
+    def _gather_prompts(self, far: Ids, to: Ids) -> None:
+        """Move the prompts in these places to others, so that all that are read lie in front."""
         self._move(self._prompts, far, to)
         moved = np.arange(self.size.prompts)
         moved[far] = to
@@ -230,10 +235,10 @@ class SharedCache:
 
     def positions(self) -> Tensor:
         """Of each row's token, int64 `[rows]`; from here on it is seen."""
-        self._bias.view(-1).index_fill_(0, self._next[2, : self.rows], 0.0)
-        keys = self._first[: self.rows] + self._next[1, : self.rows, None]
-        self._where = torch.stack([keys, keys + self._own[0][0].numel() // self._dim]).flatten()
-        return self._next[0, : self.rows]
+        following = self._next[:, : self.rows]
+        self._bias.view(-1).index_fill_(0, following[1], 0.0)
+        self._where = following[2:].flatten()
+        return following[0]
 
     def advance(self) -> None:
         """The token is done. A row that has ended stays at its last place."""
@@ -242,7 +247,7 @@ class SharedCache:
     def put(self, layer: int, new: Tensor) -> None:
         """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`."""
         lines = self._own[layer].view(-1, self._dim)
-        lines.index_copy_(0, self._where, new.transpose(0, 1).reshape(-1, self._dim))
+        lines.index_copy_(0, self._where, new.permute(1, 2, 0, 3).reshape(-1, self._dim))
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
@@ -256,7 +261,8 @@ class SharedCache:
         torch.add(self._bias[:rows, None, : width + read], together, alpha=scaling, out=together)
         weights = scores.softmax(-1).to(query.dtype)
         found = torch.bmm(weights[..., width:], own[1])
-        of_prompt = torch.bmm(self._by_prompt(weights[..., :width].contiguous()), prompts[1])
+        of_prompt = weights[..., :width] if self.static else weights[..., :width].contiguous()  # faster on a CPU
+        of_prompt = torch.bmm(self._by_prompt(of_prompt), prompts[1])
         return found.add_(self._by_row(of_prompt, query.shape[1])).view(rows, -1)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
