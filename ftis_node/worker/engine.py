@@ -25,7 +25,7 @@ from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import Team
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.graphs import failed
-from ftis_node.policy.generate.kept import let_go
+from ftis_node.policy.generate.kept import vacate
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
@@ -84,7 +84,7 @@ class Engine:
         self._context: Context
         self._sizes: Sizes  # see `planning.ceilings`
         self._generating: Room  # sequences side by side
-        self._keeping: bool  # whether what generation keeps stays while training
+        self._keeping: bool  # whether keys and values have their places while training, too
         self.packets: Packets
         self.checkpointer: Checkpointer
         self.evaluations: Evaluations
@@ -173,7 +173,7 @@ class Engine:
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
         if part == "train" and not self._keeping:
-            let_go()
+            vacate()
         make_way(self.policy.device)
         whole = self._shards.whole() if self._shards is not None and part != "train" else nullcontext()
         with self.usage.of(part), whole:

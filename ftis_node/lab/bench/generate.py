@@ -161,8 +161,8 @@ def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int, end
             pad_token_id=0,
         )
         drawn = whole[:, size.prompt_tokens :].cpu().numpy()
-        before = np.cumsum(np.isin(drawn, ends), 1) - np.isin(drawn, ends)  # ends before each token
-        tokens += int((before == 0).sum())
+        over = np.isin(drawn, ends).cumsum(1) - np.isin(drawn, ends) > 0  # an end came before
+        tokens += int((~over).sum())
     return tokens
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,15 +73,9 @@ class SharedCache:
             static: whether shapes come in buckets; then the width of prompts is a multiple of `ALIGNED`.
         """
         self.static, self.heads, self.size = static, heads, size
-        self._dim = like.shape[-1]
-
-        def room(places: int, tokens: int) -> list[Tensor]:  # read before they are written, so they must be numbers
-            shape = (2, places, heads, tokens, self._dim)
-            return [like.new_zeros(shape) for _ in range(layers)]
-
-        self._own, self._prompts = room(size.rows, size.tokens), room(size.prompts, size.width)
-        # `[2 (keys, values), places · heads, tokens, head_dim]`
-        self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in self._layers()]
+        self._dim, self._layers, self._like = like.shape[-1], layers, like.new_empty(0)
+        self._own: list[Tensor] = []
+        self._prompts: list[Tensor] = []
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
         # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
         self._most = torch.from_numpy(self._places(np.full(size.rows, size.width), size.tokens - 1)).to(like.device)
@@ -89,6 +83,24 @@ class SharedCache:
         # a graph reads these where they were when it was captured, see `settle`
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
+
+    def occupy(self) -> list[Tensor]:
+        """Have memory for keys and values, and return it."""
+
+        def room(places: int, tokens: int) -> list[Tensor]:  # read before they are written, so they must be numbers
+            shape = (2, places, self.heads, tokens, self._dim)
+            return [self._like.new_zeros(shape) for _ in range(self._layers)]
+
+        size = self.size
+        self._own, self._prompts = room(size.rows, size.tokens), room(size.prompts, size.width)
+        # `[2 (keys, values), places · heads, tokens, head_dim]`
+        both = zip(self._own, self._prompts, strict=True)
+        self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in both]
+        return [*self._own, *self._prompts]
+
+    def vacate(self) -> None:
+        """Free it."""
+        self._own, self._prompts, self._flat = [], [], []
 
     def clear(self, rows: int, group: int) -> None:
         """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
@@ -98,14 +110,10 @@ class SharedCache:
         self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
         self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
         self._filled: Ids = np.zeros(size.rows, np.int64)
-        for own, prompts in self._layers():
-            own.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
-            prompts.zero_()
+        for part in (*self._own, *self._prompts):
+            part.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
         self._bias[:, : size.width] = 0.0
         self._bias[:, size.width :] = -torch.inf
-
-    def _layers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self._own, self._prompts, strict=True)
 
     def _places(self, start: Ids, filled: Any) -> Ids:
         """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
@@ -192,7 +200,7 @@ class SharedCache:
         mine = self._index[: len(index)]
         mine.copy_(torch.from_numpy(index))
         self._next.copy_(mine[: places.size].view_as(self._next))
-        self._take, self._back = mine[places.size :].split([take.size, back.size])
+        self._take, self._back = mine[places.size :].split_with_sizes([take.size, back.size])
 
     def _used(self) -> Flags:
         """Which places of prompts have one that some row reads."""

@@ -255,11 +255,25 @@ class Decoder:
         self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
         like = embedding.new_empty(0, cos.shape[-1])
         self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
-        self._logits = embedding.new_full((size.rows, blocks_of(vocabulary)), -torch.inf) if static else None
+        self._logits: Tensor | None = None
+
+    def occupy(self) -> Any:
+        """Have memory for keys, values and logits, until `vacate`; return where it lies."""
+        parts = self.cache.occupy()
+        if self.static:
+            shape = (self.cache.size.rows, blocks_of(self._vocabulary))
+            self._logits = self._weights.embedding.new_full(shape, -torch.inf)
+            parts.append(self._logits)
+        return _places(parts)
+
+    def vacate(self) -> None:
+        """Free it."""
+        self._logits = None
+        self.cache.vacate()
 
     def uses(self, model: Any) -> bool:
         """Whether a decoder made now would read the same memory and do the same with it."""
-        return _places(_Weights.of(model)) == self._at
+        return bool(_places(_Weights.of(model)) == self._at)
 
     def grow(self) -> Hashable:
         """Make room for the next token of each row; return what the shapes of `step` depend on."""

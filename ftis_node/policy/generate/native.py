@@ -53,7 +53,7 @@ def decode(
     rows = min(rows, bucket(len(prompts) * group) if policy.graphs else len(prompts) * group)
     own = max(1, sampling.max_new_tokens - 1)  # the last token drawn is not read
     under_way = _decoding(policy, Size(rows, min(rows, len(prompts)), max(map(len, prompts)), own, group))
-    under_way.cache.clear(rows, group)
+    under_way.begin(rows, group)
     size = together(prompts)
 
     def reads(first: int) -> Read:
@@ -83,7 +83,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids, prompts = ids.to(policy.device), [group.prompt for group in groups]
     size = Size(len(ids), len(prompts), max(map(len, prompts)), longest, each)
     under_way = _Decoding(policy, _rounded(size) if policy.graphs else size)
-    under_way.cache.clear(len(ids), each)
+    under_way.begin(len(ids), each)
     probed = read(policy, prompts)
     under_way.enter(np.arange(len(ids)), np.arange(len(ids)), probed, each)
     under_way.settle()
@@ -165,8 +165,8 @@ class _Places:
             if ended == len(self._over) and not self._waiting.left:
                 return False
             self._under_way.leave(np.flatnonzero(self._over))
-            for numbers, *first in self._waiting.take(ended):
-                self._enter(np.flatnonzero(self._over)[: len(numbers)], numbers, *first)
+            for some in self._waiting.take(ended):
+                self._enter(np.flatnonzero(self._over)[: len(some[0])], *some)
             alive = int((~self._over).sum())
             if alive and not self._waiting.left and self._size(alive) < len(self._over):
                 self._keep(self._under_way.shrink(self._size(alive)))
@@ -239,12 +239,14 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
     if not policy.graphs:
         return _Decoding(policy, size)
     size, mine = _rounded(size), kept(policy.causal_lm)
-    if mine is not None and mine.decoder.uses(policy.causal_lm):
+    if isinstance(mine, _Decoding) and mine.decoder.uses(policy.causal_lm):
         if mine.cache.size.holds(size):
             return mine
         size = size.joined(mine.cache.size)
-    keep(policy.causal_lm, mine := None)  # its memory first
-    keep(policy.causal_lm, mine := _Decoding(policy, size))
+    if mine is not None:
+        mine.vacate()  # before others are made
+    mine = _Decoding(policy, size)
+    keep(policy.causal_lm, mine)
     return mine
 
 
@@ -268,7 +270,24 @@ class _Decoding:
         self.decoder = Decoder(policy.causal_lm, policy.vocabulary, size, static=self.static)
         self.cache, self.step = self.decoder.cache, self.decoder.step
         self.leave, self.shrink, self.settle = self.cache.leave, self.cache.shrink, self.cache.settle
-        self._graphs = Graphs(policy.device) if self.static else None
+        self._device, self._occupied = policy.device, False
+        self._lay: Any = None  # where the places lay when graphs were captured
+        self._graphs: Graphs | None = None
+
+    def begin(self, rows: int, group: int) -> None:
+        """With places for so many rows, of which `group` at most have one prompt."""
+        if not self._occupied:
+            lie = self.decoder.occupy()
+            if self.static and lie != self._lay:
+                self._graphs = Graphs(self._device)  # the old ones would read what now is something else's
+            self._lay, self._occupied = lie, True
+        self.cache.clear(rows, group)
+
+    def vacate(self) -> None:
+        """Free the places. Graphs stay: if the next ones lie there too, as they do where memory is taken and given
+        back in the same order, they are right again."""
+        self._occupied = False
+        self.decoder.vacate()
 
     @property
     def rows(self) -> int:
