@@ -102,7 +102,7 @@ def test_a_token_has_a_few_kernels_and_some_more_for_each_layer_and_all_are_laun
     assert token[0] <= (74 if len(token) == 1 else 61)
     assert all(_of_a_token(one, "launches", "tokens") < 7 for one in told)
     apart = [_of_a_token(one, "launches", "tokens launched one by one") for one in told]
-    assert all(0 < without <= kernels + 5 for without, kernels in zip(apart, token, strict=True))
+    assert all(0 < without <= kernels + 6 for without, kernels in zip(apart, token, strict=True))
 
 
 def test_replayed_tokens_are_those_launched_one_by_one(told: list[dict[str, Any]]) -> None:
@@ -115,7 +115,8 @@ def _of_a_token(told: dict[str, Any], counted: str, phase: str) -> float:
 
 
 def test_scoring_another_nodes_group_needs_no_device(told: list[dict[str, Any]]) -> None:
-    assert all(one["score"] == {"launches": 0, "kernels": 0, "waits": {}} for one in told)
+    nothing = {"launches": 0, "kernels": 0, "waits": {}, "captures": 0, "current": []}
+    assert all(one["score"] == nothing for one in told)
 
 
 def test_the_device_refuses_what_a_gpu_refuses(phases: list[Any]) -> None:

@@ -102,18 +102,15 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
-        try:
-            with torch.cuda.stream(self._stream):
-                # other threads may use the device meanwhile
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    outputs = function(*mine)
-                except BaseException:
-                    with suppress(RuntimeError):  # that this one is broken
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-        finally:
-            torch.cuda.set_stream(here)
+        with torch.cuda.stream(self._stream):
+            # other threads may use the device meanwhile
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = function(*mine)
+            except BaseException:
+                with suppress(RuntimeError):  # that this one is broken
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         here.wait_stream(self._stream)
         return graph, mine, outputs
