@@ -76,13 +76,19 @@ class SharedCache:
         self._dim, self._layers, self._like = like.shape[-1], layers, like.new_empty(0)
         self._own: list[Tensor] = []
         self._prompts: list[Tensor] = []
+        self._flat: list[tuple[Tensor, Tensor]] = []
+        self.rows = self._group = self._count = self._line = self._read = 0
+        self._owner: Ids = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
+        self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
+        self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
+        self._filled: Ids = np.zeros(size.rows, np.int64)
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
         # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
         self._most = torch.from_numpy(self._places(np.full(size.rows, size.width), size.tokens - 1)).to(like.device)
         self._next = torch.zeros_like(self._most)
         # a graph reads these where they were when it was captured, see `settle`
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
-        self._index = self._next.new_zeros(self._next.numel() + cells)
+        self._index = self._take = self._back = self._where = self._next.new_zeros(self._next.numel() + cells)
 
     def occupy(self) -> list[Tensor]:
         """Have memory for keys and values, and return it."""
@@ -104,16 +110,12 @@ class SharedCache:
 
     def clear(self, rows: int, group: int) -> None:
         """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
-        size = self.size
         self.rows, self._count, self._group = rows, 0, group
-        self._owner: Ids = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
-        self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
-        self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
-        self._filled: Ids = np.zeros(size.rows, np.int64)
+        self._owner[:], self._prompt[:], self._start[:], self._filled[:] = -1, -1, 0, 0
         for part in (*self._own, *self._prompts):
             part.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
-        self._bias[:, : size.width] = 0.0
-        self._bias[:, size.width :] = -torch.inf
+        self._bias[:, : self.size.width] = 0.0
+        self._bias[:, self.size.width :] = -torch.inf
 
     def _places(self, start: Ids, filled: Any) -> Ids:
         """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""

@@ -21,7 +21,7 @@ from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_
 from ftis_node.policy.generate.decoder import Decoder, reach
 from ftis_node.policy.generate.graphs import Graphs, Step
 from ftis_node.policy.generate.kept import keep, kept
-from ftis_node.policy.generate.reading import Read, Rows, read, read_whole, together
+from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
@@ -115,7 +115,7 @@ def _complete(
     """
     vocabulary, temperature = policy.vocabulary, sampling.temperature
     noise = None if noise is None else noise[:, : sampling.max_new_tokens].to(policy.device)
-    waiting = Rows(policy, prompts, group, sampling, noise, reads)
+    waiting = WaitingRows(policy, prompts, group, sampling, noise, reads)
     places = _Places(under_way, waiting, sampling, noise, policy)
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
@@ -140,7 +140,7 @@ class _Places:
     def __init__(
         self,
         under_way: _Decoding | _Modules,
-        waiting: Rows,
+        waiting: WaitingRows,
         sampling: Sampling,
         noise: Tensor | None,
         policy: Policy,
@@ -313,6 +313,8 @@ class _Modules:
     def __init__(self, policy: Policy, rows: int) -> None:
         self.rows, self._alive = rows, np.zeros(rows, np.bool_)
         self._model, self._vocabulary, self._device = policy.causal_lm, policy.vocabulary, policy.device
+        self._cache: Any = None
+        self._mask = self._positions = torch.zeros(0, dtype=torch.long)
 
     def leave(self, over: Ids) -> None:
         """These rows have ended."""

@@ -82,7 +82,7 @@ def together(prompts: Sequence[Sequence[int]]) -> int:
     return max(1, PREFILL_TOKENS // max(map(len, prompts)))
 
 
-class Rows:
+class WaitingRows:
     """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one."""
 
     def __init__(
