@@ -42,7 +42,8 @@ class DeviceSeconds(msgspec.Struct, frozen=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1."""
+    """A GPU's bytes: in all, used by all processes, in the node's tensors, held by torch. utilization: 0 to 1.
+    graphs: whether generation uses CUDA graphs."""
 
     name: str = ""
     total_bytes: int
@@ -50,6 +51,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     allocated_bytes: int
     reserved_bytes: int = 0
     utilization: float | None = None
+    graphs: bool = False
 
 
 class Generator(msgspec.Struct, frozen=True):

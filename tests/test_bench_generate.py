@@ -15,13 +15,15 @@ FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-
 
 def test_three_ways_are_timed_in_turns() -> None:
     figures = answer("bench", "generate", *FLAGS, 2)
-    for name in ("native", "hf", "plain", "nf4"):
+    for name in ("native", "hf", "plain", "nf4", "mixed", "mixed_plain"):
         for unit in ("cpu_s", "s"):
             low, high = figures[f"{name}_tokens_per_{unit}_spread"]
             assert 0 < low <= figures[f"{name}_tokens_per_{unit}"] <= high
     for rival in ("hf", "plain", "nf4"):
         ours, theirs = figures["native_tokens_per_cpu_s"], figures[f"{rival}_tokens_per_cpu_s"]
         assert figures[f"ratio_{rival}"] == pytest.approx(ours / theirs)
+    mixed, plain = figures["mixed_tokens_per_cpu_s"], figures["mixed_plain_tokens_per_cpu_s"]
+    assert figures["ratio_mixed"] == pytest.approx(mixed / plain)
     assert figures["lean"] and figures["floor_tokens_per_s"] is None and figures["over_floor"] is None
     assert figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
 

@@ -54,7 +54,7 @@ from ftis_node.worker.messages import (
 )
 from tests.support.cli import answer, refused
 from tests.support.daemons import Join
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, opened_engine
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of, opened_engine
 
 Answer = TypeVar("Answer")
 KINDS: dict[str, dict[str, Any]] = {
@@ -161,7 +161,12 @@ def test_tokens_answers_and_their_figures_are_the_same(
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     for rows in (ROWS, [3], []):
         made, same = alone.ask(Generate(rows, slots=rows)), together.ask(Generate(rows, slots=rows))
-        assert made.groups == same.groups and len(made.groups) == len(rows)
+        assert len(made.groups) == len(same.groups) == len(rows)
+        for one, other in zip(made.groups, same.groups, strict=True):
+            assert one.rewards == other.rewards
+            for mine, theirs in zip(completions_of(one), completions_of(other), strict=True):
+                assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+                assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5), "other rows beside it round otherwise"
     assert alone.ask(TryRows(ROWS)) == together.ask(TryRows(ROWS))
     for node in (alone, together):
         assert node.ask(AddEvaluation("other", "arithmetic-4", None, 11)) == 11

@@ -38,8 +38,8 @@ from ftis_node.packet import Completion
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import native as native_module
+from ftis_node.policy.generate import prefill as prefill_module
 from ftis_node.policy.generate.cache import closing_up
-from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
@@ -167,11 +167,11 @@ def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.M
     policy = policy_of("qwen2")
     sampling = Sampling(20, 1.0, tuple(range(1, 9)), greedy=group == 1)
     if group == 1:
-        monkeypatch.setattr(Decoder, "gaps", 2.0)
+        monkeypatch.setattr(native_module._Decoding, "gaps", 2.0)
         never = generate(policy, prompts, group=1, sampling=sampling)
-        monkeypatch.setattr(Decoder, "gaps", 0.001)
+        monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
         assert_same(generate(policy, prompts, group=1, sampling=sampling), never)
-    monkeypatch.setattr(Decoder, "gaps", 0.001)
+    monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
     groups = generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))
     assert logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
 
@@ -184,7 +184,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
     watched = policy.causal_lm.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr(native_module, "PREFILL_TOKENS", 3 * max(len(prompt) for prompt in PROMPTS))
+    monkeypatch.setattr(prefill_module, "PREFILL_TOKENS", 3 * max(len(prompt) for prompt in PROMPTS))
     assert_same(generate(policy, PROMPTS, group=2, sampling=GREEDY), whole)
     watched.remove()
     assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"

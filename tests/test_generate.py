@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Group, encode, prompt_digests
+from ftis_node.policy.generate.cache import SharedCache
+from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
@@ -169,6 +171,35 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
     prefills = [rows for rows, tokens in shapes if tokens > 1]
     assert max(prefills) == together
     assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("batch", [1, 11, 13])
+def test_rows_that_wait_take_the_places_of_those_that_ended_and_draw_what_their_seeds_say(
+    batch: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = POLICIES[kind]
+    prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
+    noise = noise_of(range(9), 4, 14)
+    whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
+    tokens: list[int] = []
+    grow = SharedCache.grow
+
+    def noted(cache: SharedCache) -> tuple[int, ...]:
+        tokens.append(cache.rows)
+        return grow(cache)
+
+    monkeypatch.setattr(SharedCache, "grow", noted)
+    few = generate(policy, prompts, group=4, sampling=sampling, noise=noise, batch=batch)
+    assert ids_of(few) == ids_of(whole)
+    assert logprob_errors(policy, prompts, few, sampling.temperature).max() < 1e-4
+    side_by_side = max(1, batch // 4) * 4
+    assert max(tokens) == side_by_side
+    lengths = [[len(completion) for completion in group] for group in few]
+    one_after_another = sum(
+        max(map(max, lengths[first : first + side_by_side // 4])) - 1 for first in range(0, 9, side_by_side // 4)
+    )
+    assert len(tokens) < 0.9 * one_after_another
 
 
 @pytest.mark.parametrize("lean", [False, True])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ftis_node.errors import FtisError
+from ftis_node.policy import room
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import graphs as graphs_module
 from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
+from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.fused import in_one, lay_in_one
-from ftis_node.policy.generate.graphs import Graphs
+from ftis_node.policy.generate.graphs import Graphs, failed
+from ftis_node.policy.generate.kept import kept, let_go, vacate
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
+from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
 from tests.support.small_models import logprob_errors, logprobs_of, seeded, twin
 from tests.test_engines import DECODED, GREEDY, PROMPTS, policy_of
@@ -40,7 +46,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[pretended.CUDAGra
     """Graphs of the CPU in place of CUDA's; all that were captured."""
     made: list[pretended.CUDAGraph] = []
 
-    class Noted(pretended.CUDAGraph):
+    class Noted(pretended.OnTheCPU):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
@@ -48,7 +54,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[pretended.CUDAGra
     for name in ("Stream", "stream", "current_stream", "set_stream", "graph_pool_handle"):
         monkeypatch.setattr(torch.cuda, name, getattr(pretended, name))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
-    monkeypatch.setattr(torch.cuda, "graph", pretended.captured)
     monkeypatch.setattr(graphs_module, "_failures", [])
     monkeypatch.setattr(cache_module, "LEAST_WIDTH", 8)
     yield made
@@ -84,13 +89,13 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay_what_they_are(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    keep = SharedCache.keep
+    shrink = SharedCache.shrink
 
-    def noted(cache: SharedCache, order: Ids, index: Tensor) -> None:
-        sizes.append(len(order))
-        keep(cache, order, index)
+    def noted(cache: SharedCache, rows: int) -> Ids:
+        sizes.append(rows)
+        return shrink(cache, rows)
 
-    monkeypatch.setattr(SharedCache, "keep", noted)
+    monkeypatch.setattr(SharedCache, "shrink", noted)
     monkeypatch.setattr("ftis_node.policy.generate.native._LOOK_EVERY", {"cpu": 3})
     policy = replace(policy_of(kind), graphs=True)
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(20)]
@@ -119,6 +124,116 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are() -> None:
     assert tokens_of(after) == tokens_of(generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=GREEDY))
 
 
+def test_graphs_are_kept_for_the_next_call_until_what_they_read_lies_elsewhere(
+    recorded: list[pretended.CUDAGraph],
+) -> None:
+    policy = replace(twin(policy_of("lora")), graphs=True)
+
+    def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
+        """Made by another generation, whose tokens are right."""
+        before = len(recorded)
+        ours = generate(policy, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
+        plain = replace(policy, graphs=False)
+        assert tokens_of(ours) == tokens_of(
+            generate(plain, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
+        )
+        return len(recorded) - before
+
+    assert captures() == 2
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
+    assert captures() == 0, "weights changed in place"
+    assert captures([[3], [9, 8], [4, 4, 4], [5]]) == 0, "other prompts, of no more tokens"
+    assert captures(batch=6) == 2, "fewer rows at a time"
+    assert captures() == captures(batch=6) == 0
+    with policy.model.disable_adapter():
+        assert captures() > 0, "the layers that were captured are switched off"
+    assert captures() > 0
+    weight = policy.causal_lm.model.norm.weight
+    weight.data = weight.data.clone()
+    assert captures() > 0, "a weight lies elsewhere"
+    assert captures([[5] * 90, *PROMPTS]) > 0, "a prompt longer than any before"
+    assert captures() == 0
+    let_go()
+    assert captures() > 0
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_graphs_outlast_that_their_places_are_lent_if_those_come_back(
+    same: bool, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(twin(policy_of("qwen2")), graphs=True)
+    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    under_way: Any = kept(policy.causal_lm)
+    cache, logits = under_way.cache, under_way.decoder._logits
+    lent = [*cache._own, *cache._prompts, logits]
+    parts, lay, occupy = (cache._own, cache._prompts, cache._flat), under_way._lay, Decoder.occupy
+
+    def occupied(decoder: Decoder) -> Any:
+        """As by an allocator that has the same memory free as before, or other."""
+        if not same:
+            return occupy(decoder)
+        for part in lent[:-1]:
+            part.zero_()
+        logits.fill_(-torch.inf)
+        cache._own, cache._prompts, cache._flat = parts
+        decoder._logits = logits
+        return lay
+
+    monkeypatch.setattr(Decoder, "occupy", occupied)
+    vacate()
+    assert not cache._own and not cache._prompts
+    with torch.inference_mode():
+        for part in lent:
+            part.fill_(torch.nan)  # what it was lent for
+    before = len(recorded)
+    ours = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    assert tokens_of(ours) == tokens_of(expected)
+    assert len(recorded) - before == (0 if same else 2)
+
+
+def test_what_diverged_weights_left_behind_spoils_no_later_call() -> None:
+    policy = replace(twin(policy_of("qwen2")), graphs=True)
+    before = generate(policy, PROMPTS, group=2, sampling=GREEDY)
+    weight = policy.causal_lm.model.layers[0].self_attn.v_proj.weight
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+        with pytest.raises(FtisError, match="diverged"):
+            generate(policy, PROMPTS, group=2, sampling=GREEDY)
+        weight.copy_(good)
+    assert tokens_of(generate(policy, PROMPTS, group=2, sampling=GREEDY)) == tokens_of(before)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_lack_of_memory_during_a_capture_is_passing(
+    times: int, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: what is cached is given back, and it is captured all the same. Twice: the caller makes room."""
+    begin, short = torch.cuda.CUDAGraph.capture_begin, [times]
+
+    def captured(graph: Any, **how: Any) -> None:
+        if short[0] and len(recorded) > 1:
+            short[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        begin(graph, **how)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", captured)
+    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda _: None))
+    policy, tried = replace(twin(policy_of("qwen2")), graphs=True), []
+
+    def attempt(batch: int) -> Any:
+        tried.append(batch)
+        return generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4), batch=batch)
+
+    ours = room.fitting(attempt, Room(12), there=12, least=3)
+    expected = generate(replace(policy, graphs=False), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    assert tokens_of(ours) == tokens_of(expected)
+    assert len(tried) == times and not failed()
+    assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
+
+
 def test_a_capture_that_fails_is_warned_of_once_and_generation_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +242,7 @@ def test_a_capture_that_fails_is_warned_of_once_and_generation_goes_on(
 
     policy = policy_of("lora")
     expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    monkeypatch.setattr(torch.cuda, "graph", refused)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refused)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
@@ -153,14 +268,14 @@ def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:
         count[0] += 1
         return (x + total.add_(1) + 10 * count[0],)
 
-    graphs = Graphs(function, CPU)
-    made = [float(graphs("shape", torch.tensor(100.0 * step))[0]) for step in range(4)]
+    graphs = Graphs(CPU)
+    made = [float(graphs("shape", function, torch.tensor(100.0 * step))[0]) for step in range(4)]
     assert made == [11, 122, 223, 324]  # the host counts to 2, the device to 4
     for refused in (lambda x: (x * x.item(),), lambda x: (torch.rand(2),)):
-        graphs = Graphs(refused, CPU)
-        graphs("shape", torch.ones(()))
-        assert not graphs_module._failures
-        graphs("shape", torch.ones(()))
+        graphs = Graphs(CPU)
+        graphs("shape", refused, torch.ones(()))
+        assert not failed()
+        graphs("shape", refused, torch.ones(()))
         assert "capturing" in graphs_module._failures.pop()
 
 

@@ -47,8 +47,10 @@ SPREAD = 3
 # Fp32 matrices [rows, vocabulary], of so many rows that they have `CHUNK_BYTES`, while tokens are drawn.
 DRAWN = 2
 
-# Prompt tokens that `generate` reads at a time.
-PREFILL_TOKENS = 16_384
+# Prompt tokens that `generate` reads at a time, ahead of those whose completions are under way; with graphs, places for
+# prompts have a multiple of so many tokens.
+PREFILL_TOKENS = 2_048
+PROMPT_WIDTHS = 64
 
 # Elements whose fp32 gradients exist at a time while master weights are updated.
 UPDATE_ELEMENTS = 1 << 26
@@ -147,7 +149,7 @@ class Memory:
     kv_cache     while generating
     sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts; and the
                  weights that other devices keep otherwise
-    overhead     the device's context, what the allocator cannot use, and what stays free on a GPU
+    overhead     the device's context, what the allocator cannot use, what CUDA graphs keep, and a reserve on a GPU
     """
 
     weights: int
@@ -174,6 +176,11 @@ class Memory:
         return self._always + self.kv_cache + self.sampling
 
     @property
+    def side_by_side(self) -> int:
+        """Bytes at the peak of a step, with all that generating takes left in place."""
+        return self.training + self.kv_cache + self.sampling
+
+    @property
     def total(self) -> int:
         """The larger of the two phases."""
         return max(self.training, self.generating)
@@ -198,7 +205,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     away = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers) * (setup.parts - 1) // setup.parts
     updated = -(-trained // setup.parts)
     kept, one_layer = activations(geometry, workload, setup)
-    cache, sampling = _generating(geometry, workload, setup, device)
+    cache, sampling, graphs = _generating(geometry, workload, setup, device)
     # A layer in shards is whole for its pass, the next one while it is fetched, and a layer's gradient.
     there = 3 * width * away // geometry.layers
     bare = Memory(
@@ -214,7 +221,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         sampling=sampling + width * away,
         overhead=0,
     )
-    overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total)
+    overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total) + graphs
     reserve = max(LEAST_RESERVE, round(RESERVE * (bare.total + overhead))) if device == "cuda" else 0
     return replace(bare, overhead=overhead + reserve)
 
@@ -294,26 +301,28 @@ def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Dev
     return (4 * together if mastered else 0) + (of_adamw if setup.optimiser == "adamw" else of_8_bits)
 
 
-def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
-    """The cache, full; and the rest, which is the most of what there is at different times.
+def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int, int]:
+    """The cache, full; the rest, which is the most of what there is at different times; and what CUDA graphs keep.
 
     As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
-    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over the prompts
-    before the cache is full: some at a time, but in transformers' `generate` all, and each for every completion.
+    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over prompts:
+    some at a time, for the decoder beside the cache, but in transformers' `generate` all, each for every completion.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
     lean = setup.engine == "native" and workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
-    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * workload.longest * row_bytes)
+    graphs = lean and device == "cuda"
+    wide = -(-workload.prompt_tokens // PROMPT_WIDTHS) * PROMPT_WIDTHS if graphs else workload.prompt_tokens
+    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * (wide + workload.completion_tokens) * row_bytes)
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
     if setup.engine == "hf":
         drawing = rows * g.vocabulary * (setup.width + 16)
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
-    if lean and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
-        drawing, scores = 2 * drawing, 2 * scores
+    pool = max(drawing, scores) if graphs else 0  # of all graphs, beside a shape's first token, which has none
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     prompts = rows * workload.prompt_tokens
     together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
-    reading = prompts * row_bytes + together * token
+    ahead = together * row_bytes if lean else 0  # rows that wait have no place yet
+    reading = together * token + (0 if lean else prompts * row_bytes - cache)
     dense = _dense(g, setup)
-    return cache, max(drawing, scores, reading - cache + dense, dense)
+    return cache, ahead + max(drawing, scores, reading + dense, dense), pool

@@ -53,8 +53,6 @@ class Team:
         Args:
             place: a file that does not exist yet, in a directory of this user's only.
         """
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         loopback = next(name for name in ("lo", "lo0") if name in psutil.net_if_addrs())
         os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)  # nothing leaves this machine
         dist.init_process_group(

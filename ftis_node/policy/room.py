@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from ftis_node.errors import FtisError
+from ftis_node.policy.generate.kept import let_go
 
 T = TypeVar("T")
 
@@ -146,6 +147,10 @@ def make_way(device: torch.device) -> None:
 
 
 def free_memory() -> None:
-    """Give cached blocks back to the device. Call it outside the handler: an exception holds what its frames held."""
+    """Give cached blocks back to the device, and what generation keeps for its next call.
+
+    Call it outside the handler: an exception holds what its frames held.
+    """
+    let_go()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

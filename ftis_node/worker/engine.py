@@ -24,10 +24,12 @@ from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import Team
 from ftis_node.packet import Completion
+from ftis_node.policy.generate.graphs import failed
+from ftis_node.policy.generate.kept import vacate
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
-from ftis_node.policy.load import choose_device, load_policy
+from ftis_node.policy.load import choose_device, load_policy, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way
@@ -82,6 +84,7 @@ class Engine:
         self._context: Context
         self._sizes: Sizes  # see `planning.ceilings`
         self._generating: Room  # sequences side by side
+        self._keeping: bool  # whether keys and values have their places while training, too
         self.packets: Packets
         self.checkpointer: Checkpointer
         self.evaluations: Evaluations
@@ -143,12 +146,14 @@ class Engine:
         shape = geometry(settings.model)
         self._context = shape.context
         refuse_run(settings.model, shape.context, workload.completion_tokens)
+        use_device(settings.devices[0])
         self._settings, plan = settle(settings, workload, learned, shape)
         if must_fit:
             refuse_shortage(settings, workload, learned, plan, shape)
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
         self._sizes = sizes or ceilings(settings, workload, learned, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
+        self._keeping = plan.memory.side_by_side <= plan.budget
         self._planned(self._settings, self._sizes)
         server = server_of(settings)
         self.policy = replace(load_policy(self._settings), server=server)
@@ -167,6 +172,8 @@ class Engine:
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
+        if part == "train" and not self._keeping:
+            vacate()
         make_way(self.policy.device)
         whole = self._shards.whole() if self._shards is not None and part != "train" else nullcontext()
         with self.usage.of(part), whole:
@@ -341,7 +348,8 @@ class Engine:
 
     def gpu(self) -> GpuFigures | None:
         """The GPU's figures, see `gpu_figures`; runs in a thread of its own."""
-        return gpu_figures(self.policy.device)
+        policy = self.policy
+        return gpu_figures(policy.device, policy.graphs and policy.lean and policy.engine == "native" and not failed())
 
     def save(self, directory: str) -> None:
         """Write weights, optimiser and random states into an existing directory. Raises UserError if it is full."""

@@ -9,7 +9,7 @@ import torch
 from ftis_node.step_report import GpuFigures
 
 
-def gpu_figures(device: torch.device) -> GpuFigures | None:
+def gpu_figures(device: torch.device, graphs: bool = False) -> GpuFigures | None:
     """The figures of a GPU, with `utilization` None without pynvml. None on a CPU, and if a measurement fails."""
     if device.type != "cuda":
         return None
@@ -25,6 +25,7 @@ def gpu_figures(device: torch.device) -> GpuFigures | None:
             allocated_bytes=torch.cuda.memory_allocated(device),
             reserved_bytes=torch.cuda.memory_reserved(device),
             utilization=utilization,
+            graphs=graphs,
         )
     except Exception:  # drivers may raise anything
         return None

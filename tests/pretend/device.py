@@ -56,11 +56,14 @@ class PretendError(RuntimeError):
 
 @dataclass
 class Counts:
-    """Launches and waits by the line of ftis_node that caused them. kernels: those of graphs one by one."""
+    """Launches and waits by the line of ftis_node that caused them. kernels: those of graphs one by one. captures: of
+    graphs. current: devices that became the current one, each after so many launches."""
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     kernels: int = 0
+    captures: int = 0
+    current: list[tuple[str, int]] = field(default_factory=list)
 
 
 _counting: list[Counts] = []
@@ -382,6 +385,11 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs
 
 
 class _Graph(graphs.CUDAGraph):
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        for counts in _counting:
+            counts.captures += 1
+        super().capture_begin(pool, capture_error_mode)
+
     def replay(self) -> None:
         _launch(self.kernels)
         super().replay()
@@ -427,15 +435,19 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
     def utilization(self, device: Any = None) -> float:
         raise ModuleNotFoundError("pynvml")
 
-    CUDAGraph, Stream, graph = _Graph, graphs.Stream, staticmethod(graphs.graph)
+    CUDAGraph, Stream = _Graph, graphs.Stream
     stream, current_stream, set_stream, graph_pool_handle = (
         staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
     )
 
+    def set_device(self, device: Any) -> None:
+        for counts in _counting:
+            counts.current.append((str(device), sum(counts.launches.values())))
+
     def _nothing(self, *_: Any, **__: Any) -> int:
         return 0
 
-    empty_cache = reset_peak_memory_stats = set_per_process_memory_fraction = set_device = _nothing
+    empty_cache = reset_peak_memory_stats = set_per_process_memory_fraction = _nothing
     memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = _nothing
 
 

@@ -63,7 +63,8 @@ class Drive:
         with device.counting() as counts:
             yield
         launches = sum(counts.launches.values())
-        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": dict(counts.waits)}
+        of_device = {"captures": counts.captures, "current": counts.current}
+        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": dict(counts.waits), **of_device}
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
@@ -75,7 +76,7 @@ class Drive:
     def run(self, directory: str) -> None:
         """Load, generate, score, step, evaluate, save, restore on the device and on the CPU."""
         with self.phase("load"):
-            engine = self.opened(device.NAME)
+            engine = self.opened(f"{device.NAME}:0")
         rows = list(range(ROWS))
         with self.phase("generate"):
             made = engine.generate(rows).groups
@@ -84,6 +85,8 @@ class Drive:
             state, policy = engine.random.get_state(), engine.policy
             with self.phase(f"{tokens} tokens"):
                 replayed = engine.generate(rows).groups
+            with self.phase(f"{tokens} tokens again"):
+                engine.generate(rows)
             engine.random.set_state(state)
             engine.policy = replace(policy, graphs=False)
             with self.phase(f"{tokens} tokens launched one by one"):
@@ -98,6 +101,12 @@ class Drive:
             with self.phase(step):
                 report = engine.step(batch_of(rows, made, uneven=True))
             assert report.skipped is None, report.skipped
+        with self.phase("after a step"):
+            engine.generate(rows)
+        engine._keeping = False  # as by a plan that has no room for both
+        engine.step(batch_of(rows, made, uneven=True))
+        with self.phase("after a step that needed the memory"):
+            engine.generate(rows)
         with self.phase("evaluate"):
             engine.evaluate()
         with self.phase("save"):

@@ -8,7 +8,6 @@ outside, shows as other tokens. Reading a value and drawing random numbers while
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,6 +55,15 @@ class CUDAGraph(TorchDispatchMode):
             self._steps.append((func, args, kwargs, new))
         return made
 
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        """From here on all is recorded. The pretend device enters the graph by itself when it computes."""
+        capturing.append(self)
+
+    def capture_end(self) -> None:
+        """Up to here."""
+        capturing.remove(self)
+        self.undo()
+
     def replay(self) -> None:
         """Do it all again."""
         self.replayed += 1
@@ -75,22 +83,16 @@ class CUDAGraph(TorchDispatchMode):
         self._before.clear()
 
 
-@contextlib.contextmanager
-def graph(made: CUDAGraph, **_: Any) -> Iterator[None]:
-    """`torch.cuda.graph` for the pretend device, which enters the graph by itself when it computes."""
-    capturing.append(made)
-    try:
-        yield
-    finally:
-        capturing.remove(made)
-        made.undo()
-
-
-@contextlib.contextmanager
-def captured(made: CUDAGraph, **how: Any) -> Iterator[None]:
+class OnTheCPU(CUDAGraph):
     """The same for tensors of the CPU."""
-    with graph(made, **how), made:
-        yield
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        super().capture_begin(pool, capture_error_mode)
+        self.__enter__()
+
+    def capture_end(self) -> None:
+        self.__exit__(None, None, None)
+        super().capture_end()
 
 
 class Stream:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftis_node.config.settings import Settings
@@ -52,6 +53,8 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         Medians over `repeats` runs of each in turns after one to warm up; `*_spread` are minimum and maximum. `native`
         and `hf` are this project's engines. `nf4` is native on weights of four bits, of a full model, where
         bitsandbytes is. `plain` is transformers' `generate` by itself: sampling at the same temperature, no log-probs.
+        `mixed` and `mixed_plain` are native and plain with room for half of the completions, and of lengths that are
+        geometric where the model is as good as random: an id in 0.6 of the cap ends one.
         `ratio_*` is native over the other, per CPU-second on a CPU and per second on a GPU. On a GPU
         `floor_tokens_per_s` is what reading weights and keys and values once a step allows, at the bandwidth of a copy,
         and `over_floor` the time of native over that; None on a CPU.
@@ -59,33 +62,38 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     Raises:
         RuntimeError: one did not generate all tokens.
     """
-    prompts = random_prompts(policy, size)
+    prompts, native = random_prompts(policy, size), replace(policy, engine="native")
+    half = max(1, size.groups // 2) * size.group
+    ends = tuple(range(-(-policy.vocabulary * 10 // (6 * size.completion_tokens))))
     runs: dict[str, Callable[[], int]] = {
-        "native": lambda: _engine(replace(policy, engine="native"), prompts, size, batch),
+        "native": lambda: _engine(native, prompts, size, batch),
         "hf": lambda: _engine(replace(policy, engine="hf"), prompts, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
+        "mixed": lambda: _engine(native, prompts, size, half, ends),
+        "mixed_plain": lambda: _plain(policy, prompts, size, half, ends),
     }
     if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
         four_bits = _in_four_bits(policy)
         runs["nf4"] = lambda: _engine(four_bits, prompts, size, batch)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         tell(f"run {repeat} of {repeats}" if repeat else "a run to warm up")
         for name, run in runs.items():
-            took = _measured(run, size, policy.device)
+            rate = _measured(run, None if name.startswith("mixed") else size.tokens, policy.device)
             if repeat:
-                seconds[name].append(took)
+                rates[name].append(rate)
     figures: dict[str, Any] = {}
-    for name, taken in seconds.items():
-        for unit, column in (("cpu_s", [cpu for cpu, _ in taken]), ("s", [wall for _, wall in taken])):
-            figures[f"{name}_tokens_per_{unit}"] = size.tokens / statistics.median(column)
-            figures[f"{name}_tokens_per_{unit}_spread"] = [size.tokens / max(column), size.tokens / min(column)]
+    for name, measured in rates.items():
+        for unit, column in (("cpu_s", [cpu for cpu, _ in measured]), ("s", [wall for _, wall in measured])):
+            figures[f"{name}_tokens_per_{unit}"] = statistics.median(column)
+            figures[f"{name}_tokens_per_{unit}_spread"] = [min(column), max(column)]
     unit = "s" if policy.device.type == "cuda" else "cpu_s"
     ours = figures[f"native_tokens_per_{unit}"]
     floor = _floor(policy, size, batch) if policy.device.type == "cuda" else None
     return {
         "ratio_hf": ours / figures[f"hf_tokens_per_{unit}"],
         "ratio_plain": ours / figures[f"plain_tokens_per_{unit}"],
+        "ratio_mixed": figures[f"mixed_tokens_per_{unit}"] / figures[f"mixed_plain_tokens_per_{unit}"],
         "ratio_nf4": ours / figures[f"nf4_tokens_per_{unit}"] if "nf4" in runs else None,
         **figures,
         "floor_tokens_per_s": floor,
@@ -105,27 +113,27 @@ def _in_four_bits(policy: Policy) -> Policy:
     return four_bits
 
 
-def _measured(run: Callable[[], int], size: Size, device: torch.device) -> tuple[float, float]:
-    """CPU-seconds and seconds."""
+def _measured(run: Callable[[], int], expected: int | None, device: torch.device) -> tuple[float, float]:
+    """Tokens a CPU-second and a second."""
     gc.collect()
     began = time.process_time()
     tokens, wall = timed(run, device)
     cpu = time.process_time() - began
-    if tokens != size.tokens:
-        raise RuntimeError(f"{tokens} tokens were generated in place of {size.tokens}")
-    return cpu, wall
+    if expected not in (None, tokens):
+        raise RuntimeError(f"{tokens} tokens were generated in place of {expected}")
+    return tokens / cpu, tokens / wall
 
 
-def _engine(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
-    """No id that ends a completion can be drawn."""
-    sampling = Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,))
+def _engine(policy: Policy, prompts: list[list[int]], size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
+    """ends: ids that end a completion; none: only one that cannot be drawn."""
+    sampling = Sampling(size.completion_tokens, TEMPERATURE, ends or (policy.vocabulary,))
     generator = torch.Generator().manual_seed(0)
     groups = generate(policy, prompts, group=size.group, sampling=sampling, generator=generator, batch=batch)
     return sum(len(completion) for group in groups for completion in group)
 
 
 @torch.no_grad()
-def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
+def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
     ids = torch.tensor(prompts, device=policy.device).repeat_interleave(size.group, 0)
     tokens = 0
     for part in torch.split(ids, max(1, batch // size.group) * size.group):
@@ -136,10 +144,12 @@ def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> 
             temperature=TEMPERATURE,
             top_k=0,
             max_new_tokens=size.completion_tokens,
-            eos_token_id=policy.causal_lm.config.vocab_size,
+            eos_token_id=list(ends) or policy.causal_lm.config.vocab_size,
             pad_token_id=0,
         )
-        tokens += whole[:, size.prompt_tokens :].numel()
+        drawn = whole[:, size.prompt_tokens :].cpu().numpy()
+        over = np.isin(drawn, ends).cumsum(1) - np.isin(drawn, ends) > 0  # an end came before
+        tokens += int((~over).sum())
     return tokens
 
 

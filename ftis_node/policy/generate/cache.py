@@ -1,9 +1,9 @@
-"""Keys and values while generating: of a prompt once for its whole group, of completions in place."""
+"""Keys and values while generating: of a prompt once for its whole group, of completions each in a place of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,153 +35,253 @@ def bucket(count: int) -> int:
     return -(-count // step) * step
 
 
+class Size(NamedTuple):
+    """Places for so many rows and prompts, tokens of a prompt, own tokens of a row, and rows of one prompt."""
+
+    rows: int
+    prompts: int
+    width: int
+    tokens: int
+    group: int
+
+    def holds(self, other: Size) -> bool:
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+
+    def joined(self, other: Size) -> Size:
+        """The least that holds both."""
+        return Size(*map(max, self, other))
+
+
 class SharedCache:
-    """Keys and values of completions that grow in step, and of the prompts before them.
+    """Keys and values of completions, and of the prompts before them, in places that are used again and again.
 
     A prompt's keys are held once. Attention reads them once for all rows of its group, as one product of matrices
-    beside those with each row's own keys. One softmax runs over both. Own keys lie in buffers of full length, written
-    in place where a counter on the device says. As all rows have equally many own tokens, only prompts of unlike length
-    need a mask. Heads come before rows in memory, so both products read queries and weights as they lie.
+    beside those with each row's own keys. One softmax runs over both. Rows are of unlike age, prompts of unlike length:
+    a bias hides what is not there. Rows and prompts that are in use lie in front, so that attention reads no others.
 
-    With static shapes attention reads own tokens up to the next `bucket`; those that are not there yet are masked. So
-    all that the device does for a token is the same for the next one, until `grow` says otherwise.
+    With static shapes attention reads own tokens up to the next `bucket`. So all that the device does for a token is
+    the same for the next one, until `grow` or `settle` say otherwise.
 
-    rows   how many there are; `keep` makes them fewer
-    heads  of keys
-    width  of the longest prompt
+    rows   how many are computed; one that has ended is computed until another takes its place
     """
 
-    def __init__(
-        self, prompts: Iterable[tuple[Tensor, Tensor]], mask: Tensor, group: int, tokens: int, *, static: bool = False
-    ) -> None:
+    def __init__(self, size: Size, layers: int, heads: int, like: Tensor, *, static: bool = False) -> None:
         """
         Args:
-            prompts: keys and values of each layer, `[prompts, kv heads, width, head_dim]`; one layer's are copied at
-                a time.
-            mask: which of them are tokens and not padding, `[prompts, width]`. With static shapes their width is a
-                multiple of `ALIGNED`.
-            group: completions of each; row `p · group + i` is the i-th of prompt p.
-            tokens: room for so many tokens of each row.
-            static: whether shapes come in buckets.
+            heads: of keys.
+            like: of the device and dtype of keys and values, `[…, head_dim]`.
+            static: whether shapes come in buckets; then the width of prompts is a multiple of `ALIGNED`.
         """
-        tokens = -(-tokens // ALIGNED) * ALIGNED if static else tokens
-        self.static, self._tokens, self._filled = static, tokens, 0
-        self._count, self.width = mask.shape
-        self.rows = self._count * group
-        self._prompts: list[tuple[Tensor, Tensor]] = []  # [kv heads, prompts, width, head_dim]
-        self._own: list[Tensor] = []  # [keys and values, kv heads, rows, tokens, head_dim]
-        for keys, values in prompts:
-            self._prompts.append((keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()))
-            self.heads = keys.shape[1]
-            self._own.append(self._room(keys))
-        # where the newest token lies, among own tokens and behind the prompt's
-        self._newest = torch.arange(2, device=mask.device) * self.width - 1
-        self._bias: Tensor | None = None  # fp32 [rows or 1, width + tokens]: -inf hides
-        padded = not bool(mask.all())
-        if static or padded:
-            hidden = (mask == 0).repeat_interleave(group, 0) if padded else (mask[:1] == 0)
-            self._bias = torch.zeros(len(hidden), self.width + tokens, device=mask.device)
-            self._bias[:, : self.width].masked_fill_(hidden, -torch.inf)
-            if static:
-                self._bias[:, self.width :] = -torch.inf
-        self._owner = np.repeat(np.arange(self._count), group)  # the prompt of each row
-        self._lay_out(mask.device)
+        self.static, self.heads, self.size = static, heads, size
+        self._dim, self._layers, self._like = like.shape[-1], layers, like.new_empty(0)
+        self._own: list[Tensor] = []
+        self._prompts: list[Tensor] = []
+        self._flat: list[tuple[Tensor, Tensor]] = []
+        self.rows = self._group = self._count = self._line = self._read = 0
+        self._owner: Ids = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
+        self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
+        self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
+        self._filled: Ids = np.zeros(size.rows, np.int64)
+        self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
+        # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
+        self._most = torch.from_numpy(self._places(np.full(size.rows, size.width), size.tokens - 1)).to(like.device)
+        self._next = torch.zeros_like(self._most)
+        # a graph reads these where they were when it was captured, see `settle`
+        cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
+        self._index = self._take = self._back = self._where = self._next.new_zeros(self._next.numel() + cells)
 
-    def grow(self) -> tuple[int, int]:
-        """Make room for the next token of every row; return rows and own tokens that attention reads."""
-        self._filled += 1
-        return self.rows, self._read
+    def occupy(self) -> list[Tensor]:
+        """Have memory for keys and values, and return it."""
+
+        def room(places: int, tokens: int) -> list[Tensor]:  # read before they are written, so they must be numbers
+            shape = (2, places, self.heads, tokens, self._dim)
+            return [self._like.new_zeros(shape) for _ in range(self._layers)]
+
+        size = self.size
+        self._own, self._prompts = room(size.rows, size.tokens), room(size.prompts, size.width)
+        # `[2 (keys, values), places · heads, tokens, head_dim]`
+        both = zip(self._own, self._prompts, strict=True)
+        self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in both]
+        return [*self._own, *self._prompts]
+
+    def vacate(self) -> None:
+        """Free it."""
+        self._own, self._prompts, self._flat = [], [], []
+
+    def clear(self, rows: int, group: int) -> None:
+        """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
+        self.rows, self._count, self._group = rows, 0, group
+        self._owner[:], self._prompt[:], self._start[:], self._filled[:] = -1, -1, 0, 0
+        for part in (*self._own, *self._prompts):
+            part.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
+        self._bias[:, : self.size.width] = 0.0
+        self._bias[:, self.size.width :] = -torch.inf
+
+    def _places(self, start: Ids, filled: Any) -> Ids:
+        """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
+        rows, _, width, tokens, _ = self.size
+        row = np.arange(rows)
+        lines = (np.arange(2)[:, None, None] * rows + row) * self.heads + np.arange(self.heads)[:, None]
+        keys = lines.reshape(-1, rows) * tokens + filled
+        return np.concatenate([[start + filled, row * (width + tokens) + width + filled], keys])
+
+    # --- between tokens: who is there -----------------------------------------------------------------------------
+
+    def leave(self, over: Ids) -> None:
+        """These rows have ended: their places, and those of prompts that no other row has, may be taken."""
+        self._owner[over] = -1
+
+    def enter(
+        self, places: Ids, numbers: Ids, read: Sequence[tuple[Tensor, Tensor]], which: Ids, mask: np.ndarray[Any, Any]
+    ) -> None:
+        """Rows take these places, each behind its prompt, which is kept once.
+
+        Args:
+            numbers: of each row's prompt; in turn, so that those of one prompt follow one another.
+            read: keys and values of each layer, `[prompts, kv heads, width, head_dim]`.
+            which: each row's prompt among those.
+            mask: which of their tokens are no padding, on the left, `[prompts, width]`.
+        """
+        used = self._used()
+        self._prompt[~used] = -1
+        free, new = iter(np.flatnonzero(~used).tolist()), {}
+        for number, one in zip(numbers.tolist(), which.tolist(), strict=True):
+            if number not in self._prompt:
+                place = next(free)
+                self._prompt[place], new[place] = number, one
+        at = {number: place for place, number in enumerate(self._prompt.tolist()) if number >= 0}
+        self._owner[places] = [at[number] for number in numbers.tolist()]
+        self._start[places], self._filled[places] = mask.sum(1)[which], 0
+        width = mask.shape[1]
+        hidden = np.full((len(places), self._bias.shape[1]), -np.inf, np.float32)
+        hidden[:, self.size.width - width : self.size.width][mask[which].astype(np.bool_)] = 0.0
+        device = self._bias.device
+        self._bias.index_copy_(0, torch.from_numpy(places).to(device), torch.from_numpy(hidden).to(device))
+        if new:
+            index = torch.tensor([list(new), list(new.values())]).to(device)
+            for prompts, parts in zip(self._prompts, read, strict=True):
+                for mine, part in zip(prompts, parts, strict=True):
+                    mine[:, :, self.size.width - width :].index_copy_(0, index[0], part.index_select(0, index[1]))
+
+    def shrink(self, rows: int) -> Ids:
+        """Close the gaps, so that only so many rows are computed; return the old place of each."""
+        alive = self._owner[: self.rows] >= 0
+        alive[np.flatnonzero(~alive)[: rows - int(alive.sum())]] = True
+        order = closing_up(alive)
+        to = np.flatnonzero(order != np.arange(rows))
+        self._move([*self._own, self._bias], order[to], to)
+        for values in (self._owner, self._start, self._filled):
+            values[:rows] = values[order]
+        self._owner[rows:] = -1
+        self.rows, self._count = rows, 0
+        return order
+
+    def settle(self) -> None:
+        """Tell the device who is where, after any of these."""
+        owner = self._owner[: self.rows]
+        used = self._used()
+        most = max(1, int(used.sum()))
+        self._count = max(self._count, min(self.size.prompts, bucket(most))) if self.static else most
+        far, free = self._count + np.flatnonzero(used[self._count :]), np.flatnonzero(~used[: self._count])
+        self._gather_prompts(far, free[: len(far)])
+        alive = np.flatnonzero(owner >= 0)
+        sizes = np.bincount(owner[alive], minlength=self._count)
+        self._line = min(self._group, self.rows) if self.static else max(1, int(sizes.max()))
+        by_prompt = alive[np.argsort(owner[alive], kind="stable")]
+        lines = owner[by_prompt]
+        nth = np.arange(len(alive)) - (np.cumsum(sizes) - sizes)[lines]
+        # The row in each cell `[prompts, kv heads, line]` of a table, and the cell of each `[row, kv head]`. Cells
+        # without a row have another's, which nobody asks for.
+        heads = np.arange(self.heads)
+        take = np.zeros((self._count, self.heads, self._line), np.int64)
+        take[lines, :, nth] = by_prompt[:, None] * self.heads + heads
+        back = np.zeros((self.rows, self.heads), np.int64)
+        back[by_prompt] = (lines[:, None] * self.heads + heads) * self._line + nth[:, None]
+        places = self._places(self._start, np.minimum(self._filled, self.size.tokens - 1))
+        index = np.concatenate([one.flatten() for one in (places, take, back)])
+        mine = self._index[: len(index)]
+        mine.copy_(torch.from_numpy(index))
+        self._next.copy_(mine[: places.size].view_as(self._next))
+        self._take, self._back = mine[places.size :].split_with_sizes([take.size, back.size])
+
+    def _used(self) -> Flags:
+        """Which places of prompts have one that some row reads."""
+        used = np.zeros(self.size.prompts, np.bool_)
+        used[self._owner[self._owner >= 0]] = True
+        return used
+
+    def _gather_prompts(self, far: Ids, to: Ids) -> None:
+        """Move the prompts in these places to others, so that all that are read lie in front."""
+        self._move(self._prompts, far, to)
+        moved = np.arange(self.size.prompts)
+        moved[far] = to
+        self._owner[self._owner >= 0] = moved[self._owner[self._owner >= 0]]
+        self._prompt[to], self._prompt[far] = self._prompt[far], -1
+
+    def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
+        """Copy lines of tables `[keys and values, places, …]`, or `[places, …]`."""
+        if len(to):
+            moved = np.stack([source, to])
+            both = np.concatenate([moved, moved + len(self._of(parts[0])) // 2], 1)
+            index, few = torch.from_numpy(both).to(self._bias.device), len(to)
+            for part in parts:
+                lines = self._of(part)
+                mine = index if part.dim() > 2 else index[:, :few]
+                lines.index_copy_(0, mine[1], lines.index_select(0, mine[0]))
+
+    @staticmethod
+    def _of(part: Tensor) -> Tensor:
+        return part.flatten(0, 1).flatten(1) if part.dim() > 2 else part
+
+    # --- for each token -------------------------------------------------------------------------------------------
+
+    def grow(self) -> tuple[int, ...]:
+        """Make room for the next token of every row; return what the shapes that follow depend on."""
+        filled = self._filled[: self.rows]
+        np.minimum(filled + 1, self.size.tokens, out=filled)
+        read = int(filled[self._owner[: self.rows] >= 0].max(initial=1))
+        self._read = min(max(LEAST_WIDTH, bucket(read)), self.size.tokens) if self.static else read
+        return self.rows, self._count, self._line, self._read
+
+    def positions(self) -> Tensor:
+        """Of each row's token, int64 `[rows]`; from here on it is seen."""
+        following = self._next[:, : self.rows]
+        self._bias.view(-1).index_fill_(0, following[1], 0.0)
+        self._where = following[2:].flatten()
+        return following[0]
 
     def advance(self) -> None:
-        """Let the device go on to that token, where it counts by itself."""
-        if self.static and self._bias is not None:
-            self._newest.add_(1)
-            self._bias.index_fill_(1, self._newest[1:], 0.0)
+        """The token is done. A row that has ended stays at its last place."""
+        torch.minimum(self._next.add_(1), self._most, out=self._next)
 
     def put(self, layer: int, new: Tensor) -> None:
-        """Write keys and values that belong to the newest token, `[rows, 2, kv heads, head_dim]`."""
-        own, new = self._own[layer], new.permute(1, 2, 0, 3)
-        if self.static:
-            own.index_copy_(3, self._newest[:1], new[:, :, :, None])
-        else:  # on a CPU ten times as fast
-            own[:, :, :, self._filled - 1] = new
+        """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`."""
+        lines = self._own[layer].view(-1, self._dim)
+        lines.index_copy_(0, self._where, new.permute(1, 2, 0, 3).reshape(-1, self._dim))
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
-        rows, heads, dim, read = self.rows, self.heads, query.shape[-1], self._read
-        query = query.view(rows, heads, -1, dim).transpose(0, 1).contiguous()  # queries that share a key head together
-        keys, values = self._flat_prompts[layer]
-        own_keys, own_values = (part[:, :read] for part in self._flat_own[layer])
-        of_prompt = self._by_row(_products(self._by_prompt(query), keys))
-        of_own = _products(query.flatten(0, 1), own_keys).view(heads, rows, -1, read)
-        scores = torch.cat([of_prompt, of_own], -1)
-        if self._bias is None:
-            scores.mul_(scaling)
-        else:
-            torch.add(self._bias[:, None, : self.width + read], scores, alpha=scaling, out=scores)
+        rows, dim, read, width = self.rows, self._dim, self._read, self.size.width
+        own, prompts = self._flat[layer]
+        own, prompts = own[:, : rows * self.heads, :read], prompts[:, : self._count * self.heads]
+        query = query.reshape(rows * self.heads, -1, dim)  # queries that share a key head together
+        of_prompt = _products(self._by_prompt(query), prompts[0])
+        scores = torch.cat([self._by_row(of_prompt, query.shape[1]), _products(query, own[0])], -1)
+        together = scores.view(rows, -1, width + read)
+        torch.add(self._bias[:rows, None, : width + read], together, alpha=scaling, out=together)
         weights = scores.softmax(-1).to(query.dtype)
-        found = torch.bmm(weights[..., self.width :].flatten(0, 1), own_values)
-        of_prompt = self._by_prompt(weights[..., : self.width])
-        if self._take is None:
-            found.view(len(of_prompt), -1, dim).baddbmm_(of_prompt, values)
-            found = found.view(heads, rows, -1, dim)
-        else:
-            found = found.view(heads, rows, -1, dim).add_(self._by_row(torch.bmm(of_prompt, values)))
-        return found.transpose(0, 1).reshape(rows, -1)
-
-    def keep(self, order: Ids, index: Tensor) -> None:
-        """Keep these rows, in this order, here and on the device; a prompt without any goes too."""
-        self.rows, self._owner = len(order), self._owner[order]
-        for layer, old in enumerate(self._own):
-            self._own[layer] = self._room(old[0, 0])
-            self._own[layer][..., : self._filled, :] = old[..., : self._filled, :].index_select(2, index)
-        if self._bias is not None and len(self._bias) > 1:
-            self._bias = self._bias.index_select(0, index)
-        left, self._owner = np.unique(self._owner, return_inverse=True)
-        if len(left) < self._count:
-            self._count = len(left)
-            prompts = torch.from_numpy(left).to(index.device)
-            for layer, pair in enumerate(self._prompts):
-                self._prompts[layer] = (pair[0].index_select(1, prompts), pair[1].index_select(1, prompts))
-        self._lay_out(index.device)
-
-    @property
-    def _read(self) -> int:
-        """How many own tokens attention reads."""
-        return min(max(LEAST_WIDTH, bucket(self._filled)), self._tokens) if self.static else self._filled
-
-    def _room(self, like: Tensor) -> Tensor:
-        """Own keys and values of a layer; where some are read before they are written, they must be numbers."""
-        shape = (2, self.heads, self.rows, self._tokens, like.shape[-1])
-        return like.new_zeros(shape) if self.static else like.new_empty(shape)
-
-    def _lay_out(self, device: torch.device) -> None:
-        """Where rows lie in a table with a line for each prompt; shorter lines are padded."""
-        self._flat_prompts = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self._prompts]
-        self._flat_own = [own.flatten(1, 2).unbind() for own in self._own]
-        sizes = np.bincount(self._owner, minlength=self._count)
-        self._line = int(sizes.max())
-        self._take: Tensor | None = None  # the row in each cell [prompts · line], and the cell of each row
-        self._back: Tensor | None = None
-        if np.array_equal(self._owner, np.repeat(np.arange(self._count), self._line)):
-            return
-        by_prompt = np.argsort(self._owner, kind="stable")
-        owner = self._owner[by_prompt]
-        cells = owner * self._line + np.arange(self.rows) - (np.cumsum(sizes) - sizes)[owner]
-        take, back = np.zeros(self._count * self._line, dtype=np.int64), np.empty(self.rows, dtype=np.int64)
-        take[cells], back[by_prompt] = by_prompt, cells
-        self._take, self._back = (torch.from_numpy(index).to(device) for index in (take, back))
+        found = torch.bmm(weights[..., width:], own[1])
+        of_prompt = weights[..., :width] if self.static else weights[..., :width].contiguous()  # faster on a CPU
+        of_prompt = torch.bmm(self._by_prompt(of_prompt), prompts[1])
+        return found.add_(self._by_row(of_prompt, query.shape[1])).view(rows, -1)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
-        """`[kv heads, rows, n, x]` → `[kv heads · prompts, line · n, x]`."""
-        if self._take is not None:
-            rows = rows.index_select(1, self._take)
-        return rows.view(self.heads * self._count, -1, rows.shape[-1])
+        """`[rows · kv heads, n, x]` → `[prompts · kv heads, line · n, x]`."""
+        return rows.index_select(0, self._take).view(self._count * self.heads, -1, rows.shape[-1])
 
-    def _by_row(self, table: Tensor) -> Tensor:
-        """The way back."""
-        rows = table.view(self.heads, self._count * self._line, -1, table.shape[-1])
-        return rows if self._back is None else rows.index_select(1, self._back)
+    def _by_row(self, table: Tensor, queries: int) -> Tensor:
+        """The way back; n: queries."""
+        return table.view(-1, queries, table.shape[-1]).index_select(0, self._back)
 
 
 # Whether a product of bf16 matrices can be given in fp32 as it is summed: not before torch 2.8, nor on ROCm.

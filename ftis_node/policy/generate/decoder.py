@@ -7,7 +7,7 @@ products. This one has nothing but them, and keeps no copy of any weight: what t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from ftis_node.policy.adapters import LoraLinear
-from ftis_node.policy.generate.cache import Ids, SharedCache
+from ftis_node.policy.generate.cache import SharedCache, Size
 from ftis_node.policy.generate.fused import in_one
 from ftis_node.policy.generate.sampler import blocks_of
 from ftis_node.policy.nf4 import NF4Linear
@@ -236,34 +236,49 @@ def reach(model: Any) -> float:
 
 
 class Decoder:
-    """Completions of some prompts under way, on the weights as they are now.
+    """Completions of some prompts under way, on the weights as they are now, in the places of `cache`.
 
     static: whether the device does the same for a token as for the one before, until `grow` says otherwise.
     """
 
-    gaps = 0.125  # closing a gap moves the rows' keys and values
-
-    def __init__(self, model: Any, vocabulary: int, cache: SharedCache, lengths: Tensor, tokens: int) -> None:
+    def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
         """
         Args:
             vocabulary: logits of further ids are -inf.
-            lengths: each row's prompt, int64 `[rows]`; taken over and changed.
-            tokens: each row will be given so many at most.
         """
         self._weights = _Weights.of(model)
-        self._vocabulary = vocabulary
-        self._cache = cache
-        self.static = cache.static
-        self._positions = lengths  # of each row's next token
-        positions = torch.arange(cache.width + tokens, device=lengths.device)
-        cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
+        self._at = _places(self._weights)  # now: a tensor can get other memory
+        self._vocabulary, self.static = vocabulary, static
+        embedding, heads = self._weights.embedding, model.config.num_key_value_heads
+        positions = torch.arange(size.width + size.tokens, device=embedding.device)
+        cos, sin = self._weights.rotary(embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
         self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
-        self._logits: Tensor | None = None  # made by the first step, when the prompts' own are gone
+        like = embedding.new_empty(0, cos.shape[-1])
+        self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
+        self._logits: Tensor | None = None
+
+    def occupy(self) -> Any:
+        """Have memory for keys, values and logits, until `vacate`; return where it lies."""
+        parts = self.cache.occupy()
+        if self.static:
+            shape = (self.cache.size.rows, blocks_of(self._vocabulary))
+            self._logits = self._weights.embedding.new_full(shape, -torch.inf)
+            parts.append(self._logits)
+        return _places(parts)
+
+    def vacate(self) -> None:
+        """Free it."""
+        self._logits = None
+        self.cache.vacate()
+
+    def uses(self, model: Any) -> bool:
+        """Whether a decoder made now would read the same memory and do the same with it."""
+        return bool(_places(_Weights.of(model)) == self._at)
 
     def grow(self) -> Hashable:
-        """Make room for the next token of each row; return what the shapes of `step` depend on, but for `keep`."""
-        return self._cache.grow()
+        """Make room for the next token of each row; return what the shapes of `step` depend on."""
+        return self.cache.grow()
 
     def step(self, tokens: Tensor) -> Tensor:
         """Give each row its next token, int64 `[rows]`, after `grow`.
@@ -272,19 +287,16 @@ class Decoder:
         host, so that a CUDA graph of it can be replayed.
         """
         weights = self._weights
-        self._cache.advance()
-        cos, sin = self._turns.index_select(0, self._positions)[:, None].chunk(2, -1)
-        self._positions.add_(1)
+        cos, sin = self._turns.index_select(0, self.cache.positions())[:, None].chunk(2, -1)
         x = functional.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
             gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
+        self.cache.advance()
         x, bias = weights.norm(x), None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
-        if not self.static:
-            return functional.linear(x, weights.head[: self._vocabulary], bias)
         if self._logits is None:
-            self._logits = x.new_full((len(x), blocks_of(self._vocabulary)), -torch.inf)
+            return functional.linear(x, weights.head[: self._vocabulary], bias)
         logits = self._logits[: len(x)]
         valid = logits[:, : self._vocabulary]
         torch.mm(x, weights.head[: self._vocabulary].T, out=valid)
@@ -292,13 +304,8 @@ class Decoder:
             valid.add_(bias)
         return logits
 
-    def keep(self, order: Ids, index: Tensor) -> None:
-        """Keep these rows, in this order, here and on the device."""
-        self._cache.keep(order, index)
-        self._positions = self._positions[index]
-
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shape, keys = (len(h), -1, cos.shape[-1]), self._cache.heads
+        shape, keys = (len(h), -1, cos.shape[-1]), self.cache.heads
         if layer.query_norm is None or layer.key_norm is None:
             heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
         else:
@@ -307,5 +314,16 @@ class Decoder:
         turned = heads[:, :-keys]
         halves = torch.cat([turned[..., self._half :], turned[..., : self._half]], -1)
         turned.mul_(cos).addcmul_(halves, sin)
-        self._cache.put(index, heads[:, -2 * keys :].view(len(h), 2, keys, -1))
-        return self._cache.attend(index, heads[:, : -2 * keys], layer.scaling)
+        self.cache.put(index, heads[:, -2 * keys :].view(len(h), 2, keys, -1))
+        return self.cache.attend(index, heads[:, : -2 * keys], layer.scaling)
+
+
+def _places(part: Any) -> Any:
+    """Where the tensors among parts of a model lie, and what else makes two of them the same."""
+    if isinstance(part, Tensor):
+        return part.untyped_storage().data_ptr(), part.storage_offset(), part.shape
+    if isinstance(part, NF4Linear):
+        return _places(part.packed)
+    if isinstance(part, (list, tuple)):
+        return tuple(map(_places, part))
+    return tuple(map(_places, vars(part).values())) if is_dataclass(part) else part

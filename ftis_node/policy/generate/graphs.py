@@ -4,81 +4,113 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ftis_node.errors import first_line
+from ftis_node.policy.room import out_of_memory
 
 logger = logging.getLogger(__name__)
 
 _failures: list[str] = []  # why a capture failed; there is no second one in this process
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
+Step: TypeAlias = Callable[..., tuple[Tensor, ...]]
+
+
+def failed() -> bool:
+    """Whether a driver could not capture a graph, so that this process goes on without."""
+    return bool(_failures)
+
 
 class Graphs:
-    """A function of tensors that is captured once for each of its shapes, and then replayed.
+    """Functions of tensors that are captured once for each of their shapes, and then replayed.
 
     At a shape's first call it runs as it is, on the stream on which the second call captures it: so libraries have
     their workspaces there, once for all captures of the process. If a capture fails, a warning says so once, and
-    functions run as they are from then on.
+    functions run as they are from then on; but a lack of memory is the caller's, who can make room.
 
-    There is one graph at a time, as rows only become fewer and own tokens more. All captures share a pool of memory.
-    Graphs end with the call of `generate`: training needs their memory, and the next call has a cache of its own.
-    Weights cannot move in between, but may change.
+    All graphs share a pool of memory. They last as long as what they read stays where it is; it may change.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
-        """
-        Args:
-            function: on `device`, without a wait for it, random numbers, or numbers of the host that change.
-        """
-        self._function = function
+    def __init__(self, device: torch.device) -> None:
         self._stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._shape: Hashable = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._captured: Hashable = None  # the shape of the graph
-        self._inputs: tuple[Tensor, ...] = ()
-        self._outputs: tuple[Tensor, ...] = ()
+        self._tried: set[Hashable] = set()
+        # of each shape the graph, and what it reads and writes
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
-    def __call__(self, shape: Hashable, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The function of these inputs; shape: changes when its shapes or any of its tensors do."""
+    def __call__(self, shape: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function of these inputs.
+
+        Args:
+            shape: is another for another function, other shapes, or other tensors that it reads.
+            function: on the device, without a wait for it, random numbers, or numbers of the host that change.
+
+        Raises:
+            RuntimeError: there is too little memory.
+        """
         if _failures:
-            return self._function(*inputs)
-        if shape != self._shape:
-            self._shape = shape
-            return self._aside(inputs)
-        if self._captured != shape and not self._capture(inputs):
-            return self._function(*inputs)
-        assert self._graph is not None
-        for mine, new in zip(self._inputs, inputs, strict=True):
-            mine.copy_(new)
-        self._graph.replay()
-        return tuple(output.clone() for output in self._outputs)
+            return function(*inputs)
+        if shape not in self._tried:
+            outputs = self._aside(function, inputs)
+            self._tried.add(shape)
+            return outputs
+        if shape not in self._graphs and not self._capture(shape, function, inputs):
+            return function(*inputs)
+        graph, mine, outputs = self._graphs[shape]
+        for one, new in zip(mine, inputs, strict=True):
+            one.copy_(new)
+        graph.replay()
+        return tuple(output.clone() for output in outputs)
 
-    def _aside(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _aside(self, function: Step, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run it on the other stream, which waits for this one, and this one for it."""
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            outputs = self._function(*inputs)
+            outputs = function(*inputs)
         here.wait_stream(self._stream)
         return outputs
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether it could be captured. The pool needs a graph that lives, so the old one goes afterwards."""
-        here = torch.cuda.current_stream(self._stream.device)
-        self._inputs = tuple(one.clone() for one in inputs)
+    def _capture(self, shape: Hashable, function: Step, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether it could be captured. Cached memory cannot be given back meanwhile: if it must, it is tried again."""
+        mine = tuple(one.clone() for one in inputs)
+        for last in (False, True):
+            try:
+                self._graphs[shape] = self._captured(function, mine)
+            except Exception as error:  # as many kinds as there are drivers
+                if not out_of_memory(error):
+                    _failures.append(first_line(error))
+                    what = "Generation goes on without CUDA graphs, for one could not be captured"
+                    logger.warning("%s: %s", what, _failures[0])
+                    return False
+                if last:
+                    raise
+            else:
+                return True
+            torch.cuda.empty_cache()
+        return False
+
+    def _captured(
+        self, function: Step, mine: tuple[Tensor, ...]
+    ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """As `torch.cuda.graph`, which would give all cached memory back to the driver before each capture."""
         graph = torch.cuda.CUDAGraph()
-        try:
+        here = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
             # other threads may use the device meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                self._outputs = self._function(*self._inputs)
-        except Exception as error:  # as many kinds as there are drivers
-            torch.cuda.set_stream(here)
-            _failures.append(first_line(error))
-            logger.warning("Generation goes on without CUDA graphs, for one could not be captured: %s", _failures[0])
-            return False
-        self._graph, self._captured = graph, self._shape
-        return True
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = function(*mine)
+            except BaseException:
+                with suppress(RuntimeError):  # that this one is broken
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        here.wait_stream(self._stream)
+        return graph, mine, outputs

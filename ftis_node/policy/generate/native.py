@@ -1,4 +1,5 @@
-"""Our own engine: a prompt is read once for its whole group, log-probs are taken as tokens are drawn, rows that end go.
+"""Our own engine: a prompt is read once for its whole group, log-probs are taken as tokens are drawn, and a row that
+ends gives its place to one that waits.
 
 Models that `decoder` understands are decoded by it, others by transformers' modules with the cache that they need.
 """
@@ -7,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from ftis_node.fit.memory import PREFILL_TOKENS
+from ftis_node.fit.memory import PROMPT_WIDTHS
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.cache import ALIGNED, Flags, Ids, SharedCache, bucket, closing_up
+from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
-from ftis_node.policy.generate.graphs import Graphs
+from ftis_node.policy.generate.graphs import Graphs, Step
+from ftis_node.policy.generate.kept import keep, kept
+from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
-from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
+from ftis_node.policy.generate.sampling import Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.reference_model import reference
@@ -31,26 +32,44 @@ from ftis_node.policy.reference_model import reference
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
 
-_Rows: TypeAlias = "Decoder | _Modules"
-"""Completions under way: `grow`, then `step` gives each row a token and returns logits `[rows, ≥ V]` of the next.
-
-Logits of columns beyond V are -inf. `keep` drops rows.
-
-gaps: which part of the rows must have ended for dropping them to pay; static: see `Decoder`.
-"""
+def decodes(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling) -> bool:
+    """Whether `decode` generates these."""
+    longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
+    return policy.engine == "native" and policy.lean and longest <= reach(policy.causal_lm)
 
 
-def native(
+@torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
+def decode(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    group: int,
+    sampling: Sampling,
+    noise: Tensor | None,
+    rows: int,
+) -> list[list[Completion]]:
+    """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
+    if not prompts:
+        return []
+    rows = min(rows, bucket(len(prompts) * group) if policy.graphs else len(prompts) * group)
+    own = max(1, sampling.max_new_tokens - 1)  # the last token drawn is not read
+    under_way = _decoding(policy, Size(rows, min(rows, len(prompts)), max(map(len, prompts)), own, group))
+    under_way.begin(rows, group)
+    size = together(prompts)
+
+    def reads(first: int) -> Read:
+        return read(policy, prompts[first : first + size], first)
+
+    return _complete(policy, under_way, prompts, group, sampling, noise, reads)
+
+
+def by_modules(
     policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None
 ) -> list[list[Completion]]:
-    """One batch; see `generate.generate`."""
-    longest = max(len(prompt) for prompt in prompts) + sampling.max_new_tokens
-    if policy.lean and longest <= reach(policy.causal_lm):
-        with torch.inference_mode():  # not for other modules: training cannot use what they may keep of it
-            return _complete(policy, _decoder, prompts, group, sampling, noise)
+    """One batch by transformers' modules; see `generate.generate`."""
     if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
         return reference(policy, prompts, group, sampling, noise)
-    return _complete(policy, _modules, prompts, group, sampling, noise)
+    under_way = _Modules(policy, len(prompts) * group)
+    return _complete(policy, under_way, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
 
 
 @torch.no_grad()
@@ -61,145 +80,272 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids = torch.zeros(len(completions), longest, dtype=torch.long)
     for row, completion in enumerate(completions):
         ids[row, : len(completion)] = torch.from_numpy(completion.astype(np.int64))
-    ids = ids.to(policy.device)
-    logits, rows = _decoder(policy, [group.prompt for group in groups], each, longest)
-    columns = [logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
-    step = _runner(rows, policy.device, lambda token: (rows.step(token)[:, : policy.vocabulary].clone(),))
-    columns += [step(ids[:, place])[0] for place in range(longest - 1)]
+    ids, prompts = ids.to(policy.device), [group.prompt for group in groups]
+    size = Size(len(ids), len(prompts), max(map(len, prompts)), longest, each)
+    under_way = _Decoding(policy, _rounded(size) if policy.graphs else size)
+    under_way.begin(len(ids), each)
+    probed = read(policy, prompts)
+    under_way.enter(np.arange(len(ids)), np.arange(len(ids)), probed, each)
+    under_way.settle()
+
+    def logits(token: Tensor) -> tuple[Tensor, ...]:
+        return (under_way.step(token)[:, : policy.vocabulary].clone(),)
+
+    columns = [probed.logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
+    for place in range(longest - 1):
+        columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
     return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
 def _complete(
     policy: Policy,
-    start: Callable[[Policy, Sequence[Sequence[int]], int, int], tuple[Tensor, _Rows]],
+    under_way: _Decoding | _Modules,
     prompts: Sequence[Sequence[int]],
     group: int,
     sampling: Sampling,
     noise: Tensor | None,
+    reads: Callable[[int], Read],
 ) -> list[list[Completion]]:
     """Draw tokens until all rows have ended.
 
     Args:
-        start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
         noise: as in `generate.generate`; None: greedily.
+        reads: the next prompts, from the one of this number on.
     """
-    device, vocabulary = policy.device, policy.vocabulary
-    there = np.arange(len(prompts) * group)  # which rows are left
-    over = np.zeros(len(there), dtype=np.bool_)  # which of those have ended
-    logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
-    numbers = None if noise is None else noise.to(device)  # of the rows that are left
-    first = None if numbers is None else numbers[:, 0].view(-1, group)
-    drawn_first = choose(logits[:, :vocabulary], first, sampling.temperature, vocabulary)
-    token, logprob = (part.expand(-1, group).flatten() for part in drawn_first)
-    del logits, drawn_first  # before the next ones are made
+    vocabulary, temperature = policy.vocabulary, sampling.temperature
+    noise = None if noise is None else noise[:, : sampling.max_new_tokens].to(policy.device)
+    waiting = WaitingRows(policy, prompts, group, sampling, noise, reads)
+    places = _Places(under_way, waiting, sampling, noise, policy)
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
-        drawn = choose(rows.step(token), uniform[0] if uniform else None, sampling.temperature, vocabulary)
-        return tuple(part.flatten() for part in drawn)
+        last = uniform[0][:, None] if uniform else None
+        return tuple(part.flatten() for part in choose(under_way.step(token), last, temperature, vocabulary))
 
-    step = _runner(rows, device, following)
-    drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
-    look = _LOOK_EVERY[device.type]
-    while len(drawn) < sampling.max_new_tokens:
+    while places.fill():
         check()
-        if len(drawn) % look == 0:
-            recent = torch.stack([token for _, token, _ in drawn[-look:]]).cpu().numpy()
-            over |= np.isin(recent, sampling.eos).any(0)
-            if over.all():
-                break
-            if (order := _staying(over, rows)) is not None:
-                index = torch.from_numpy(order).to(device)
-                rows.keep(order, index)
-                there, token, over = there[order], token[index], over[order]
-                numbers = None if numbers is None else numbers[index]
-        uniform = () if numbers is None else (numbers[:, len(drawn), None],)
-        token, logprob = step(token, *uniform)
-        drawn.append((there, token, logprob))
-    return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
+        for uniform in places.ahead():
+            places.drew(*under_way.run((temperature, noise is None), following, places.token, *uniform))
+        places.look()
+    return to_completions(*_table(places.drawn, waiting.count, sampling.max_new_tokens), sampling.eos, group)
 
 
-def _runner(
-    rows: _Rows, device: torch.device, function: Callable[..., tuple[Tensor, ...]]
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The function, which steps rows once, after they have grown; by CUDA graphs where shapes are static."""
-    graphs = Graphs(function, device) if rows.static else None
+class _Places:
+    """Which row is in which place, and what was drawn.
 
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        shape = rows.grow()
-        return graphs(shape, *inputs) if graphs else function(*inputs)
+    token  the newest of each place's row, int64 `[places]`
+    drawn  of each draw the rows' numbers, how many tokens each had, the new ones and their log-probs
+    """
 
-    return run
+    def __init__(
+        self,
+        under_way: _Decoding | _Modules,
+        waiting: WaitingRows,
+        sampling: Sampling,
+        noise: Tensor | None,
+        policy: Policy,
+    ) -> None:
+        self._under_way, self._waiting, self._noise, self._device = under_way, waiting, noise, policy.device
+        self._cap, self._most = sampling.max_new_tokens, _LOOK_EVERY[policy.device.type]
+        self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
+        self._ends[list(sampling.eos)] = True
+        count = under_way.rows
+        self._number: Ids = np.full(count, -1)  # -1: none
+        self._steps: Ids = np.zeros(count, np.int64)
+        self._over = np.ones(count, np.bool_)
+        self.token = torch.zeros(count, dtype=torch.long, device=policy.device)
+        self._at = self.token  # of the next token, in the noise
+        self._ahead = torch.arange(self._most, device=policy.device)[:, None]
+        self._unseen: list[Tensor] = []
+        self.drawn: list[tuple[Ids, Ids, Tensor, Tensor]] = []
+
+    def fill(self) -> bool:
+        """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
+        while (ended := int(self._over.sum())) == len(self._over) or self._pays(ended):
+            if ended == len(self._over) and not self._waiting.left:
+                return False
+            self._under_way.leave(np.flatnonzero(self._over))
+            for some in self._waiting.take(ended):
+                self._enter(np.flatnonzero(self._over)[: len(some[0])], *some)
+            alive = int((~self._over).sum())
+            if alive and not self._waiting.left and self._size(alive) < len(self._over):
+                self._keep(self._under_way.shrink(self._size(alive)))
+            self._under_way.settle()
+            if self._noise is not None:
+                self._at = torch.from_numpy(self._number * self._noise.shape[1] + self._steps).to(self._device)
+        return True
+
+    def _pays(self, ended: int) -> bool:
+        if not self._under_way.static:
+            return ended >= max(1, self._under_way.gaps * len(self._over))
+        return ended > 0 and (self._waiting.left > 0 or self._size(len(self._over) - ended) < len(self._over))
+
+    def _size(self, alive: int) -> int:
+        """Static shapes have few numbers of rows."""
+        return bucket(alive) if self._under_way.static else alive
+
+    def _enter(self, places: Ids, numbers: Ids, read: Read, token: Tensor, logprob: Tensor) -> None:
+        self._under_way.enter(places, numbers, read, self._waiting.group)
+        self.drawn.append((numbers, np.zeros_like(numbers), token, logprob))
+        self._number, self._steps = self._number.copy(), self._steps.copy()  # others are of what was drawn
+        self._number[places], self._steps[places], self._over[places] = numbers, 1, self._cap == 1
+        self.token = self.token.index_copy(0, torch.from_numpy(places).to(self._device), token)
+        self._unseen = [self.token]
+
+    def _keep(self, order: Ids) -> None:
+        self._number, self._steps, self._over = self._number[order], self._steps[order], self._over[order]
+        index = torch.from_numpy(order).to(self._device)
+        self.token = self.token[index]
+        self._unseen = [token[index] for token in self._unseen]
+
+    def ahead(self) -> Iterator[tuple[Tensor, ...]]:
+        """For each draw until the next look its uniform numbers, fp64 `[places]`; none for greedy ones."""
+        count = min(self._most, self._cap - int(self._steps[~self._over].min()))
+        if self._noise is None:
+            yield from [()] * count
+            return
+        columns = self._noise.view(-1)[(self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)]
+        self._at = self._at + count
+        yield from ((column,) for column in columns)
+
+    def drew(self, token: Tensor, logprob: Tensor) -> None:
+        """Each place's next token."""
+        self.token = token
+        self.drawn.append((self._number, self._steps, token, logprob))
+        self._steps = self._steps + 1
+        self._unseen.append(token)
+
+    def look(self) -> None:
+        """See which rows have ended. The host waits for the device."""
+        recent = torch.stack(self._unseen).cpu().numpy()
+        self._unseen = []
+        self._over = self._over | self._ends[recent].any(0) | (self._steps >= self._cap)
 
 
-def _staying(over: Flags, rows: _Rows) -> Ids | None:
-    """The rows to keep, in their order, where dropping the others pays. Static shapes have few numbers of rows."""
-    alive = ~over
-    if rows.static:
-        ended = np.flatnonzero(over)
-        alive[ended[: max(0, bucket(int(alive.sum())) - int(alive.sum()))]] = True
-        return None if alive.all() else closing_up(alive)
-    return closing_up(alive) if over.sum() >= rows.gaps * len(over) else None
-
-
-def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[Any, Any]:
-    """Ids and log-probs `[rows, tokens]` from those of each step; what was never drawn is 0."""
-    where = np.concatenate([there for there, _, _ in drawn])
-    steps = np.repeat(np.arange(len(drawn)), [len(there) for there, _, _ in drawn])
-    shape = (len(drawn[0][0]), tokens)
-    ids, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    ids[where, steps] = torch.cat([token for _, token, _ in drawn]).cpu().numpy()
-    logprobs[where, steps] = torch.cat([logprob for _, _, logprob in drawn]).cpu().numpy()
+def _table(drawn: Sequence[tuple[Ids, Ids, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
+    """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
+    number, step = (np.concatenate([one[part] for one in drawn]) for part in (0, 1))
+    real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
+    ids, logprobs = np.zeros((rows, tokens), dtype=np.int64), np.zeros((rows, tokens), dtype=np.float32)
+    where = number[real], step[real]
+    ids[where] = torch.cat([one[2] for one in drawn]).cpu().numpy()[real]
+    logprobs[where] = torch.cat([one[3] for one in drawn]).cpu().numpy()[real]
     return ids, logprobs
 
 
-def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
-    logits, cache, mask = _prefill(policy, prompts, _empty_cache)
-    # the last token drawn is not read
-    own = SharedCache(_emptied(cache), mask, group, tokens - 1, static=policy.graphs)
-    lengths = mask.sum(1).repeat_interleave(group)
-    return logits, Decoder(policy.causal_lm, policy.vocabulary, own, lengths, tokens - 1)
+def _decoding(policy: Policy, size: Size) -> _Decoding:
+    """Places of this size or more. With static shapes they are kept for the next call, and the graphs that read them,
+    until the model's weights lie elsewhere."""
+    if not policy.graphs:
+        return _Decoding(policy, size)
+    size, mine = _rounded(size), kept(policy.causal_lm)
+    if isinstance(mine, _Decoding) and mine.decoder.uses(policy.causal_lm):
+        if mine.cache.size.holds(size):
+            return mine
+        size = size.joined(mine.cache.size)
+    if mine is not None:
+        mine.vacate()  # before others are made
+    mine = _Decoding(policy, size)
+    keep(policy.causal_lm, mine)
+    return mine
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """As transformers', but its empty tensors are made on the device: those would be uploaded, and the host waits."""
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = key_states.new_empty(0), value_states.new_empty(0)
-        self.is_initialized = True
+def _rounded(size: Size) -> Size:
+    """What calls of about this size need."""
+    width, tokens = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS, -(-size.tokens // ALIGNED) * ALIGNED
+    return size._replace(width=width, tokens=tokens, prompts=min(size.rows, bucket(size.prompts)))
 
 
-def _empty_cache() -> DynamicCache:
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = _GrowingLayer
-    return cache
+class _Decoding:
+    """Rows under way by `decoder`, in places that others take over.
 
+    static: whether the device does the same for a token as for the one before, until `settle` or `grow` say otherwise.
+    gaps: without that, which part of the places must be free for a change to pay.
+    """
 
-def _modules(policy: Policy, prompts: Sequence[Sequence[int]], group: int, _: int) -> tuple[Tensor, _Modules]:
-    config = policy.causal_lm.config.get_text_config(decoder=True)
-    logits, cache, mask = _prefill(policy, prompts, lambda: DynamicCache(config=config))
-    return logits, _Modules(policy, cache, mask, group)
+    gaps = 1 / 16
+
+    def __init__(self, policy: Policy, size: Size) -> None:
+        self.static = policy.graphs
+        self.decoder = Decoder(policy.causal_lm, policy.vocabulary, size, static=self.static)
+        self.cache, self.step = self.decoder.cache, self.decoder.step
+        self.leave, self.shrink, self.settle = self.cache.leave, self.cache.shrink, self.cache.settle
+        self._device, self._occupied = policy.device, False
+        self._lay: Any = None  # where the places lay when graphs were captured
+        self._graphs: Graphs | None = None
+
+    def begin(self, rows: int, group: int) -> None:
+        """With places for so many rows, of which `group` at most have one prompt."""
+        if not self._occupied:
+            lie = self.decoder.occupy()
+            if self.static and lie != self._lay:
+                self._graphs = Graphs(self._device)  # the old ones would read what now is something else's
+            self._lay, self._occupied = lie, True
+        self.cache.clear(rows, group)
+
+    def vacate(self) -> None:
+        """Free the places. Graphs stay: if the next ones lie there too, as they do where memory is taken and given
+        back in the same order, they are right again."""
+        self._occupied = False
+        self.decoder.vacate()
+
+    @property
+    def rows(self) -> int:
+        return self.cache.rows
+
+    def enter(self, places: Ids, numbers: Ids, read: Read, group: int) -> None:
+        """These rows take these places, behind their prompts."""
+        prompts = numbers // group
+        self.cache.enter(places, prompts, read.layers(), prompts - read.first, read.mask)
+
+    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function of these, which steps all rows once; by CUDA graphs where shapes are static. kind: its name."""
+        shape = self.cache.grow()
+        return self._graphs((kind, shape), function, *inputs) if self._graphs else function(*inputs)
 
 
 class _Modules:
-    """By the forward pass of the whole model, its cache repeated for each completion."""
+    """By the forward pass of the whole model, its cache repeated for each completion; no place is taken over."""
 
-    gaps = 0.25  # dropping rows copies the cache
     static = False
+    gaps = 0.25  # dropping rows copies the cache
 
-    def __init__(self, policy: Policy, cache: DynamicCache, mask: Tensor, group: int) -> None:
-        self._model, self._vocabulary = policy.causal_lm, policy.vocabulary
-        self._cache = cache
+    def __init__(self, policy: Policy, rows: int) -> None:
+        self.rows, self._alive = rows, np.zeros(rows, np.bool_)
+        self._model, self._vocabulary, self._device = policy.causal_lm, policy.vocabulary, policy.device
+        self._cache: Any = None
+        self._mask = self._positions = torch.zeros(0, dtype=torch.long)
+
+    def leave(self, over: Ids) -> None:
+        """These rows have ended."""
+        self._alive[over] = False
+
+    def settle(self) -> None:
+        pass
+
+    def enter(self, places: Ids, numbers: Ids, read: Read, group: int) -> None:
+        """All rows, behind their prompts."""
+        self._cache, mask = read.cache, torch.from_numpy(read.mask).to(self._device).long()
         if group > 1:
-            cache.reorder_cache(torch.arange(len(mask), device=mask.device).repeat_interleave(group))
+            self._cache.reorder_cache(torch.arange(len(mask), device=self._device).repeat_interleave(group))
         self._mask = mask.repeat_interleave(group, 0)
         self._positions = self._mask.sum(1)  # of each row's next token
+        self._alive = np.ones(len(self._mask), np.bool_)
 
-    def grow(self) -> Hashable:
-        return None
+    def shrink(self, rows: int) -> Ids:
+        """Keep so many rows, all that have not ended; return the old place of each."""
+        order = closing_up(self._alive)
+        index = torch.from_numpy(order).to(self._device)
+        self._cache.reorder_cache(index)
+        self._mask, self._positions, self._alive = self._mask[index], self._positions[index], self._alive[order]
+        return order
+
+    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function of these, which steps all rows once."""
+        return function(*inputs)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Give each row its next token, `[rows]`; return logits of the one after it, `[rows, V]`."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
         logits = self._model(
             input_ids=tokens[:, None],
@@ -210,53 +356,3 @@ class _Modules:
         ).logits[:, -1, : self._vocabulary]
         self._positions = self._positions + 1
         return logits  # type: ignore[no-any-return]
-
-    def keep(self, order: Ids, index: Tensor) -> None:
-        self._cache.reorder_cache(index)
-        self._mask, self._positions = self._mask[index], self._positions[index]
-
-
-def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tuple[Tensor, DynamicCache, Tensor]:
-    """Read each prompt once: logits `[prompts, ≥ V]` of what follows, its cache, and its mask `[prompts, width]`.
-
-    Some prompts at a time, where the cache's parts can be joined: evaluation has as many prompts as rows.
-
-    Args:
-        empty: makes an empty cache.
-    """
-    ids, mask = (table.to(policy.device) for table in left_padded(prompts, ALIGNED if policy.graphs else 1))
-    plain = all(type(layer) is DynamicLayer for layer in empty().layers)
-    together = max(1, PREFILL_TOKENS // ids.shape[1]) if plain else len(prompts)
-    read = []
-    for first in range(0, len(prompts), together):
-        rows = slice(first, first + together)
-        cache = empty()
-        logits = policy.causal_lm(
-            input_ids=ids[rows],
-            attention_mask=mask[rows],
-            position_ids=(mask[rows].cumsum(1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        read.append((logits, cache))
-    if len(read) == 1:
-        return *read[0], mask
-    return torch.cat([logits for logits, _ in read]), _joined([cache for _, cache in read]), mask
-
-
-def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
-    whole = _empty_cache()
-    for index, layers in enumerate(zip(*map(_emptied, caches), strict=True)):
-        whole.update(*(torch.cat(parts) for parts in zip(*layers, strict=True)), index)
-    return whole
-
-
-def _emptied(cache: DynamicCache) -> Iterator[tuple[Tensor, Tensor]]:
-    """Keys and values of one layer after the other, which the cache then has no longer."""
-    for layer in cache.layers:
-        keys, values = layer.keys, layer.values
-        layer.keys = layer.values = None
-        yield keys, values
-        del keys, values

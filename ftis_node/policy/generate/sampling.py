@@ -26,13 +26,13 @@ class Sampling:
     greedy: bool = False
 
 
-def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1, least: int = 0) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column.
 
     Args:
-        multiple: the width is one of it.
+        multiple: the width is one of it; least: and no smaller.
     """
-    width = -(-max(len(prompt) for prompt in prompts) // multiple) * multiple
+    width = -(-max(least, *map(len, prompts)) // multiple) * multiple
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.long)
     for row, prompt in enumerate(prompts):

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.native import native
+from ftis_node.policy.generate.native import by_modules, decode, decodes
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.reference_model import reference
 
 __all__ = ["Sampling", "generate"]
 
-_ENGINES = {"native": native, "hf": reference}
+_ENGINES = {"native": by_modules, "hf": reference}
 
 
 @torch.no_grad()
@@ -36,13 +36,13 @@ def generate(
         group: completions a prompt (G).
         noise: a uniform number in [0, 1) for each token, fp64 `[prompts · group, ≥ max_new_tokens]` on the CPU.
         generator: of the CPU, for `noise` where there is none; the default one if None.
-        batch: how many sequences are decoded side by side at most (prompts are split, groups are not).
+        batch: how many sequences are decoded side by side at most. Where `decoder` does it, a row that ends gives its
+            place to the next; else prompts are split into calls, groups are not.
 
     Returns:
         Yield for each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a
-        sampled
-        EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in fp32
-        over the valid vocabulary, nothing cut off.
+        sampled EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in
+        fp32 over the valid vocabulary, nothing cut off.
 
     Raises:
         FtisError: the weights have diverged.
@@ -56,6 +56,8 @@ def generate(
         made: list[list[Completion]] | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
+    if decodes(policy, prompts, sampling):
+        return decode(policy, prompts, group, sampling, None if sampling.greedy else noise, per_call * group)
     out: list[list[Completion]] = []
     for start in range(0, len(prompts), per_call):
         rows = slice(start * group, (start + per_call) * group)

@@ -1,0 +1,160 @@
+"""Reading prompts: some at a time, ahead of the rows that will follow them, with the first token of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ftis_node.fit.memory import PREFILL_TOKENS
+from ftis_node.policy.generate.cache import ALIGNED, Ids
+from ftis_node.policy.generate.sampler import choose
+from ftis_node.policy.generate.sampling import Sampling, left_padded
+from ftis_node.policy.policy import Policy
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Prompts that were read.
+
+    first     number of the first
+    logits    of what follows each, `[prompts, ≥ V]`
+    cache     keys and values
+    mask      which of their tokens are no padding, on the left, bool `[prompts, width]`, on the CPU
+    """
+
+    first: int
+    logits: Tensor
+    cache: DynamicCache
+    mask: np.ndarray[Any, Any]
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, `[prompts, kv heads, width, head_dim]`."""
+        return [(layer.keys, layer.values) for layer in self.cache.layers]
+
+
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """As transformers', but its empty tensors are made on the device: those would be uploaded, and the host waits."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states.new_empty(0), value_states.new_empty(0)
+        self.is_initialized = True
+
+
+def _growing() -> DynamicCache:
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = _GrowingLayer
+    return cache
+
+
+def read(policy: Policy, prompts: Sequence[Sequence[int]], first: int = 0) -> Read:
+    """Read prompts side by side, for `decoder`."""
+    return _read(policy, prompts, first, _growing())
+
+
+def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
+    """Read all prompts for transformers' modules, with the cache that these need: some at a time, where its parts can
+    be joined, for evaluation has as many prompts as rows."""
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    size = len(prompts)
+    if all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
+        size = together(prompts)
+    width = max(map(len, prompts))
+    parts = [
+        _read(policy, prompts[first : first + size], first, DynamicCache(config=config), width)
+        for first in range(0, len(prompts), size)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    mask = np.concatenate([part.mask for part in parts])
+    return Read(0, torch.cat([part.logits for part in parts]), _joined([part.cache for part in parts]), mask)
+
+
+def together(prompts: Sequence[Sequence[int]]) -> int:
+    """How many of the prompts are read at a time."""
+    return max(1, PREFILL_TOKENS // max(map(len, prompts)))
+
+
+class WaitingRows:
+    """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        group: int,
+        sampling: Sampling,
+        noise: Tensor | None,
+        reads: Callable[[int], Read],
+    ) -> None:
+        """
+        Args:
+            noise: on the device, see `generate.generate`; None: greedily.
+            reads: the next prompts, from the one of this number on.
+        """
+        self.count = self.left = len(prompts) * group
+        self.group = group
+        self._policy, self._sampling, self._noise, self._reads = policy, sampling, noise, reads
+        self._read: Read | None = None
+        self._first: tuple[Tensor, Tensor] | None = None
+
+    def take(self, count: int) -> Iterator[tuple[Ids, Read, Tensor, Tensor]]:
+        """So many rows, or all that are left: their numbers, what was read, their first tokens and these' log-probs."""
+        while count and self.left:
+            number = self.count - self.left
+            if self._read is None:
+                self._read = self._reads(number // self.group)
+                self._first = self._drawn(self._read)
+            assert self._first is not None
+            began, (token, logprob) = self._read.first * self.group, self._first
+            some = min(count, began + len(token) - number)
+            mine = slice(number - began, number - began + some)
+            yield np.arange(number, number + some), self._read, token[mine], logprob[mine]
+            count, self.left = count - some, self.left - some
+            if mine.stop == len(token):
+                self._read = self._first = None
+
+    def _drawn(self, read: Read) -> tuple[Tensor, Tensor]:
+        """The first token of each row behind these prompts."""
+        rows = slice(read.first * self.group, (read.first + len(read.mask)) * self.group)
+        uniform = None if self._noise is None else self._noise[rows, 0].view(-1, self.group)
+        vocabulary = self._policy.vocabulary
+        drawn = choose(read.logits[:, :vocabulary], uniform, self._sampling.temperature, vocabulary)
+        token, logprob = (part.expand(-1, self.group).flatten() for part in drawn)
+        return token, logprob
+
+
+def _read(
+    policy: Policy, prompts: Sequence[Sequence[int]], first: int, cache: DynamicCache, width: int | None = None
+) -> Read:
+    """width: least one of the prompts' table."""
+    ids, mask = left_padded(prompts, ALIGNED if policy.graphs else 1, width or 0)
+    known = mask.numpy().astype(np.bool_)
+    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    logits = policy.causal_lm(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return Read(first, logits, cache, known)
+
+
+def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
+    """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
+    whole = _growing()
+    for index, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
+        keys, values = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("keys", "values"))
+        for layer in layers:
+            layer.keys = layer.values = None
+        whole.update(keys, values, index)
+    return whole
