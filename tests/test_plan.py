@@ -31,8 +31,7 @@ from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES
 from ftis_node.policy.nf4 import quantise
-from ftis_node.policy.packing import ATTENTION as PACKED
-from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.packing import ATTENTIONS, Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.text import GB
@@ -235,7 +234,7 @@ def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, .
     config = known_config(name)
     with torch.device("meta"):
         model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
-        model.set_attn_implementation(PACKED)
+        model.set_attn_implementation([*ATTENTIONS][1])
         model = prepared(model, targets, 128, checkpointing=True)
     model.train()
     with FakeTensorMode():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import pytest
@@ -50,14 +49,14 @@ def shifted(*args: Any) -> Packing:
     """Completions begin one position too late."""
     packed = pack(*args)
     positions = packed.positions.clone()
-    positions[int(packed.prompts.filled.sum()) :] += 1
+    positions[int(packed.prompts.sum()) :] += 1
     return replace(packed, positions=positions)
 
 
 def of_the_neighbour(*args: Any) -> Packing:
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
-    owner = packed.owner.clone()
+    owner = packed.owner.copy()
     owner[-1] = 0
     return replace(packed, owner=owner)
 
@@ -66,10 +65,9 @@ def with_a_leak(*args: Any) -> Packing:
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):
-        @cached_property
-        def mask(self) -> Tensor:
-            mask = super().mask.clone()
-            width = self.completions.filled.shape[1]
+        def mask(self, window: int | None) -> Tensor:
+            mask = super().mask(window)
+            width = mask.shape[2]
             mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
             return mask
 
@@ -141,5 +139,5 @@ def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise TypeError("forward() got an unexpected keyword argument 'packing'")
 
-    monkeypatch.setattr(packing.Packing, "attend", fail)
+    monkeypatch.setattr(packing.Packing, "in_tables", fail)
     assert "(forward() got an unexpected keyword argument" in ready(replace(policy, packed=False)).way

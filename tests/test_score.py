@@ -15,12 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Olmo3Config,
     OPTConfig,
+    Phi3Config,
     PhiConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen2ForCausalLM,
 )
 
@@ -150,6 +154,7 @@ def other_model(config: PretrainedConfig) -> Policy:
 
 SIZES: dict[str, Any] = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE: dict[str, Any] = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+KINDS = ["sliding_attention", "full_attention"]
 GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
@@ -159,7 +164,11 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
         (GPT2Config(**GPT2, initializer_range=0.3), True),  # learned positions and dropout
         (PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
         (LlamaConfig(**WIDE, attention_dropout=0.5), True),
-        (MistralConfig(**WIDE, sliding_window=4), False),
+        (MistralConfig(**WIDE, sliding_window=4), True),
+        (Phi3Config(**WIDE, sliding_window=3, pad_token_id=0), True),
+        (Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=9, max_window_layers=1), True),  # in one layer
+        (Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=KINDS), True),
+        (Olmo3Config(**WIDE, sliding_window=4, layer_types=KINDS), True),
         (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=None), False),
     ],
     ids=lambda part: getattr(part, "model_type", ""),

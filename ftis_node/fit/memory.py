@@ -10,14 +10,15 @@ C tokens, a layer keeps of every token, in bytes:
                + 4bH if full            normed, for the norm's gradient, and scaled, for the next matrix's
     MLP        3bI, 4bI if full         gate, silu(gate), up; their product for the down matrix's gradient
     attention  4bQ + 4 heads            q, k, v and output; log-sum-exp in fp32
-               + 2bQ P/C + b (P + C)    of completion tokens: each row's copy of its prompt's k and v; the mask
+               + 2bQ P/C                of completion tokens: each row's copy of its prompt's k and v
                + bQ if full             the output laid out by tokens, for the o matrix's gradient
     LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
                                         matrices it enters
 
 With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
 holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
-holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps, and the
+kernels of a CPU: FlashAttention and liger-kernel's keep less.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     spread = completions * reach // workload.completion_tokens  # keys and values of the completions' rows
 
     kept = tokens * _kept_by_token(g, setup)
-    kept += 2 * attention * (prompts + spread) + width * completions * reach
+    kept += 2 * attention * (prompts + spread)
     in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
     gradients = 3 if setup.lora and not in_mlp else 2
     passing = tokens * (gradients * mlp + width * g.hidden)
@@ -237,7 +238,7 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
 
     passing += _dense(g, setup)
 
-    around = tokens * (2 * width * g.head_dim + 64) + completions * reach  # rotary tables, indices, the mask as bits
+    around = tokens * (2 * width * g.head_dim + 64) + width * completions * reach  # rotary tables, indices, the mask
     if setup.gradient_checkpointing:
         return g.layers * tokens * width * g.hidden + around, kept + passing
     return g.layers * kept + around, passing
