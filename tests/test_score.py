@@ -134,10 +134,19 @@ def test_groups_of_one_token_completions_only_can_be_scored() -> None:
     torch.testing.assert_close(completion_logprobs(policy, only, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [3, 4096])
-def test_the_entropy_is_that_of_what_each_token_was_drawn_from(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: int = 0) -> None:
+    """Logits of so many tokens by so many columns at a time; kept: bytes of them that may be."""
+    monkeypatch.setitem(score.BLOCK_TOKENS, "cpu", tokens)
+    monkeypatch.setitem(score.BLOCK_BYTES, "cpu", 4 * tokens * columns)
+    monkeypatch.setattr(score, "CHUNK_BYTES", kept)
+
+
+@pytest.mark.parametrize("block", [(1, 7), (3, 26), (4096, 26)])
+def test_the_entropy_is_that_of_what_each_token_was_drawn_from(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = POLICIES["padded"]
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
+    in_blocks(monkeypatch, *block)
     entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits[0, 1:, : policy.vocabulary] / 0.7
@@ -203,15 +212,31 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
         ready(Policy("headed", headed, tiny_tokenizer(), torch.device("cpu")))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])
-def test_the_size_of_a_chunk_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "columns", "kept"), [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)]
+)
+def test_the_blocks_of_the_logits_do_not_matter(
+    tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = POLICIES["padded"]
-    whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
+    whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
-    parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
-    torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-5)
-    assert_gradients_close(gradients(policy, parts), expected)
+    in_blocks(monkeypatch, tokens, columns, kept)
+    parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+    assert_gradients_close(gradients(policy, parts), expected, loosely=0.1)
+
+
+def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision() -> None:
+    """Its slope is 1 − p, which is lost if p is rounded first."""
+    hidden = torch.tensor([[8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0)  # type: ignore[no-untyped-call]
+    logprob.sum().backward()
+    assert hidden.grad is not None and weight.grad is not None
+    slope = 1 - 1 / (1 + np.exp(-7.0))
+    assert float(hidden.grad[0, 0]) == pytest.approx(slope, rel=0.01)
+    assert float(weight.grad[0, 0]) == pytest.approx(8 * slope, rel=0.01)
 
 
 samples = st.tuples(
@@ -267,7 +292,7 @@ class _Largest(TorchDispatchMode):
 
 def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     words, chunk, hidden = 3000, 8, 16
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * words * chunk)
+    in_blocks(monkeypatch, chunk, 1000)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     policy = tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = [np.arange(20) + 20 * sample for sample in range(10)]
@@ -277,6 +302,5 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pyte
             logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
     assert tokens * words > 10 * chunk * words, "the test would see it"
-    assert largest.elements <= max(chunk * words, words * hidden)
+    assert largest.elements <= max(chunk * 1000, words * hidden)
     assert max(held) <= words * hidden, "the head itself is kept, no logits are"
-    assert sum(size for size in held if size == chunk * words) == 0

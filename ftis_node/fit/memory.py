@@ -35,9 +35,12 @@ OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
 Engine = Literal["native", "hf"]
 
-# One fp32 matrix [tokens, vocabulary] of `score`, and how many of them scoring holds at a time.
-CHUNK_BYTES = 128 << 20
+# A block of fp32 logits of `score`: what a cache holds, of so many tokens at most, on a GPU larger for its launches. How
+# many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
+BLOCK_BYTES: dict[Device, int] = {"cpu": 2 << 20, "cuda": 32 << 20}
+BLOCK_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 2048}
 LOGIT_BUFFERS = 3
+CHUNK_BYTES = 128 << 20
 
 # Rows of keys and values that attention may hold for each token of a micro-batch's budget. Completions of unlike
 # lengths are padded in attention, and short ones have a copy of a long prompt's.
@@ -189,7 +192,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         optimiser=round(MOMENT_BYTES[setup.optimiser] * (trained - away)),
         activations=kept,
         one_layer=one_layer + there,
-        logits=_logits(geometry, workload, setup),
+        logits=_logits(geometry, workload, setup, device),
         update=_update(geometry, trained - away, mastered, setup, device),
         kv_cache=cache,
         sampling=sampling + width * away,
@@ -261,12 +264,14 @@ def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
     return [linear for linear in g.targeted(setup.lora_targets) if linear in g.within_layers]
 
 
-def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
-    """One chunk of tokens by the vocabulary, in fp32 and in the weights' dtype; the final norm and hidden states."""
+def _logits(g: Geometry, workload: Workload, setup: Setup, device: Device) -> int:
+    """A block of logits, in fp32 and in the weights' dtype; all that may be kept; the final norm and hidden states."""
     prompts, completions = workload.split(setup.micro_batch_tokens)
-    chunk = min(CHUNK_BYTES, 4 * completions * g.vocabulary)
-    states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden
-    return LOGIT_BUFFERS * chunk + (chunk // 2 if setup.width < 4 else 0) + states
+    rows, whole = min(completions, BLOCK_TOKENS[device]), 4 * completions * g.vocabulary
+    block = min(BLOCK_BYTES[device], 4 * rows * g.vocabulary)
+    kept = whole if whole <= CHUNK_BYTES and block == 4 * rows * g.vocabulary else 0
+    states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden + rows * (4 + 2 * setup.width) * g.hidden
+    return LOGIT_BUFFERS * block + (block // 2 if setup.width < 4 else 0) + kept + states
 
 
 def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
