@@ -30,12 +30,13 @@ from transformers import (
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
-from ftis_node.policy import score
+from ftis_node.policy import packing, score
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.packing import ATTENTIONS, Prefixed, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
+from tests.pretend.device import by_sequence
 from tests.support.small_models import (
     held_for_backward,
     logprobs_of,
@@ -96,6 +97,7 @@ GROUPS = [
     Prefixed([20], [np.array([7])]),
     Prefixed([7, 7, 8, 3, 2, 25, 11], [np.array([2, 3, 4]), np.array([2, 3, 5])]),
 ]
+ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -129,9 +131,8 @@ def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
 
 def test_groups_of_one_token_completions_only_can_be_scored() -> None:
     policy = POLICIES["full"]
-    only = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
     plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
-    torch.testing.assert_close(completion_logprobs(policy, only, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: int = 0) -> None:
@@ -195,6 +196,24 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(
     assert_gradients_close(gradients(policy, ours), gradients(other, plain), loosely=10.0)
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 64])
+@pytest.mark.parametrize("groups", [GROUPS, ONE_TOKEN], ids=["", "one token each"])
+def test_attention_over_sequences_as_they_lie_is_that_over_tables(
+    groups: list[Prefixed], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention, in whose place a loop over the sequences computes what its documentation says."""
+    monkeypatch.setattr(packing, "varlen_attn", by_sequence)
+    packed = pack(groups, torch.device("cpu"))
+    torch.manual_seed(0)
+    inputs = [torch.randn(len(packed.ids), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    runs, tables = (way(packed, *inputs, 0.3, window) for way in ATTENTIONS.values())
+    torch.testing.assert_close(runs, tables, atol=1e-6, rtol=1e-5)
+    weights = torch.randn(runs.shape)
+    slopes = [torch.autograd.grad((out * weights).sum(), inputs) for out in (runs, tables)]
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
     """OPT hands its own attribute to a function; in training mode it would come back."""
     policy = other_model(OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
@@ -213,7 +232,8 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "columns", "kept"), [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)]
+    ("tokens", "columns", "kept"),
+    [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)],
 )
 def test_the_blocks_of_the_logits_do_not_matter(
     tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch

@@ -35,8 +35,8 @@ OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
 Engine = Literal["native", "hf"]
 
-# A block of fp32 logits of `score`: what a cache holds, of so many tokens at most, on a GPU larger for its launches. How
-# many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
+# A block of fp32 logits of `score`: what a cache holds, of so many tokens at most; on a GPU larger, for its launches.
+# How many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
 BLOCK_BYTES: dict[Device, int] = {"cpu": 2 << 20, "cuda": 32 << 20}
 BLOCK_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 2048}
 LOGIT_BUFFERS = 3

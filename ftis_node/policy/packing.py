@@ -217,12 +217,13 @@ class Packing:
     @cached_property
     def _tables(self) -> tuple[_Cells, _Cells, Tensor]:
         """Prompts and completions as padded rows, and the prompt of each completion."""
-        device = self.ids.device
-        return (
-            _rows(self.prompts, device),
-            _rows(self.completions, device),
-            torch.from_numpy(self.owner).to(device),
+        cells = (*_rows(self.prompts), *_rows(self.completions), self.owner)
+        *placed, owner = _placed(self.ids.device, *cells)
+        prompts, completions = (
+            _Cells(take, back, filled.bool(), padded=take.numel() > back.numel())
+            for take, back, filled in (placed[:3], placed[3:])
         )
+        return prompts, completions, owner
 
     @cached_property
     def _runs(self) -> _Runs:
@@ -236,9 +237,8 @@ class Packing:
         for prompt, begin, length in zip(owner, begins[first:], own, strict=True):
             take += [np.arange(begins[prompt], begins[prompt] + lengths[prompt]), np.arange(begin, begin + length)]
         ends = (np.concatenate([[0], np.cumsum(each)]) for each in (lengths, keys))
-        flat = [np.concatenate(take), *ends]
-        there = torch.from_numpy(np.concatenate(flat)).to(self.ids.device).split([len(part) for part in flat])
-        return _Runs(there[0], there[1].int(), there[2].int(), int(lengths.max()), int(keys.max()))
+        taken, *begin = _placed(self.ids.device, np.concatenate(take), *ends)
+        return _Runs(taken, begin[0].int(), begin[1].int(), int(lengths.max()), int(keys.max()))
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
@@ -256,38 +256,32 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
         np.concatenate([[ends[group] - 1], np.arange(begin, begin + len(c) - 1)])[which]
         for group, begin, c, which in zip(owner, begins, completions, sampled, strict=False)
     ]
-
-    def tensor(parts: Sequence[Ids]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
-
-    return Packing(
-        ids=tensor([*prompts, *(c[:-1] for c in completions)]),
-        positions=tensor(positions),
-        where=tensor(where),
-        targets=tensor([c[which] for c, which in zip(completions, sampled, strict=True)]),
-        prompts=lengths,
-        completions=np.asarray([len(c) - 1 for c in completions]),
-        owner=owner,
+    placed = _placed(
+        device,
+        np.concatenate([*prompts, *(c[:-1] for c in completions)]),
+        np.concatenate(positions),
+        np.concatenate(where),
+        np.concatenate([c[which] for c, which in zip(completions, sampled, strict=True)]),
     )
+    return Packing(*placed, lengths, np.asarray([len(c) - 1 for c in completions]), owner)
 
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """The same for a model that cannot be packed: one row a completion, padded on the right.
+    """The same for a model that cannot be packed: one row a completion, padded on the right, where no token looks.
 
-    ids, mask       int64 `[N, L]`
+    ids             int64 `[N, L]`
     where, targets  int64 `[targets]`  as in `Packing`; `where` counts through the rows
     """
 
     ids: Tensor
-    mask: Tensor
     where: Tensor
     targets: Tensor
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """The arguments of a decoder."""
-        return {"input_ids": self.ids, "attention_mask": self.mask}
+        """The arguments of a decoder; without a mask, attention is plainly causal, for which GPUs are fastest."""
+        return {"input_ids": self.ids}
 
 
 def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
@@ -296,25 +290,29 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
         (list(group.prompt), *row) for group in groups for row in zip(group.completions, group.sampled, strict=True)
     ]
     lengths = np.asarray([len(prompt) + len(completion) for prompt, completion, _ in rows])
-    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-    ids = np.zeros_like(mask)
+    ids = np.zeros((len(rows), lengths.max()), dtype=np.int64)
     where = []
     for row, (prompt, completion, sampled) in enumerate(rows):
         ids[row, : lengths[row]] = np.concatenate([prompt, completion])
         first = row * ids.shape[1] + len(prompt) - 1  # the prompt's last position predicts the first completion token
         where.append(np.arange(first, first + len(completion))[sampled])
-    targets = np.concatenate([completion[sampled] for _, completion, sampled in rows]).astype(np.int64)
-    arrays = (ids, mask, np.concatenate(where), targets)
-    return Padded(*(torch.from_numpy(array).to(device) for array in arrays))
+    targets = np.concatenate([completion[sampled] for _, completion, sampled in rows])
+    return Padded(*_placed(device, ids, np.concatenate(where), targets))
 
 
-def _rows(sizes: Ids, device: torch.device) -> _Cells:
-    """Rows of these lengths, one after another."""
+def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
+    """`take`, `back` and `filled` of `_Cells`, of rows of these lengths one after another; all as integers."""
     filled = np.arange(sizes.max()) < sizes[:, None]
     first = np.cumsum(sizes) - sizes
     take = np.where(filled, first[:, None] + np.arange(filled.shape[1]), 0).reshape(-1)
-    there, back, cells = (torch.from_numpy(array).to(device) for array in (take, np.flatnonzero(filled), filled))
-    return _Cells(there, back, cells, padded=not filled.all())
+    return take, np.flatnonzero(filled), filled.astype(np.int64)
+
+
+def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
+    """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])).to(device)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -324,9 +322,7 @@ def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return bias[..., :width].masked_fill_(~seen, -torch.inf)
 
 
-def _sdpa(
-    query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, bias: Tensor | None
-) -> Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, bias: Tensor | None) -> Tensor:
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     return scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None, scale=scaling)
 

@@ -92,7 +92,8 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
     flash, before = policy.device.type == "cuda" and policy.dtype != torch.float32, config._attn_implementation
     with _narrow(model):
         expected = _passed(policy, probe)
-        for name in list(ATTENTIONS)[0 if flash else 1 :]:
+        fastest, *slower = ATTENTIONS
+        for name in [fastest, *slower] if flash else slower:
             model.set_attn_implementation(name)
             right, why = _like(expected, packed, probe, tolerance)
             if right:
@@ -101,7 +102,7 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
             model.set_attn_implementation(before)
             return policy, f"padded, which takes longer, for packing gives something else ({why})"
         kernels = _fused(expected, packed, probe, tolerance) if policy.graphs and understood(model) else ""
-    return packed, f"packed{', by FlashAttention' if name == list(ATTENTIONS)[0] else ''} ({why}){kernels}"
+    return packed, f"packed{', by FlashAttention' if name == fastest else ''} ({why}){kernels}"
 
 
 def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> str:
@@ -143,9 +144,7 @@ def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
     return logprobs.detach(), slopes[0].float()
 
 
-def _like(
-    expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float
-) -> tuple[bool, str]:
+def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[bool, str]:
     """Whether `_passed` gives this too; and how far off it is, or why it fails."""
     try:
         logprobs, slope = _passed(policy, probe)
