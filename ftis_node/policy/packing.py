@@ -227,18 +227,14 @@ class Packing:
 
     @cached_property
     def _runs(self) -> _Runs:
-        some = self.completions > 0
-        owner, own = self.owner[some], self.completions[some]
-        lengths = np.concatenate([self.prompts, own])
-        keys = np.concatenate([self.prompts, self.prompts[owner] + own])
-        begins = np.cumsum(lengths) - lengths
-        first = len(self.prompts)
-        take = [np.arange(self.prompts.sum())]
-        for prompt, begin, length in zip(owner, begins[first:], own, strict=True):
-            take += [np.arange(begins[prompt], begins[prompt] + lengths[prompt]), np.arange(begin, begin + length)]
-        ends = (np.concatenate([[0], np.cumsum(each)]) for each in (lengths, keys))
-        taken, *begin = _placed(self.ids.device, np.concatenate(take), *ends)
-        return _Runs(taken, begin[0].int(), begin[1].int(), int(lengths.max()), int(keys.max()))
+        lengths = np.concatenate([self.prompts, self.completions])
+        tokens = np.split(np.arange(len(self.ids)), np.cumsum(lengths)[:-1])
+        prompts, own = tokens[: len(self.prompts)], tokens[len(self.prompts) :]
+        seen = prompts + [np.concatenate([prompts[p], one]) for p, one in zip(self.owner, own, strict=True) if len(one)]
+        sizes = lengths[lengths > 0], np.asarray([len(each) for each in seen])
+        ends = (np.concatenate([[0], np.cumsum(each)]) for each in sizes)
+        take, queries, keys = _placed(self.ids.device, np.concatenate(seen), *ends)
+        return _Runs(take, queries.int(), keys.int(), *(int(each.max()) for each in sizes))
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
@@ -263,7 +259,9 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
         np.concatenate(where),
         np.concatenate([c[which] for c, which in zip(completions, sampled, strict=True)]),
     )
-    return Packing(*placed, lengths, np.asarray([len(c) - 1 for c in completions]), owner)
+    ids, positions_there, where_there, targets = placed
+    counts = np.asarray([len(c) - 1 for c in completions])
+    return Packing(ids, positions_there, where_there, targets, lengths, counts, owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +309,7 @@ def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
 def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
     """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])).to(device)
-    parts = flat.split([array.size for array in arrays])
+    parts = torch.split(flat, [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,16 +59,16 @@ class _Head(torch.autograd.Function):
         vocabulary: int,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        logits = _Logits(hidden, weight, bias, targets, vocabulary, temperature)
+        rows, parts = _blocks(len(targets), vocabulary, hidden.device)
         logprobs, entropy, log_z = hidden.new_empty(3, len(targets), dtype=torch.float32)
-        small = logits.whole and 4 * len(targets) * vocabulary <= CHUNK_BYTES
-        kept: list[tuple[Tensor, Tensor]] | None = [] if small and any(ctx.needs_input_grad) else None
-        for tokens in logits.tokens():
+        small = len(parts) == 1 and 4 * len(targets) * vocabulary <= CHUNK_BYTES
+        kept: list[Tensor] | None = [] if small and any(ctx.needs_input_grad) else None
+        for tokens in rows:
             top = torch.full_like(log_z[tokens], torch.finfo(torch.float32).min)
             z, mean, chosen = torch.zeros(3, len(top), device=top.device)  # Σ e, Σ e·x, with x = logit − top, e = exp x
-            for columns in logits.columns():
-                x = logits(tokens, columns)
-                place, here = logits.place(tokens, columns)
+            for columns in parts:
+                x = _logits(hidden[tokens], weight, bias, columns, temperature)
+                place, here = _place(targets[tokens], columns)
                 chosen += x.gather(1, place)[:, 0] * here
                 before, top = top, torch.maximum(top, x.amax(1))
                 fall = before - top
@@ -78,11 +77,11 @@ class _Head(torch.autograd.Function):
                 z += e.sum(1)
                 mean += torch.bmm(e[:, None], x[:, :, None])[:, 0, 0]
                 if kept is not None:
-                    kept.append((e, z))
+                    kept.append(e.div_(z[:, None]))
             log_z[tokens] = top + z.log()
             logprobs[tokens] = chosen - log_z[tokens]
             entropy[tokens] = z.log() - mean / z
-        ctx.kept, ctx.arguments = kept, (vocabulary, temperature)
+        ctx.kept, ctx.vocabulary, ctx.temperature = kept, vocabulary, temperature
         ctx.save_for_backward(hidden, weight, bias, targets, log_z)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -95,21 +94,21 @@ class _Head(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden) if need_hidden else None
         by_weight = torch.zeros_like(weight) if need_weight else None
         by_bias = torch.zeros_like(bias) if need_bias else None
-        logits = _Logits(hidden, weight, bias, targets, *ctx.arguments)
-        for number, tokens in enumerate(logits.tokens()):
-            wanted, z = -gradient[tokens, None] / logits.temperature, None
-            if ctx.kept is not None:
-                slope, z = ctx.kept[number]
-                wanted /= z[:, None]
+        rows, parts = _blocks(len(targets), ctx.vocabulary, hidden.device)
+        for number, tokens in enumerate(rows):
+            wanted = -gradient[tokens, None] / ctx.temperature
             scaled = (hidden[tokens] * wanted).to(weight.dtype)
-            total = hidden.new_zeros(hidden[tokens].shape, dtype=torch.float32)
-            for columns in logits.columns():
-                if z is None:
-                    slope = logits(tokens, columns).sub_(log_z[tokens, None]).exp_()
-                place, here = logits.place(tokens, columns)
-                slope.scatter_add_(1, place, -(here if z is None else here * z)[:, None])  # p − 1[target], times z
+            total = torch.zeros_like(scaled, dtype=torch.float32)
+            for columns in parts:
+                if ctx.kept is not None:
+                    slope = ctx.kept[number]
+                else:
+                    slope = _logits(hidden[tokens], weight, bias, columns, ctx.temperature)
+                    slope.sub_(log_z[tokens, None]).exp_()
+                place, here = _place(targets[tokens], columns)
+                slope.scatter_add_(1, place, -here[:, None])  # p − 1[target]
                 slope = slope.to(weight.dtype)
-                if need_hidden:
+                if by_hidden is not None:
                     total += slope @ weight[columns]
                 if by_weight is not None:
                     by_weight[columns].addmm_(slope.T, scaled)
@@ -121,50 +120,24 @@ class _Head(torch.autograd.Function):
         return by_hidden, by_weight, by_bias, None, None, None
 
 
-@dataclass(frozen=True, eq=False)
-class _Logits:
-    """Tempered logits of `[T]` tokens by `vocabulary` columns, in blocks."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    targets: Tensor
-    vocabulary: int
-    temperature: float
-
-    @property
-    def whole(self) -> bool:
-        """Whether a block has all columns."""
-        return len(self.columns()) == 1
-
-    def tokens(self) -> list[slice]:
-        """The blocks' tokens."""
-        return _slices(len(self.targets), self._rows)
-
-    def columns(self) -> list[slice]:
-        """The blocks' columns."""
-        return _slices(self.vocabulary, max(1, BLOCK_BYTES[self._device] // (4 * self._rows)))
-
-    def __call__(self, tokens: slice, columns: slice) -> Tensor:
-        """A block, fp32."""
-        bias = None if self.bias is None else self.bias[columns]
-        logits = linear(self.hidden[tokens], self.weight[columns], bias).float()
-        return logits if self.temperature == 1 else logits.div_(self.temperature)
-
-    def place(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """The column of each token's target within a block, int64 `[tokens, 1]`; 1 where it is in it, else 0."""
-        place = self.targets[tokens] - columns.start
-        inside = place.clamp(0, columns.stop - columns.start - 1)
-        return inside[:, None], (inside == place).float()
-
-    @property
-    def _rows(self) -> int:
-        return max(1, min(len(self.targets), BLOCK_TOKENS[self._device]))
-
-    @property
-    def _device(self) -> Device:
-        return "cuda" if self.hidden.is_cuda else "cpu"
+def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
+    """The tokens and the columns of blocks of logits."""
+    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    rows = max(1, min(tokens, BLOCK_TOKENS[kind]))
+    columns = max(1, BLOCK_BYTES[kind] // (4 * rows))
+    cuts = ((tokens, rows), (vocabulary, columns))
+    by_token, by_column = ([slice(i, min(i + size, end)) for i in range(0, end, size)] for end, size in cuts)
+    return by_token, by_column
 
 
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, temperature: float) -> Tensor:
+    """Tempered logits of some columns, fp32 `[tokens, columns]`."""
+    logits = linear(hidden, weight[columns], None if bias is None else bias[columns]).float()
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _place(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """The column of each target within a block, int64 `[tokens, 1]`; fp32 `[tokens]`: 1 where it is in it, else 0."""
+    wanted = targets - columns.start
+    place = wanted.clamp(0, columns.stop - columns.start - 1)
+    return place[:, None], (place == wanted).float()
