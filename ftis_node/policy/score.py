@@ -43,10 +43,10 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
 class _Head(torch.autograd.Function):
     """hidden `[T, H]`, weight `[rows, H]`, bias `[rows]` or None, targets `[T]` → log-probs and entropies, fp32 `[T]`.
 
-    Logits exist by blocks of some tokens and some columns, small enough for a cache, and again in the backward pass.
-    The softmax over a token's blocks is an online one (arXiv 1805.02867). Where a block has all columns, and all blocks
-    together have `CHUNK_BYTES` at most, they are kept instead. Rows of the head beyond the vocabulary are padding and
-    count as −inf.
+    Logits exist by blocks of some tokens and some columns, small enough for a cache, and again in the backward pass. A
+    token's blocks are put together by their maxima and sums, as in an online softmax (arXiv 1805.02867). Where a block
+    has all columns, and all blocks together have `CHUNK_BYTES` at most, they are kept instead. Rows of the head beyond
+    the vocabulary are padding and count as −inf.
     """
 
     @staticmethod
@@ -64,22 +64,23 @@ class _Head(torch.autograd.Function):
         small = len(parts) == 1 and 4 * len(targets) * vocabulary <= CHUNK_BYTES
         kept: list[Tensor] | None = [] if small and any(ctx.needs_input_grad) else None
         for tokens in rows:
-            top = torch.full_like(log_z[tokens], torch.finfo(torch.float32).min)
-            z, mean, chosen = torch.zeros(3, len(top), device=top.device)  # Σ e, Σ e·x, with x = logit − top, e = exp x
-            for columns in parts:
+            place, here = _place(targets[tokens], parts)
+            found = []
+            for number, columns in enumerate(parts):
                 x = _logits(hidden[tokens], weight, bias, columns, temperature)
-                place, here = _place(targets[tokens], columns)
-                chosen += x.gather(1, place)[:, 0] * here
-                before, top = top, torch.maximum(top, x.amax(1))
-                fall = before - top
-                mean, z = (mean + fall * z) * fall.exp(), z * fall.exp()
-                e = x.sub_(top[:, None]).exp()
-                z += e.sum(1)
-                mean += torch.bmm(e[:, None], x[:, :, None])[:, 0, 0]
+                chosen, top = x.gather(1, place[:, number, None]), x.amax(1, keepdim=True)
+                e = x.sub_(top).exp()
+                found.append(
+                    torch.cat([chosen, top, e.sum(1, keepdim=True), torch.bmm(e[:, None], x[:, :, None])[:, 0]], 1)
+                )
                 if kept is not None:
-                    kept.append(e.div_(z[:, None]))
-            log_z[tokens] = top + z.log()
-            logprobs[tokens] = chosen - log_z[tokens]
+                    kept.append(e.div_(found[0][:, 2:3]))
+            chosen, top, z, mean = torch.stack(found, 2).unbind(1)  # of each block: its Σ e and Σ e·x, x = logit − top
+            most = top.amax(1, keepdim=True)
+            fall = top - most
+            mean, z = ((mean + fall * z) * fall.exp()).sum(1), (z * fall.exp()).sum(1)
+            log_z[tokens] = most[:, 0] + z.log()
+            logprobs[tokens] = chosen.where(here, 0).sum(1) - log_z[tokens]
             entropy[tokens] = z.log() - mean / z
         ctx.kept, ctx.vocabulary, ctx.temperature = kept, vocabulary, temperature
         ctx.save_for_backward(hidden, weight, bias, targets, log_z)
@@ -95,18 +96,18 @@ class _Head(torch.autograd.Function):
         by_weight = torch.zeros_like(weight) if need_weight else None
         by_bias = torch.zeros_like(bias) if need_bias else None
         rows, parts = _blocks(len(targets), ctx.vocabulary, hidden.device)
-        for number, tokens in enumerate(rows):
+        for row, tokens in enumerate(rows):
+            place, here = _place(targets[tokens], parts)
             wanted = -gradient[tokens, None] / ctx.temperature
             scaled = (hidden[tokens] * wanted).to(weight.dtype)
             total = torch.zeros_like(scaled, dtype=torch.float32)
-            for columns in parts:
+            for number, columns in enumerate(parts):
                 if ctx.kept is not None:
-                    slope = ctx.kept[number]
+                    slope = ctx.kept[row]
                 else:
                     slope = _logits(hidden[tokens], weight, bias, columns, ctx.temperature)
                     slope.sub_(log_z[tokens, None]).exp_()
-                place, here = _place(targets[tokens], columns)
-                slope.scatter_add_(1, place, -here[:, None])  # p − 1[target]
+                slope.scatter_add_(1, place[:, number, None], -here[:, number, None].float())  # p − 1[target]
                 slope = slope.to(weight.dtype)
                 if by_hidden is not None:
                     total += slope @ weight[columns]
@@ -136,8 +137,9 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice,
     return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _place(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """The column of each target within a block, int64 `[tokens, 1]`; fp32 `[tokens]`: 1 where it is in it, else 0."""
-    wanted = targets - columns.start
-    place = wanted.clamp(0, columns.stop - columns.start - 1)
-    return place[:, None], (place == wanted).float()
+def _place(targets: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
+    """The column of each target within each block, int64 `[tokens, blocks]`; and whether it is in it, bool."""
+    first = parts[0].stop
+    wanted = targets[:, None] - torch.arange(0, first * len(parts), first, device=targets.device)
+    place = wanted.clamp(0, first - 1)
+    return place, place == wanted
