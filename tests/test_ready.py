@@ -18,6 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
 from ftis_node.policy import ready as readiness
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.packing import Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
@@ -187,6 +188,8 @@ def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype: torch.dtype, monkeyp
     AttentionInterface.register("ftis_tables", wrong)
     try:
         assert "packing gives something else (the gradient differs by" in made(0.1, dtype).way
+        lora: Any = get_peft_model(model(0.1, dtype, 2), LoraConfig(r=2, target_modules=["q_proj"]))
+        assert "the gradient differs by" in ready(Policy("new", lora, tiny_tokenizer(), torch.device("cpu"))).way
     finally:
         AttentionInterface.register("ftis_tables", partial(packing._attention, right))
 

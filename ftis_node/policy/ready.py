@@ -134,14 +134,17 @@ def _narrow(model: Any) -> Iterator[None]:
 
 
 def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
-    """The probe's log-probs, and the gradient of an uneven sum of them by the first matrix that is trained."""
+    """The probe's log-probs, and the gradient of an uneven sum of them by the first two matrices that are trained.
+
+    Two, because a fresh LoRA layer's first has none.
+    """
     embedding = policy.causal_lm.get_input_embeddings().weight
     trained = [p for p in policy.model.parameters() if p.requires_grad and p.dim() > 1 and p is not embedding]
     with torch.enable_grad():
         logprobs = completion_logprobs(policy, probe, 1.0)[0]
         value = (logprobs * torch.linspace(-1, 2, len(logprobs), device=policy.device)).sum()
-        slopes = torch.autograd.grad(value, trained[:1]) if trained else (logprobs.new_zeros(1),)
-    return logprobs.detach(), slopes[0].float()
+        slopes = torch.autograd.grad(value, trained[:2], allow_unused=True, materialize_grads=True) if trained else ()
+    return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *(slope.flatten().float() for slope in slopes)])
 
 
 def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[bool, str]:
