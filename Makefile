@@ -69,11 +69,11 @@ ARGS ?=
 gpu: $(DEV)
 	$(BIN)/python -m tests.manual.gpu $(ARGS)
 
-# What `make gpu` needs beside torch, transformers and scipy, as wheels in build/gpu-wheels (56 MB, 17 without
+# What `make gpu` needs beside torch, transformers and scipy, as wheels in build/gpu-wheels (57 MB, 18 without
 # bitsandbytes): for a machine with a card and no package index. GPU_PYTHON is that machine's Python.
 GPU_PYTHON ?= 3.12
 GPU_WHEELS := accelerate aiohappyeyeballs aiohttp aiosignal annotated-doc annotated-types attrs base58 bitsandbytes cffi \
-  click cryptography frozenlist hypothesis idna iniconfig markdown-it-py mdurl msgpack msgspec multidict packaging peft \
+  click cryptography frozenlist hypothesis idna iniconfig liger-kernel markdown-it-py mdurl msgpack msgspec multidict packaging peft \
   pluggy propcache protobuf psutil pycparser pydantic pydantic_core Pygments pytest rich shellingham sortedcontainers \
   typer typing-inspection typing_extensions yarl
 gpu-wheels: $(DEV)
@@ -166,7 +166,8 @@ wheels: $(DEV)
 lock: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	{ echo "# Exact versions that this project is tested with; used by the Makefile and the image. Made with: make lock"; \
-	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > build-lock
+	  { $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; \
+	    grep '^liger-kernel==' constraints.txt; } | LC_ALL=C sort -f; } > build-lock  # not here: it brings Triton
 	mv build-lock constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt

@@ -36,9 +36,7 @@ STEP = {
     "objective/objective.py:terms": 3,
     "objective/packed.py:check": 2,
     "objective/packed.py:owners": 1,
-    "policy/packing.py:<genexpr>": 6,
-    "policy/packing.py:pack": 1,
-    "policy/packing.py:tensor": 4,
+    "policy/packing.py:_placed": 2,
 }
 
 pytestmark = [
@@ -68,6 +66,10 @@ def test_nothing_mixes_devices_from_loading_to_restoring(told: list[dict[str, An
     for one in told:
         assert one["faults"] == []
         assert one["same after restoring"]
+
+
+def test_in_two_bytes_sequences_go_to_flash_attention_as_they_lie(told: list[dict[str, Any]]) -> None:
+    assert all(("packed, by FlashAttention" in one["way"]) == (len(told) == 1) for one in told)
 
 
 def test_decoding_waits_for_the_host_once_in_eight_tokens(told: list[dict[str, Any]]) -> None:

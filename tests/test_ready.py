@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from torch.nn import functional
+from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2 import modeling_qwen2
 
 from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
 from ftis_node.policy import ready as readiness
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.packing import Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
@@ -50,14 +55,14 @@ def shifted(*args: Any) -> Packing:
     """Completions begin one position too late."""
     packed = pack(*args)
     positions = packed.positions.clone()
-    positions[int(packed.prompts.filled.sum()) :] += 1
+    positions[int(packed.prompts.sum()) :] += 1
     return replace(packed, positions=positions)
 
 
 def of_the_neighbour(*args: Any) -> Packing:
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
-    owner = packed.owner.clone()
+    owner = packed.owner.copy()
     owner[-1] = 0
     return replace(packed, owner=owner)
 
@@ -66,10 +71,9 @@ def with_a_leak(*args: Any) -> Packing:
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):
-        @cached_property
-        def mask(self) -> Tensor:
-            mask = super().mask.clone()
-            width = self.completions.filled.shape[1]
+        def mask(self, window: int | None) -> Tensor:
+            mask = super().mask(window)
+            width = mask.shape[2]
             mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
             return mask
 
@@ -144,6 +148,66 @@ def test_a_model_too_large_for_its_dtype_is_called_that() -> None:
         grown(torch.float32, torch.nan)
 
 
+class Rival:
+    """liger-kernel's functions as torch computes them: Triton needs a GPU. `off` is added to what a norm gives."""
+
+    def __init__(self, off: float) -> None:
+        def norm(x: Tensor, weight: Tensor, eps: float, *_: Any) -> Tensor:
+            return functional.rms_norm(x, weight.shape, weight, eps) + off * x.detach()
+
+        self.LigerRMSNormFunction = SimpleNamespace(apply=norm)
+        self.LigerSiLUMulFunction = SimpleNamespace(apply=lambda gate, up, *_: functional.silu(gate) * up)
+        self.LigerRopeFunction = SimpleNamespace(apply=None)  # a tensor on the CPU takes the model's own
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fused_kernels_are_used_where_they_give_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    rope = modeling_qwen2.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", rope)  # to have it back
+    for off, used in ((0.5, False), (0.0, True)):
+        monkeypatch.setitem(sys.modules, "liger_kernel.ops", Rival(off))
+        policy = ready(Policy("deep", model(0.1, dtype), tiny_tokenizer(), torch.device("cpu"), graphs=True))
+        assert f"{'with' if used else 'without'} liger-kernel's fused kernels (log-probs differ by" in policy.way
+        layer = policy.causal_lm.model.layers[0]
+        assert [("forward" in vars(one)) for one in (layer.input_layernorm, layer.mlp, layer)] == [used, used, False]
+        assert (modeling_qwen2.apply_rotary_pos_emb is not rope) == used
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_without_liger_kernel_or_without_the_wish_modules_stay_as_they_are(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops", None if graphs else Rival(0.0))
+    policy = ready(Policy("deep", model(0.1, DTYPES[0], 2), tiny_tokenizer(), torch.device("cpu"), graphs=graphs))
+    assert ("without liger-kernel's fused kernels (" in policy.way) == graphs
+    assert not any("forward" in vars(module) for module in policy.model.modules())
+
+
+class Backwards(torch.autograd.Function):
+    """A kernel that is right forwards only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packing.ATTENTIONS["ftis_tables"]
+    wrong = partial(packing._attention, lambda *args: Backwards.apply(right(*args)))
+    AttentionInterface.register("ftis_tables", wrong)
+    try:
+        assert "packing gives something else (the gradient differs by" in made(0.1, dtype).way
+        lora: Any = get_peft_model(model(0.1, dtype, 2), LoraConfig(r=2, target_modules=["q_proj"]))
+        assert "the gradient differs by" in ready(Policy("new", lora, tiny_tokenizer(), torch.device("cpu"))).way
+    finally:
+        AttentionInterface.register("ftis_tables", partial(packing._attention, right))
+
+
 def test_the_way_is_told_when_a_model_is_loaded() -> None:
     plan = Engine().load(arithmetic_settings(), "arithmetic").plan
     assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]
@@ -155,5 +219,5 @@ def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise TypeError("forward() got an unexpected keyword argument 'packing'")
 
-    monkeypatch.setattr(packing.Packing, "attend", fail)
+    monkeypatch.setattr(packing.Packing, "in_tables", fail)
     assert "(forward() got an unexpected keyword argument" in ready(replace(policy, packed=False)).way

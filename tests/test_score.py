@@ -17,25 +17,30 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo3Config,
     OPTConfig,
+    Phi3Config,
     PhiConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen2ForCausalLM,
 )
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
-from ftis_node.policy import score
+from ftis_node.policy import packing, score
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.packing import ATTENTIONS, Prefixed, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
+from tests.pretend.device import by_sequence
 from tests.support.small_models import (
     held_for_backward,
     logprobs_of,
@@ -96,6 +101,7 @@ GROUPS = [
     Prefixed([20], [np.array([7])]),
     Prefixed([7, 7, 8, 3, 2, 25, 11], [np.array([2, 3, 4]), np.array([2, 3, 5])]),
 ]
+ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -129,15 +135,23 @@ def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
 
 def test_groups_of_one_token_completions_only_can_be_scored() -> None:
     policy = POLICIES["full"]
-    only = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
     plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
-    torch.testing.assert_close(completion_logprobs(policy, only, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [3, 4096])
-def test_the_entropy_is_that_of_what_each_token_was_drawn_from(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: int = 0) -> None:
+    """Logits of so many tokens by so many columns at a time; kept: bytes of them that may be."""
+    monkeypatch.setitem(score.BLOCK_TOKENS, "cpu", tokens)
+    monkeypatch.setitem(score.BLOCK_BYTES, "cpu", 4 * tokens * columns)
+    monkeypatch.setattr(score, "CHUNK_BYTES", kept)
+
+
+@pytest.mark.parametrize("block", [(1, 7), (3, 26), (4096, 26)])
+def test_the_entropy_is_that_of_what_each_token_was_drawn_from(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = POLICIES["padded"]
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
+    in_blocks(monkeypatch, *block)
     entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits[0, 1:, : policy.vocabulary] / 0.7
@@ -154,6 +168,7 @@ def other_model(config: PretrainedConfig) -> Policy:
 
 SIZES: dict[str, Any] = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE: dict[str, Any] = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+KINDS = ["sliding_attention", "full_attention"]
 GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
@@ -163,12 +178,16 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
         (GPT2Config(**GPT2, initializer_range=0.3), True),  # learned positions and dropout
         (PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
         (LlamaConfig(**WIDE, attention_dropout=0.5), True),
-        (MistralConfig(**WIDE, sliding_window=4), False),
+        (MistralConfig(**WIDE, sliding_window=4), True),
         (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=3.0), False),
         (Gemma2Config(**WIDE, head_dim=8, sliding_window=64, attn_logit_softcapping=0.5), False),
         (GraniteConfig(**WIDE, logits_scaling=3.0), True),
         (CohereConfig(**WIDE, logit_scale=0.5), True),
         (BloomConfig(vocab_size=26, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False),
+        (Phi3Config(**WIDE, sliding_window=3, pad_token_id=0), True),
+        (Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=9, max_window_layers=1), True),  # in one layer
+        (Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=KINDS), True),
+        (Olmo3Config(**WIDE, sliding_window=4, layer_types=KINDS), True),
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
@@ -183,6 +202,24 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(
     plain = of_copies(other, 1.3)
     torch.testing.assert_close(ours, plain, atol=5e-5, rtol=1e-4)
     assert_gradients_close(gradients(policy, ours), gradients(other, plain), loosely=10.0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 64])
+@pytest.mark.parametrize("groups", [GROUPS, ONE_TOKEN], ids=["", "one token each"])
+def test_attention_over_sequences_as_they_lie_is_that_over_tables(
+    groups: list[Prefixed], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention, in whose place a loop over the sequences computes what its documentation says."""
+    monkeypatch.setattr(packing, "varlen_attn", by_sequence)
+    packed = pack(groups, torch.device("cpu"))
+    torch.manual_seed(0)
+    inputs = [torch.randn(len(packed.ids), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    runs, tables = (way(packed, *inputs, 0.3, window) for way in ATTENTIONS.values())
+    torch.testing.assert_close(runs, tables, atol=1e-6, rtol=1e-5)
+    weights = torch.randn(runs.shape)
+    slopes = [torch.autograd.grad((out * weights).sum(), inputs) for out in (runs, tables)]
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
@@ -204,15 +241,32 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
         ready(Policy("headed", headed, tiny_tokenizer(), torch.device("cpu")))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])
-def test_the_size_of_a_chunk_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "columns", "kept"),
+    [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)],
+)
+def test_the_blocks_of_the_logits_do_not_matter(
+    tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = POLICIES["padded"]
-    whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
+    whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
-    parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
-    torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-5)
-    assert_gradients_close(gradients(policy, parts), expected)
+    in_blocks(monkeypatch, tokens, columns, kept)
+    parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+    assert_gradients_close(gradients(policy, parts), expected, loosely=0.1)
+
+
+def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision() -> None:
+    """Its slope is 1 − p, which is lost if p is rounded first."""
+    hidden = torch.tensor([[8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0, None)  # type: ignore[no-untyped-call]
+    logprob.sum().backward()
+    assert hidden.grad is not None and weight.grad is not None
+    slope = 1 - 1 / (1 + np.exp(-7.0))
+    assert float(hidden.grad[0, 0]) == pytest.approx(slope, rel=0.01)
+    assert float(weight.grad[0, 0]) == pytest.approx(8 * slope, rel=0.01)
 
 
 samples = st.tuples(
@@ -268,7 +322,7 @@ class _Largest(TorchDispatchMode):
 
 def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     words, chunk, hidden = 3000, 8, 16
-    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * words * chunk)
+    in_blocks(monkeypatch, chunk, 1000)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     policy = tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = [np.arange(20) + 20 * sample for sample in range(10)]
@@ -278,6 +332,5 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pyte
             logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
     assert tokens * words > 10 * chunk * words, "the test would see it"
-    assert largest.elements <= max(chunk * words, words * hidden)
+    assert largest.elements <= max(chunk * 1000, words * hidden)
     assert max(held) <= words * hidden, "the head itself is kept, no logits are"
-    assert sum(size for size in held if size == chunk * words) == 0

@@ -114,7 +114,8 @@ class Settings(BaseModel):
     vllm_folder: str | None = None
     """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
     cuda_graphs: bool = True
-    """Record the kernels of a token once and replay them (native engine, on a GPU). Off: if the driver fails at it."""
+    """On a GPU: record the kernels of a token once and replay them (native engine), and train with liger-kernel's fused
+    kernels. Off: if the driver fails at it."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 

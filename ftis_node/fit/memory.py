@@ -10,16 +10,16 @@ C tokens, a layer keeps of every token, in bytes:
                + 4bH if full            normed, for the norm's gradient, and scaled, for the next matrix's
     MLP        3bI, 4bI if full         gate, silu(gate), up; their product for the down matrix's gradient
     attention  4bQ + 4 heads            q, k, v and output; log-sum-exp in fp32
-               + 2bQ P/C + b (P + C)    of completion tokens: each row's copy of its prompt's k and v; the mask
+               + 2bQ P/C                of completion tokens: each row's copy of its prompt's k and v
                + bQ if full             the output laid out by tokens, for the o matrix's gradient
     LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
                                         matrices it enters
 
 With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
 holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
-holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps. Where a
-model is not packed, each completion is computed with its prompt: P counts for each, no k or v is copied, and all its
-tokens have a mask.
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps, and the
+kernels of a CPU: FlashAttention and liger-kernel's keep less. Where a model is not packed, each completion is computed
+with its prompt: P counts for each, no k or v is copied, and there is no mask.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
 Engine = Literal["native", "hf"]
 
-# One fp32 matrix [tokens, vocabulary] of `score`, and how many of them scoring holds at a time.
-CHUNK_BYTES = 128 << 20
+# A block of fp32 logits of `score`: what a cache holds, of so many tokens at most; on a GPU larger, for its launches.
+# How many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
+BLOCK_BYTES: dict[Device, int] = {"cpu": 4 << 20, "cuda": 32 << 20}
+BLOCK_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
 LOGIT_BUFFERS = 3
+CHUNK_BYTES = 128 << 20
 
 # Rows of keys and values that attention may hold for each token of a micro-batch's budget. Completions of unlike
 # lengths are padded in attention, and short ones have a copy of a long prompt's.
@@ -215,7 +218,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         optimiser=round(MOMENT_BYTES[setup.optimiser] * updated),
         activations=kept,
         one_layer=one_layer + there,
-        logits=_logits(geometry, workload, setup),
+        logits=_logits(geometry, workload, setup, device),
         update=_update(geometry, updated, mastered, setup, device),
         kv_cache=cache,
         sampling=sampling + width * away,
@@ -245,13 +248,13 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     g, width = geometry, setup.width
     prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
     tokens, reach = prompts + completions, workload.longest
-    attention = width * g.heads * g.head_dim
+    attention = width * (g.heads if g.packed else g.kv_heads) * g.head_dim  # without a mask no head is repeated
     mlp = width * g.intermediate
     held = prompts + completions * reach // workload.completion_tokens if g.packed else tokens  # keys and values
-    masked = (completions if g.packed else tokens) * reach
+    mask = width * completions * reach if g.packed else 0
 
     kept = tokens * _kept_by_token(g, setup)
-    kept += 2 * attention * held + width * masked
+    kept += 2 * attention * held
     in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
     gradients = 3 if setup.lora and not in_mlp else 2
     passing = tokens * (gradients * mlp + width * g.hidden)
@@ -259,7 +262,7 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
 
     passing += _dense(g, setup)
 
-    around = tokens * (2 * width * g.head_dim + 64) + masked  # rotary tables, indices, the mask as bits
+    around = tokens * (2 * width * g.head_dim + 64) + mask  # rotary tables, indices
     if setup.gradient_checkpointing:
         return g.layers * tokens * width * g.hidden + around, kept + passing
     return g.layers * kept + around, passing
@@ -282,12 +285,14 @@ def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
     return [linear for linear in g.targeted(setup.lora_targets) if linear in g.within_layers]
 
 
-def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
-    """One chunk of tokens by the vocabulary, in fp32 and in the weights' dtype; the final norm and hidden states."""
+def _logits(g: Geometry, workload: Workload, setup: Setup, device: Device) -> int:
+    """A block of logits, in fp32 and in the weights' dtype; all that may be kept; the final norm and hidden states."""
     prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
-    chunk = min(CHUNK_BYTES, 4 * completions * g.vocabulary)
-    states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden
-    return LOGIT_BUFFERS * chunk + (chunk // 2 if setup.width < 4 else 0) + states
+    rows, whole = min(completions, BLOCK_TOKENS[device]), 4 * completions * g.vocabulary
+    block = min(BLOCK_BYTES[device], 4 * rows * g.vocabulary)
+    kept = whole if whole <= CHUNK_BYTES and block == 4 * rows * g.vocabulary else 0
+    states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden + rows * (4 + 2 * setup.width) * g.hidden
+    return LOGIT_BUFFERS * block + (block // 2 if setup.width < 4 else 0) + kept + states
 
 
 def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:

@@ -2,15 +2,19 @@
 
 A micro-batch is one row of tokens: the prompts, one after another, then the completions. Every layer but attention
 treats tokens one by one and needs to know no more. Attention looks at a `Packing`: a prompt's tokens see their own
-prompt, a completion's tokens see their prompt and their own past. The keys and values of a prompt are thus computed
-once for a group of G, and its gradient is the sum over the G.
+prompt, a completion's tokens see their prompt and their own past; both no further than the layer's window, if it has
+one. The keys and values of a prompt are thus computed once for a group of G, and its gradient is the sum over the G.
+
+Attention goes one of two ways, which transformers knows by the names in `ATTENTIONS`. FlashAttention takes sequences of
+unlike lengths as they lie, without padding, masks or repeated heads; it needs a GPU from Ampere on and two bytes a
+number. Elsewhere the sequences are laid into padded tables, for torch's fused attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +26,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-# The attention implementation's name within transformers.
-ATTENTION = "ftis_packed"
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None  # type: ignore[assignment]
 
-_Ids = np.ndarray[Any, np.dtype[np.int64]]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,21 +109,40 @@ class _Gather(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
+class _Runs:
+    """What FlashAttention is told: where each sequence's queries and keys begin, and which tokens the keys are of.
+
+    take           int64 `[keys]`  the prompts' tokens, then for each completion its prompt's and its own
+    queries, keys  int32 `[sequences + 1]`  where each begins, and the end
+    """
+
+    take: Tensor
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+
+@dataclass(frozen=True, eq=False)
 class Packing:
     """Where everything lies in one packed row of T tokens.
 
     ids, positions  int64 `[T]`  what the model is given
     where           int64 `[targets]`  the token whose hidden state predicts each sampled token
     targets         int64 `[targets]`  the sampled tokens, completion by completion
+    prompts         int64 `[prompts]`  how long each is; on the host, as the next two
+    completions     int64 `[N]`  how many tokens of each go through the model
+    owner           int64 `[N]`  the prompt of each
     """
 
     ids: Tensor
     positions: Tensor
     where: Tensor
     targets: Tensor
-    prompts: _Cells
-    completions: _Cells
-    owner: Tensor
+    prompts: Ids
+    completions: Ids
+    owner: Ids
+    _biases: dict[Any, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -129,41 +154,96 @@ class Packing:
             "packing": self,
         }
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def in_runs(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+        """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own."""
+        runs = self._runs
+        key, value = (part.index_select(0, runs.take) for part in (key, value))
+        sizes = (runs.queries, runs.keys, runs.most_queries, runs.most_keys)
+        reach = (-1 if window is None else window - 1, 0)
+        return varlen_attn(  # type: ignore[return-value]
+            query, key, value, *sizes, scale=scaling, window_size=reach, enable_gqa=True
+        )
+
+    def in_tables(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
         """Causal attention within each prompt, and of each completion to its prompt and itself.
 
-        query `[T, heads, d]`, key and value `[T, kv heads, d]` → `[T, heads, d]`.
+        query `[T, heads, d]`, key and value `[T, kv heads, d]` → `[T, heads, d]`. window: each token sees so many,
+        itself included; None: all before it.
         """
-        sizes = [self.prompts.back.numel(), self.completions.back.numel()]
+        prompts, completions, owner = self._tables
+        sizes = [prompts.back.numel(), completions.back.numel()]
         parts = [torch.split(part, sizes) for part in (query, key, value)]
         groups = query.shape[1] // key.shape[1]
-        q, k, v = (self.prompts.table(part) for part, _ in parts)
-        out = [self.prompts.flat(_sdpa(q, k, v, groups, scaling, is_causal=True))]
+        among, after = self._bias(window, query.dtype)
+        q, k, v = (prompts.table(part) for part, _ in parts)
+        out = [prompts.flat(_sdpa(q, k, v, groups, scaling, among))]
         if sizes[1]:
-            own_q, own_k, own_v = (self.completions.table(part) for _, part in parts)
-            k = torch.cat([k.index_select(0, self.owner), own_k], 2)
-            v = torch.cat([v.index_select(0, self.owner), own_v], 2)
-            out.append(self.completions.flat(_sdpa(own_q, k, v, groups, scaling, attn_mask=self.mask)))
+            own_q, own_k, own_v = (completions.table(part) for _, part in parts)
+            k = torch.cat([k.index_select(0, owner), own_k], 2)
+            v = torch.cat([v.index_select(0, owner), own_v], 2)
+            out.append(completions.flat(_sdpa(own_q, k, v, groups, scaling, after)))
         return torch.cat(out)
 
-    @cached_property
-    def mask(self) -> Tensor:
+    def mask(self, window: int | None) -> Tensor:
         """Which keys (prompt, then own) each token of a completion sees: bool `[N, 1, width, prompt + width]`."""
-        rows, width = self.completions.filled.shape
-        prompt = self.prompts.filled[self.owner][:, None, None].expand(rows, 1, width, -1)
-        own = torch.ones(width, width, dtype=torch.bool, device=prompt.device).tril()
-        return torch.cat([prompt, own.expand(rows, 1, width, width)], 3)
+        prompts, completions, owner = self._tables
+        (rows, width), device = completions.filled.shape, owner.device
+        there, own = prompts.filled[owner][:, None], torch.arange(width, device=device)
+        between = own[:, None] - own
+        prompt, past = there.expand(rows, width, -1), between >= 0
+        if window is not None:
+            place = there.sum(2, keepdim=True) + own[:, None]  # of each token in its sequence
+            prompt = prompt & (place - torch.arange(there.shape[2], device=device) < window)
+            past &= between < window
+        return torch.cat([prompt, past.expand(rows, width, width)], 2)[:, None]
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+        """0, or −inf for what is not seen: among prompts, None where plain causality says it; and by `mask`.
+
+        Made once for all layers of a kind: from a mask each layer would make, and keep, its own.
+        """
+        prompts, completions, owner = self._tables
+        width = prompts.filled.shape[1]
+        if window is not None and window >= width + completions.filled.shape[1]:
+            window = None
+        if (window, dtype) not in self._biases:
+            among = None
+            if window is not None and window < width:
+                among = torch.ones(width, width, dtype=torch.bool, device=owner.device).tril().triu(1 - window)
+            hidden = None if among is None else _hiding(among, dtype)
+            self._biases[window, dtype] = hidden, _hiding(self.mask(window), dtype)
+        return self._biases[window, dtype]
+
+    @cached_property
+    def _tables(self) -> tuple[_Cells, _Cells, Tensor]:
+        """Prompts and completions as padded rows, and the prompt of each completion."""
+        cells = (*_rows(self.prompts), *_rows(self.completions), self.owner)
+        *placed, owner = _placed(self.ids.device, *cells)
+        prompts, completions = (
+            _Cells(take, back, filled.bool(), padded=take.numel() > back.numel())
+            for take, back, filled in (placed[:3], placed[3:])
+        )
+        return prompts, completions, owner
+
+    @cached_property
+    def _runs(self) -> _Runs:
+        lengths = np.concatenate([self.prompts, self.completions])
+        tokens = np.split(np.arange(len(self.ids)), np.cumsum(lengths)[:-1])
+        prompts, own = tokens[: len(self.prompts)], tokens[len(self.prompts) :]
+        seen = prompts + [np.concatenate([prompts[p], one]) for p, one in zip(self.owner, own, strict=True) if len(one)]
+        sizes = lengths[lengths > 0], np.asarray([len(each) for each in seen])
+        ends = (np.concatenate([[0], np.cumsum(each)]) for each in sizes)
+        take, queries, keys = _placed(self.ids.device, np.concatenate(seen), *ends)
+        return _Runs(take, queries.int(), keys.int(), *(int(each.max()) for each in sizes))
 
 
 def unpackable(model: Any) -> str:
     """Why a model of transformers cannot take packed sequences, by its configuration; "" if it may."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if not model._supports_attention_backend:
         return "the model's attention is its own"
-    odd = kinds != {"full_attention"} or window is not None
-    return "its attention has a window, or is of several kinds" if odd else ""
+    if not {"full_attention", "sliding_attention"} >= set(getattr(model.config, "layer_types", None) or ()):
+        return "its attention is of several kinds"
+    return "its attention caps its scores" if getattr(model.config, "attn_logit_softcapping", None) else ""
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
@@ -181,38 +261,34 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
         np.concatenate([[ends[group] - 1], np.arange(begin, begin + len(c) - 1)])[which]
         for group, begin, c, which in zip(owner, begins, completions, sampled, strict=False)
     ]
-
-    def tensor(parts: Sequence[_Ids]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
-
-    return Packing(
-        ids=tensor([*prompts, *(c[:-1] for c in completions)]),
-        positions=tensor(positions),
-        where=tensor(where),
-        targets=tensor([c[which] for c, which in zip(completions, sampled, strict=True)]),
-        prompts=_rows([len(prompt) for prompt in prompts], device),
-        completions=_rows([len(c) - 1 for c in completions], device),
-        owner=torch.from_numpy(owner).to(device),
+    placed = _placed(
+        device,
+        np.concatenate([*prompts, *(c[:-1] for c in completions)]),
+        np.concatenate(positions),
+        np.concatenate(where),
+        np.concatenate([c[which] for c, which in zip(completions, sampled, strict=True)]),
     )
+    ids, positions_there, where_there, targets = placed
+    counts = np.asarray([len(c) - 1 for c in completions])
+    return Packing(ids, positions_there, where_there, targets, lengths, counts, owner)
 
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """The same for a model that cannot be packed: one row a completion, padded on the right.
+    """The same for a model that cannot be packed: one row a completion, padded on the right, where no token looks.
 
-    ids, mask       int64 `[N, L]`
+    ids             int64 `[N, L]`
     where, targets  int64 `[targets]`  as in `Packing`; `where` counts through the rows
     """
 
     ids: Tensor
-    mask: Tensor
     where: Tensor
     targets: Tensor
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """The arguments of a decoder."""
-        return {"input_ids": self.ids, "attention_mask": self.mask}
+        """The arguments of a decoder; without a mask, attention is plainly causal, for which GPUs are fastest."""
+        return {"input_ids": self.ids}
 
 
 def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
@@ -221,34 +297,45 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
         (list(group.prompt), *row) for group in groups for row in zip(group.completions, group.sampled, strict=True)
     ]
     lengths = np.asarray([len(prompt) + len(completion) for prompt, completion, _ in rows])
-    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-    ids = np.zeros_like(mask)
+    ids = np.zeros((len(rows), lengths.max()), dtype=np.int64)
     where = []
     for row, (prompt, completion, sampled) in enumerate(rows):
         ids[row, : lengths[row]] = np.concatenate([prompt, completion])
         first = row * ids.shape[1] + len(prompt) - 1  # the prompt's last position predicts the first completion token
         where.append(np.arange(first, first + len(completion))[sampled])
-    targets = np.concatenate([completion[sampled] for _, completion, sampled in rows]).astype(np.int64)
-    arrays = (ids, mask, np.concatenate(where), targets)
-    return Padded(*(torch.from_numpy(array).to(device) for array in arrays))
+    targets = np.concatenate([completion[sampled] for _, completion, sampled in rows])
+    return Padded(*_placed(device, ids, np.concatenate(where), targets))
 
 
-def _rows(lengths: Sequence[int], device: torch.device) -> _Cells:
-    """Rows of these lengths, one after another."""
-    sizes = np.asarray(lengths, dtype=np.int64)
-    filled = np.arange(max(lengths)) < sizes[:, None]
+def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
+    """`take`, `back` and `filled` of `_Cells`, of rows of these lengths one after another; all as integers."""
+    filled = np.arange(sizes.max()) < sizes[:, None]
     first = np.cumsum(sizes) - sizes
     take = np.where(filled, first[:, None] + np.arange(filled.shape[1]), 0).reshape(-1)
-    there, back, cells = (torch.from_numpy(array).to(device) for array in (take, np.flatnonzero(filled), filled))
-    return _Cells(there, back, cells, padded=not filled.all())
+    return take, np.flatnonzero(filled), filled.astype(np.int64)
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, **kwargs: Any) -> Tensor:
+def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
+    """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])).to(device)
+    parts = torch.split(flat, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias; its lines begin at multiples of 8, for a GPU's kernel would copy others for each layer."""
+    width = seen.shape[-1]
+    bias = torch.zeros(*seen.shape[:-1], -(-width // 8) * 8, dtype=dtype, device=seen.device)
+    return bias[..., :width].masked_fill_(~seen, -torch.inf)
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, bias: Tensor | None) -> Tensor:
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    return scaled_dot_product_attention(query, key, value, scale=scaling, **kwargs)
+    return scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None, scale=scaling)
 
 
 def _attention(
+    way: Callable[..., Tensor],
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -257,6 +344,7 @@ def _attention(
     *,
     packing: Packing | None = None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention that transformers calls in every layer: query `[1, heads, T, d]`, key and value `[1, kv heads, T,
@@ -268,9 +356,17 @@ def _attention(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
+    if unknown := {"softcap", "s_aux", "position_bias"} & {name for name, it in kwargs.items() if it is not None}:
+        raise ValueError(f"packed attention knows no {' or '.join(unknown)}")  # small ones would hardly show
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    return packing.attend(query, key, value, scaling)[None], None
+    return way(packing, query, key, value, scaling, sliding_window)[None], None
 
 
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+# The two ways by their names within transformers, the faster first.
+ATTENTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "ftis_runs": lambda packing, *args: packing.in_runs(*args),
+    "ftis_tables": lambda packing, *args: packing.in_tables(*args),
+}
+for _name, _way in ATTENTIONS.items():
+    AttentionInterface.register(_name, partial(_attention, _way))
+    AttentionMaskInterface.register(_name, sdpa_mask)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
-from ftis_node.fit.memory import CHUNK_BYTES
+from ftis_node.fit.memory import BLOCK_BYTES, BLOCK_TOKENS, CHUNK_BYTES, Device
 from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 
@@ -52,8 +53,10 @@ def _after_head(config: Any) -> tuple[float | None, float]:
 class _Head(torch.autograd.Function):
     """hidden `[T, H]`, weight `[rows, H]`, bias `[rows]` or None, targets `[T]` → log-probs and entropies, fp32 `[T]`.
 
-    The logits of one chunk of tokens exist at a time, and again in the backward pass. If a single chunk is enough, its
-    probabilities are kept instead. Rows of the head beyond the vocabulary are padding and count as −inf.
+    Logits exist by blocks of some tokens and some columns, small enough for a cache, and again in the backward pass. A
+    token's blocks are put together by their maxima and sums, as in an online softmax (arXiv 1805.02867). Where a block
+    has all columns, and all blocks together have `CHUNK_BYTES` at most, they are kept instead. Rows of the head beyond
+    the vocabulary are padding and count as −inf.
     """
 
     @staticmethod
@@ -67,59 +70,90 @@ class _Head(torch.autograd.Function):
         temperature: float,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        size = max(1, CHUNK_BYTES // (4 * vocabulary))
-        logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
-        entropy = torch.empty_like(logprobs)
-        kept = None
-        for start in range(0, len(targets), size):
-            part = slice(start, start + size)
-            logits = _logits(hidden[part], weight, bias, vocabulary, temperature, cap)
-            chosen = logits.gather(1, targets[part, None])[:, 0]
-            kept = torch.log_softmax(logits, 1)
-            logprobs[part] = kept.gather(1, targets[part, None])[:, 0]
-            kept.exp_()  # H = log Z − Σ p·logit, and log Z = logit − log p of any token
-            entropy[part] = chosen - logprobs[part] - logits.mul_(kept).sum(1)
-        ctx.size, ctx.vocabulary, ctx.temperature, ctx.cap = size, vocabulary, temperature, cap
-        ctx.kept = kept if len(targets) <= size and any(ctx.needs_input_grad) and cap is None else None
-        ctx.save_for_backward(hidden, weight, bias, targets)
+        rows, parts = _blocks(len(targets), vocabulary, hidden.device)
+        logprobs, entropy, log_z = hidden.new_empty(3, len(targets), dtype=torch.float32)
+        small = cap is None and len(parts) == 1 and 4 * len(targets) * vocabulary <= CHUNK_BYTES
+        kept: list[Tensor] | None = [] if small and any(ctx.needs_input_grad) else None
+        for tokens in rows:
+            place, here = _place(targets[tokens], parts)
+            found = []
+            for number, columns in enumerate(parts):
+                x = _logits(hidden[tokens], weight, bias, columns, temperature, cap)
+                chosen, top = x.gather(1, place[:, number, None]), x.amax(1, keepdim=True)
+                e = x.sub_(top).exp()
+                found.append(torch.stack([chosen[:, 0], top[:, 0], e.sum(1), x.mul_(e).sum(1)], 1))
+                if kept is not None:
+                    kept.append(e.div_(found[0][:, 2:3]))
+            chosen, top, z, mean = torch.stack(found, 2).unbind(1)  # of each block: its Σ e and Σ e·x, x = logit − top
+            most = top.amax(1, keepdim=True)
+            fall = top - most
+            mean, z = ((mean + fall * z) * fall.exp()).sum(1), (z * fall.exp()).sum(1)
+            log_z[tokens] = most[:, 0] + z.log()
+            logprobs[tokens] = chosen.where(here, 0).sum(1) - log_z[tokens]
+            entropy[tokens] = z.log() - mean / z
+        ctx.kept, ctx.vocabulary, ctx.temperature, ctx.cap = kept, vocabulary, temperature, cap
+        ctx.save_for_backward(hidden, weight, bias, targets, log_z)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, targets, log_z = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         by_hidden = torch.empty_like(hidden) if need_hidden else None
         by_weight = torch.zeros_like(weight) if need_weight else None
         by_bias = torch.zeros_like(bias) if need_bias else None
-        for start in range(0, len(targets), ctx.size):
-            part = slice(start, start + ctx.size)
-            wanted = gradient[part, None] / ctx.temperature
-            slope = ctx.kept  # of the log-prob by the logits, times the gradient: (1[target] − p) g
-            if slope is None:
-                logits = _logits(hidden[part], weight, bias, ctx.vocabulary, ctx.temperature, ctx.cap)
-                slope = logits.softmax(1)
-            slope.mul_(-wanted).scatter_add_(1, targets[part, None], wanted)
-            if ctx.cap is not None:  # the slope of c · tanh(x / c) is 1 − tanh²
-                slope.mul_(1 - logits.mul_(ctx.temperature / ctx.cap).square_())
-            slope = slope.to(weight.dtype)
+        rows, parts = _blocks(len(targets), ctx.vocabulary, hidden.device)
+        for row, tokens in enumerate(rows):
+            place, here = _place(targets[tokens], parts)
+            wanted = -gradient[tokens, None] / ctx.temperature
+            scaled = (hidden[tokens] * wanted).to(weight.dtype)
+            total = torch.zeros_like(scaled, dtype=torch.float32)
+            for number, columns in enumerate(parts):
+                flat = None  # the slope of c · tanh(x / c) is 1 − tanh²
+                if ctx.kept is not None:
+                    slope = ctx.kept[row]
+                else:
+                    slope = _logits(hidden[tokens], weight, bias, columns, ctx.temperature, ctx.cap)
+                    flat = None if ctx.cap is None else 1 - (slope * (ctx.temperature / ctx.cap)).square_()
+                    slope.sub_(log_z[tokens, None]).exp_()
+                slope.scatter_add_(1, place[:, number, None], -here[:, number, None].float())  # p − 1[target]
+                slope = (slope if flat is None else slope.mul_(flat)).to(weight.dtype)
+                if by_hidden is not None:
+                    total += slope @ weight[columns]
+                if by_weight is not None:
+                    by_weight[columns].addmm_(slope.T, scaled)
+                if by_bias is not None:
+                    by_bias[columns] += slope.T @ wanted[:, 0].to(slope.dtype)
             if by_hidden is not None:
-                torch.mm(slope, weight[: ctx.vocabulary], out=by_hidden[part])
-            if by_weight is not None:
-                by_weight[: ctx.vocabulary].addmm_(slope.T, hidden[part])
-            if by_bias is not None:
-                by_bias[: ctx.vocabulary] += slope.sum(0)
+                by_hidden[tokens] = total.mul_(wanted)
         ctx.kept = None
         return by_hidden, by_weight, by_bias, None, None, None, None
 
 
+def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
+    """The tokens and the columns of blocks of logits."""
+    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    rows = max(1, min(tokens, BLOCK_TOKENS[kind]))
+    columns = max(1, BLOCK_BYTES[kind] // (4 * rows))
+    cuts = ((tokens, rows), (vocabulary, columns))
+    by_token, by_column = ([slice(i, min(i + size, end)) for i in range(0, end, size)] for end, size in cuts)
+    return by_token, by_column
+
+
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, vocabulary: int, temperature: float, cap: float | None
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, temperature: float, cap: float | None
 ) -> Tensor:
-    """Tempered logits, fp32 `[tokens, vocabulary]`, within ±cap / temperature."""
-    logits = torch.nn.functional.linear(
-        hidden, weight[:vocabulary], None if bias is None else bias[:vocabulary]
-    ).float()
+    """Tempered logits of some columns, fp32 `[tokens, columns]`, within ±cap / temperature."""
+    logits = linear(hidden, weight[columns], None if bias is None else bias[columns]).float()
     logits = logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _place(targets: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
+    """The column of each target within each block, int64 `[tokens, blocks]`; and whether it is in it, bool."""
+    first = parts[0].stop
+    wanted = targets[:, None] - torch.arange(0, first * len(parts), first, device=targets.device)
+    place = wanted.clamp(0, first - 1)
+    return place, place == wanted

@@ -16,12 +16,15 @@ import importlib.machinery
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -99,7 +102,7 @@ def install() -> None:
     torch.Generator = Generator  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.version.pretend = "13.0"  # type: ignore[attr-defined]
-    functional.scaled_dot_product_attention = _attention
+    functional.scaled_dot_product_attention, varlen.varlen_attn = _attention, _varlen
     fork = torch.random.fork_rng
     torch.random.fork_rng = lambda devices=None, enabled=True, **_: fork(devices, enabled, device_type=NAME)
     sys.meta_path.insert(0, _Finder())
@@ -354,13 +357,13 @@ class _Attention(torch.autograd.Function):
     """Fused attention: one kernel forward, two backward."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, kwargs: dict[str, Any]) -> Any:
-        if not all(one is None or isinstance(one, Pretend) for one in (query, key, value, mask)):
+    def forward(ctx: Any, computed: Callable[..., Any], query: Any, key: Any, value: Any, *more: Any) -> Any:
+        if not all(isinstance(one, Pretend) for one in (query, key, value, *more) if isinstance(one, torch.Tensor)):
             raise _fault("attention over tensors of the device and of the CPU")
         _launch()
-        ctx.kwargs, ctx.mask = kwargs, None if mask is None else mask.inner
+        ctx.computed, ctx.more = computed, [_inner(one) for one in more]
         ctx.save_for_backward(query, key, value)
-        return Pretend(_sdpa(*(one.inner.detach() for one in (query, key, value)), attn_mask=ctx.mask, **kwargs))
+        return Pretend(computed(*(one.inner.detach() for one in (query, key, value)), *ctx.more))
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -368,8 +371,12 @@ class _Attention(torch.autograd.Function):
         _launch()
         with torch.enable_grad():
             inner = [one.inner.detach().requires_grad_() for one in ctx.saved_tensors]
-            out = _sdpa(*inner, attn_mask=ctx.mask, **ctx.kwargs)
-        return *(Pretend(one) for one in torch.autograd.grad(out, inner, gradient.inner)), None, None
+            out = ctx.computed(*inner, *ctx.more)
+        return (
+            None,
+            *(Pretend(one) for one in torch.autograd.grad(out, inner, gradient.inner)),
+            *(None,) * len(ctx.more),
+        )
 
 
 _sdpa = functional.scaled_dot_product_attention
@@ -377,8 +384,46 @@ _sdpa = functional.scaled_dot_product_attention
 
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
     if any(isinstance(one, Pretend) for one in (query, key, value, attn_mask)):
-        return _Attention.apply(query, key, value, attn_mask, kwargs)
+        return _Attention.apply(partial(_sdpa, **kwargs), query, key, value, attn_mask)
     return _sdpa(query, key, value, attn_mask, **kwargs)
+
+
+def _varlen(query: Any, key: Any, value: Any, *sizes: Any, **kwargs: Any) -> Any:
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise PretendError("FlashAttention only supports fp16 and bf16 data type")
+    return _Attention.apply(partial(by_sequence, **kwargs), query, key, value, *sizes)
+
+
+def by_sequence(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seq_q: Any,
+    cu_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What `varlen_attn` computes by its documentation, one sequence after another; for causal windows only."""
+    assert enable_gqa and window_size[1] == 0 and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    out = []
+    for (first, end), (first_k, end_k) in zip(_pairs(cu_seq_q), _pairs(cu_seq_k), strict=True):
+        assert end - first <= max_q and end_k - first_k <= max_k
+        q, k, v = query[first:end], key[first_k:end_k], value[first_k:end_k]
+        past = (
+            len(k) - len(q) + torch.arange(len(q))[:, None] - torch.arange(len(k))
+        )  # the last query is the last key's
+        seen = (past >= 0) & ((window_size[0] < 0) | (past <= window_size[0]))
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        out.append(_sdpa(q, k, v, seen, scale=scale, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+def _pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
+    return pairwise(ends.tolist())
 
 
 # --- what torch and the product find of the device --------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Drive:
         """Load, generate, score, step, evaluate, save, restore on the device and on the CPU."""
         with self.phase("load"):
             engine = self.opened(f"{device.NAME}:0")
+        self.told["way"] = engine.policy.way
         rows = list(range(ROWS))
         with self.phase("generate"):
             made = engine.generate(rows).groups

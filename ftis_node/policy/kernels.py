@@ -1,0 +1,50 @@
+"""liger-kernel's Triton kernels in a model's modules on a GPU: RMSNorm, RoPE and SwiGLU, each in one pass.
+
+The modules' own code reads and writes a layer's activations again for each operation, and keeps more of them.
+liger-kernel's fused loss is not used: the weight of a token hangs on the log-probs of its whole sample, so `score`
+needs those first, with their entropy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import MethodType
+from typing import Any
+
+
+def fuse(model: Any) -> Callable[[], None]:
+    """Put them into a model that `decoder` understands, for tensors on a GPU; returns what takes them out again.
+
+    RoPE is a function of the family's module: other models of the process share it.
+
+    Raises:
+        ImportError: liger-kernel or Triton is missing.
+    """
+    ops: Any = import_module("liger_kernel.ops")
+    code: Any = sys.modules[type(model).__module__]
+    plain = code.apply_rotary_pos_emb
+
+    def norm(self: Any, x: Any) -> Any:  # not in place: the gradient that it is given may be another's too
+        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, 0.0, "llama", False)
+
+    def gated(self: Any, x: Any) -> Any:
+        return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0))
+
+    def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+        return (ops.LigerRopeFunction.apply if query.is_cuda else plain)(query, key, cos, sin)
+
+    silu = model.config.hidden_act == "silu"
+    fused = {module: norm for module in model.modules() if hasattr(module, "variance_epsilon")}
+    fused |= {module: gated for module in model.modules() if silu and hasattr(module, "gate_proj")}
+    for module, forward in fused.items():
+        module.forward = MethodType(forward, module)
+    code.apply_rotary_pos_emb = turned
+
+    def undo() -> None:
+        code.apply_rotary_pos_emb = plain
+        for module in fused:
+            del module.forward
+
+    return undo
