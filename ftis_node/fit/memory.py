@@ -152,7 +152,7 @@ class Memory:
     kv_cache     while generating
     sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts; and the
                  weights that other devices keep otherwise
-    overhead     the device's context, what the allocator cannot use, what CUDA graphs keep, and a reserve on a GPU
+    overhead     the device's context, what the allocator cannot use, and a reserve on a GPU
     """
 
     weights: int
@@ -179,11 +179,6 @@ class Memory:
         return self._always + self.kv_cache + self.sampling
 
     @property
-    def side_by_side(self) -> int:
-        """Bytes at the peak of a step, with all that generating takes left in place."""
-        return self.training + self.kv_cache + self.sampling
-
-    @property
     def total(self) -> int:
         """The larger of the two phases."""
         return max(self.training, self.generating)
@@ -208,7 +203,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     away = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers) * (setup.parts - 1) // setup.parts
     updated = -(-trained // setup.parts)
     kept, one_layer = activations(geometry, workload, setup)
-    cache, sampling, graphs = _generating(geometry, workload, setup, device)
+    cache, sampling = _generating(geometry, workload, setup, device)
     # A layer in shards is whole for its pass, the next one while it is fetched, and a layer's gradient.
     there = 3 * width * away // geometry.layers
     bare = Memory(
@@ -224,7 +219,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         sampling=sampling + width * away,
         overhead=0,
     )
-    overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total) + graphs
+    overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total)
     reserve = max(LEAST_RESERVE, round(RESERVE * (bare.total + overhead))) if device == "cuda" else 0
     return replace(bare, overhead=overhead + reserve)
 
@@ -306,8 +301,8 @@ def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Dev
     return (4 * together if mastered else 0) + (of_adamw if setup.optimiser == "adamw" else of_8_bits)
 
 
-def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int, int]:
-    """The cache, full; the rest, which is the most of what there is at different times; and what CUDA graphs keep.
+def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
+    """The cache, full; and the rest, which is the most of what there is at different times.
 
     As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
     The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over prompts:
@@ -323,11 +318,12 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     if setup.engine == "hf":
         drawing = rows * g.vocabulary * (setup.width + 16)
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
-    pool = max(drawing, scores) if graphs else 0  # of all graphs, beside a shape's first token, which has none
+    if graphs:  # of CUDA graphs' pool, and of a shape's first token, which has no graph
+        drawing, scores = 2 * drawing, 2 * scores
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     prompts = rows * workload.prompt_tokens
     together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
     ahead = together * row_bytes if lean else 0  # rows that wait have no place yet
     reading = together * token + (0 if lean else prompts * row_bytes - cache)
     dense = _dense(g, setup)
-    return cache, ahead + max(drawing, scores, reading + dense, dense), pool
+    return cache, ahead + max(drawing, scores, reading + dense, dense)

@@ -25,7 +25,7 @@ from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import Team
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.graphs import failed
-from ftis_node.policy.generate.kept import vacate
+from ftis_node.policy.generate.kept import let_go, vacate
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
@@ -84,7 +84,7 @@ class Engine:
         self._context: Context
         self._sizes: Sizes  # see `planning.ceilings`
         self._generating: Room  # sequences side by side
-        self._keeping: bool  # whether keys and values have their places while training, too
+        self._before_training: Callable[[], None]  # frees what generation keeps, as far as there is no room for both
         self.packets: Packets
         self.checkpointer: Checkpointer
         self.evaluations: Evaluations
@@ -153,7 +153,9 @@ class Engine:
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
         self._sizes = sizes or ceilings(settings, workload, learned, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
-        self._keeping = plan.memory.side_by_side <= plan.budget
+        spare, memory = plan.budget - plan.memory.training, plan.memory
+        stays = spare >= memory.sampling, spare >= memory.sampling + memory.kv_cache
+        self._before_training = (let_go, vacate, lambda: None)[sum(stays)]
         self._planned(self._settings, self._sizes)
         server = server_of(settings)
         self.policy = replace(load_policy(self._settings), server=server)
@@ -172,8 +174,8 @@ class Engine:
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
-        if part == "train" and not self._keeping:
-            vacate()
+        if part == "train":
+            self._before_training()
         make_way(self.policy.device)
         whole = self._shards.whole() if self._shards is not None and part != "train" else nullcontext()
         with self.usage.of(part), whole:
