@@ -53,7 +53,7 @@ def sequence(tokens: int, seed: int) -> Prefixed:
 @torch.no_grad()
 def with_neighbour(policy: Policy, tokens: int, *, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of a short sample alone, and beside one of so many tokens."""
-    policy.causal_lm.set_attn_implementation("ftis_packed" if packed else "sdpa")
+    policy.causal_lm.set_attn_implementation("ftis_tables" if packed else "sdpa")
     policy, sample = replace(policy, packed=packed), sequence(15, 0)
     alone = completion_logprobs(policy, [sample], 1.0)[0]
     return alone, completion_logprobs(policy, [sample, sequence(tokens, 1)], 1.0)[0][: len(alone)]
