@@ -75,9 +75,11 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> 
     assert len(report["run"]["id"]) == 32 and "would start" in report["run"]["from"]
     assert "/ip4/127.0.0.1/tcp/4567" in report["network"]["listens"]
     assert "log-probs" in report["leaves"] and report["problems"] == []
-    assert "self-report" not in report["leaves"] and report["network"]["dials"] == []
-    private = report_of(join, "--home", str(home), "--private", "--set", "lan=true")["leaves"]
-    assert "self-report a minute (--name, the model's name" in private and "local network" not in private
+    assert "self-report a minute (the model's name" in report["leaves"] and report["network"]["dials"] == []
+    private = report_of(join, "--home", str(home), "--private", "--set", "lan=true", "--set", "self_report=never")[
+        "leaves"
+    ]
+    assert "self-report" not in private and "local network" not in private
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
 
@@ -86,7 +88,7 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
     described = ROOT_DIR / "README.md", ROOT_DIR / "docs" / "security.md"
     sections = [path.read_text().split("## What leaves your machine\n")[1].split("\n## ")[0] for path in described]
     for text in (NOTICE, join_command.__doc__ or "", *sections):
-        assert "self-report" in text and "--name" in text, text
+        assert {"self-report", "--name", "self_report=never"} <= {*re.findall(r"[-\w]+(?:=never)?", text)}, text
     (option,) = (one for one in root().get_command(None, "join").params if one.name == "name")
     assert "self-report" in str(vars(option)["help"])
 

@@ -61,6 +61,7 @@ def test_a_split_is_loaded_pinned_and_kept(offered: Hub) -> None:
     task = load_task("hf:ann/sums:main/train")
     assert task.name == FULL and task.reward == "integer"
     assert {row.answer for row in (*task.train, *task.held_out)} == {str(2 * n) for n in range(60)}
+    assert all(row.place == f"Row {int(row.answer) // 2 + 1} with a question of {FULL}" for row in task.train)
     assert len(task.held_out) >= 1 and task.template.count("{question}") == 1
     asked = len(offered.asked)
     assert load_task(FULL) == task, "the rows are kept"

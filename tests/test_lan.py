@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
     lan = Lan(HERE, lambda node: None)
     try:
         await lan.start()
-        await lan.tell(RUN, who.author, port)
+        await lan.tell(RUN, who.author, port, model="tiny-a", name="Ann\x1b" + "n" * 99)
         yield lan
     finally:
         await lan.close()
@@ -105,7 +106,7 @@ async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
         found: list[LanNode] = []
         for _ in range(5):  # an answer to the first question may reach another program of this machine
             found = found or await look_around(HERE, 3.0)
-        assert found == [node()]
+        assert found == [replace(node(), model="tiny-a", name="Ann?" + "n" * 60)]
     assert await look_around(HERE, 1.0) == []
 
 
@@ -197,7 +198,7 @@ def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be asked" in refused("runs", "--host", "192.0.2.1").what
     monkeypatch.setattr(runs_command, "heard", lambda host, seconds: [node(), node(BEN), node(EVE, OTHER_RUN.id)])
     shown = printed("runs")
-    assert RUN.id.hex() in shown and "arithmetic, 2 nodes" in shown and node(BEN).addresses[0] in shown
+    assert RUN.id.hex() in shown and "arithmetic, 2 nodes" in shown and f"join --peers {node().addresses[0]}" in shown
     listed = answer("runs")["runs"]
     assert [row["run"] for row in listed] == [RUN.id.hex(), OTHER_RUN.id.hex()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,10 @@ def test_pipx_installs_the_wheel_where_there_is_nothing_but_python_and_the_demo_
     summary = json.loads(run(command, "demo", "--steps", "2", "--json", "--output", tmp_path / "out"))
     assert summary["complete"] and all(node["steps"] >= 2 for node in summary["nodes"])
     assert summary["picture"] is None, "matplotlib is of an extra"
+    python = next((tmp_path / "PIPX_HOME").glob("venvs/*/bin/python"))
+    told = run(python, "-c", "from ftis_node.installed import to_install as one; print(one('ftis-node[math]'))")
+    run(tmp_path / "venv" / "bin" / "pipx", *shlex.split(told)[1:], "-c", CONSTRAINTS, **places)
+    run(python, "-c", "import math_verify")
 
 
 @pytest.mark.slow

@@ -96,10 +96,28 @@ def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest
 
 def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "theirs.py").write_text("raise SystemExit('it ran')\n")
-    assert checked(tmp_path, task="theirs:task").problems == ()
+    code = {
+        "theirs": "task = print",
+        "package/__init__": "",
+        "package/part": "def task(): ...",
+        "star": "from os import *",
+    }
+    (tmp_path / "package").mkdir()
+    for name, text in code.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}\nraise SystemExit('it ran')\n")
+    for name in ("theirs:task", "package.part:task", "package.other:task", "star:task"):
+        assert checked(tmp_path, task=name).problems == (), name
+    for name in ("theirs:tusk", "package.part:tusk"):
+        (problem,) = checked(tmp_path, task=name).problems
+        assert "has no function tusk" in problem.what and "Did you mean 'task'?" in problem.fix
     (problem,) = checked(tmp_path, task="nobodys.part:task").problems
     assert "no Python module nobodys.part" in problem.what
+    for name, near in (("thiers:task", "theirs"), ("resoning-gym:leg_counting", "reasoning-gym")):
+        (problem,) = checked(tmp_path, task=name).problems
+        assert f"Did you mean {near!r}?" in problem.fix
+    (tmp_path / "notes.txt").touch()
+    (problem,) = checked(tmp_path, task="notes.txt").problems
+    assert "ends in neither .jsonl nor .csv" in problem.what
 
 
 def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from ftis_node.swarm.signed import Malformed
 from tests.support.browser import Browser, missing
 from tests.support.cli import refused
 from tests.support.clock import Clock
+from tests.support.daemons import run_cli
 from tests.support.documented import exposed, metrics
 from tests.support.looking import SCRIPT
 from tests.support.swarm import (
@@ -198,6 +199,37 @@ def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock) -> 
     )
 
 
+def test_free_identities_that_each_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(
+    clocks: Clock,
+) -> None:
+    """In an open run everybody may tell, so a flood needs no one to pass it on."""
+    books = reports()
+    books._spares = lambda author: author == CARA.author
+    nodes = books._chronicle.nodes
+    books.hear([sent(ANN)], ANN.author)
+    crowd = [identity(number) for number in range(100, 100 + NODES_MAX + 64)]
+    for number, one in enumerate(crowd):
+        clocks.now += 0.2
+        books.hear([sent(one)], one.author)
+        if number == NODES_MAX:
+            books.hear([sent(CARA)], CARA.author)
+    assert len(nodes) == NODES_MAX and {ANN.author, CARA.author} < nodes.keys()
+    told: dict[bytes, int] = {}
+    messages = [books.news(told, observer=True) for _ in range(NODES_MAX)]
+    assert max(map(len, messages)) == REPORTS_TOLD and len(told) == NODES_MAX + 1, "itself, too"
+    clocks.now += 600.0
+    dana = identity(5)
+    books.hear([sent(dana, NOW + 700)], dana.author)
+    assert dana.author in nodes, "those that fell silent make room"
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["open", "private"])
+def test_nodes_tell_of_themselves_unless_their_owner_says_never(private: bool) -> None:
+    assert Settings().tells_of_itself(private=private)
+    assert not Settings(self_report="never").tells_of_itself(private=private)
+    assert Settings(self_report="private").tells_of_itself(private=private) == private
+
+
 # --- the overview -----------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +331,22 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
         assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY] and not ann.store.served
 
 
+async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to_peers(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as ann, transport(EVE, tmp_path / "eve", listen=False) as eve:
+        await eve.connect(ann.author, [ann.address])
+        call = stub(eve, ann.identity)
+        assert not (await shake(eve, ann.author, greeting(RUN, []))).refusal
+        now = int(time.time())
+        own = [sent(EVE, now + number, name=EVIL[:64], step=1) for number in range(300)]
+        others = [sent(identity(number), now) for number in range(100, 200)]
+        for flood in ([bytes(400_000)], [*own, *others], [*others, *own]):
+            await call.rpc_exchange(ftis_pb2.ExchangeRequest(reports=flood))
+        (seen,) = ann.swarm.chronicle.nodes.values()
+        assert seen.report is not None and (seen.report.author, seen.report.at) == (EVE.author, now)
+        assert ann.swarm.reports.news({}, observer=False) == []
+        assert len(ann.swarm.reports.news({}, observer=True)) == 1
+
+
 async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path: Path) -> None:
     async with member(1, tmp_path, observing=True) as ann, member(2, tmp_path, [ann.address]) as ben:
         await eventually(lambda: ann.author in ben.swarm.membership.refused, "Ben's refusal")
@@ -356,6 +404,14 @@ async def test_an_observer_serves_and_exports_its_page(observed: Member, tmp_pat
     again = Observer(home, Settings(host="127.0.0.1", listen=False), [observed.address])
     facts, _ = await again.run(lambda page: None, 0.5)
     assert [node.groups for node in facts.nodes] == [2], "kept, and not counted twice"
+
+
+async def test_watch_prints_what_nodes_claim(observed: Member, tmp_path: Path) -> None:
+    watching = ("watch", "--peers", observed.address, "--home", str(tmp_path / "home"), "--for", "20")
+    ended = await asyncio.to_thread(run_cli, *watching, "--set", "http_port=0")
+    assert ended.returncode == 0, ended.stderr
+    assert f"{observed.identity.peer_id}  <b>Ann</b>  step " in ended.stdout
+    assert ", 2 groups announced, pass@1 0.500" in ended.stdout
 
 
 async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -> None:

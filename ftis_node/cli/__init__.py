@@ -19,43 +19,55 @@ import ftis_node
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
 from ftis_node.text import say
 
-# The commands and groups, and what `--help` says of each. A group is the `app` of the module of its name.
-_COMMANDS = {
-    "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
-    "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",
-    "eval": "Greedy pass@1 with its 95 % interval; beside it the rate of right formats, "
-    "and accuracy whatever the format.",
-    "export": "Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.",
-    "fit": "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.",
-    "join": "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
-    "status": "Show what the node on this home is doing.",
-    "health": "Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. "
-    "Supervisors use it.",
-    "peers": "Show the peers it works with, and those left out and why.",
-    "top": "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
-    "page": "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
-    "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
-    "logs": "The last lines of the log of the node on this home, also after it has ended.",
-    "pause": "After this step the node saves and lets go of its GPU (or cores); "
-    "it stays in the swarm and serves its peers.",
-    "resume": "Load the model again and go on from the last checkpoint.",
-    "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
-    "stop": "Ask the node to finish its step, save and end, all within half a minute.",
-    "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
-    "id": "This node's peer id, and its addresses if it is running.",
-    "invite": "Print an invitation to this node's run: one line for `ftis-node join`. "
-    "The node must run when it is used.",
-    "members": "List the members of a private run that this node knows, and those removed.",
-    "remove": "Remove a member from a private run. What it has received already stays with it.",
-    "runs": "List the open runs of the local network, whose nodes were started with --lan.",
-    "run": "The public contract of a swarm.",
-    "config": "The settings, layer upon layer.",
-    "keys": "A node's key: whoever has it is that node.",
-    "doctor": "Looks for what is wrong and says what to do.",
-    "bench": "Measurements.",
-    "task": "A task's rows, before a run is made of them.",
-    "lab": "Many nodes in one place: experiments and what they show.",
+# The commands and groups in panels, in the order in which a person meets them, and what `--help` says of each.
+# A group is the `app` of the module of its name.
+_PANELS = {
+    "Start": {
+        "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",
+        "doctor": "Looks for what is wrong and says what to do.",
+        "fit": "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.",
+        "join": "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
+    },
+    "Watch": {
+        "status": "Show what the node on this home is doing.",
+        "top": "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
+        "page": "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
+        "logs": "The last lines of the log of the node on this home, also after it has ended.",
+        "peers": "Show the peers it works with, and those left out and why.",
+    },
+    "Control": {
+        "pause": "After this step save and let go of the GPU (or cores); the node goes on serving its peers.",
+        "resume": "Load the model again and go on from the last checkpoint.",
+        "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
+        "stop": "Ask the node to finish its step, save and end, all within half a minute.",
+        "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
+    },
+    "Friends": {
+        "invite": "Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile.",
+        "members": "List the members of a private run that this node knows, and those removed.",
+        "remove": "Remove a member from a private run. What it has received already stays with it.",
+        "runs": "List the open runs of the local network, whose nodes were started with --lan.",
+        "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
+    },
+    "Results": {
+        "eval": "Greedy pass@1 with its 95 % interval; also right formats, and accuracy whatever the format.",
+        "export": "Write a trained model as a folder that plain transformers loads, or an adapter for peft.",
+        "task": "A task's rows, before a run is made of them.",
+    },
+    "Trouble": {
+        "health": "Whether the node's loop goes on, for supervisors: exit code 1 if it is stalled or silent.",
+        "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
+    },
+    "Experts": {
+        "run": "The public contract of a swarm.",
+        "config": "The settings, layer upon layer.",
+        "keys": "A node's key: whoever has it is that node.",
+        "id": "This node's peer id, and its addresses if it is running.",
+        "lab": "Many nodes in one place: experiments and what they show.",
+        "bench": "Measurements.",
+    },
 }
+_COMMANDS = {name: says for panel in _PANELS.values() for name, says in panel.items()}
 # Where a command is that is not the function of its name in the module of its name.
 _PLACES = {
     "eval": "eval.evaluate",
@@ -74,7 +86,7 @@ def _made(name: str) -> Any:
     if hasattr(found, "app"):
         alone.add_typer(found.app, name=name)
     else:
-        alone.command(name)(getattr(found, function))
+        alone.command(name, cls=getattr(found, "Command", None))(getattr(found, function))
     return get_group(alone).commands[name]
 
 
@@ -91,13 +103,12 @@ class _Commands(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help of all commands together, without importing one."""
-        listed: Any = {name: TyperCommand(name, help=says) for name, says in _COMMANDS.items()}
+        panels = [(panel, *one) for panel, commands in _PANELS.items() for one in commands.items()]
+        listed: Any = {name: TyperCommand(name, help=says, rich_help_panel=panel) for panel, name, says in panels}
         TyperGroup(commands=listed, params=self.params, help=self.help).format_help(ctx, formatter)
 
 
-app = typer.Typer(
-    name="ftis-node", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="ftis-node", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.lab.bench.model import Size
 
-RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
-]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="With --model: its geometry only.")]
 Vram = Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")]
 Lora = Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")]
 Device = Annotated[str, typer.Option(help="With --model.")]
@@ -118,12 +116,8 @@ def step(
     completion_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 7,
     threads: Threads = 1,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a profiler's trace of one more step there, for ui.perfetto.dev.")
-    ] = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Compare these with the first of them instead: cpu,cpu or cuda:0,cuda:1.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="For a profiler's trace of one more step (Perfetto).")] = None,
+    devices: Annotated[str | None, typer.Option(help="Compare these with their first: cuda:0,cuda:1.")] = None,
     json: JsonOption = False,
 ) -> None:
     """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
@@ -173,20 +167,14 @@ def swarm(
     nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
     per_process: Annotated[int, typer.Option(min=1, help="Nodes that share a process.")] = 4,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Packets that a node makes at a time.")] = 6,
-    tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of each of a packet's 12 completions; 8 bytes each.")
-    ] = 384,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each of a packet's 12 completions.")] = 384,
     repetitions: Annotated[int, typer.Option(min=1, help="How often everybody sends everything to everybody.")] = 20,
     exchange_peers: Annotated[int, typer.Option(min=1, max=32, help="Peers that a node asks for news at a time.")] = 6,
     quic: Annotated[bool, typer.Option("--quic", help="QUIC in place of TCP.")] = False,
-    uplink: Annotated[
-        float | None, typer.Option(min=0.1, help="Mbit/s; each node in a network namespace of its own. Needs root.")
-    ] = None,
+    uplink: Annotated[float | None, typer.Option(min=0.1, help="Mbit/s, in network namespaces; needs root.")] = None,
     delay: Annotated[float, typer.Option(min=0, help="Seconds each way, by a proxy before each node.")] = 0.0,
     cut_every: Annotated[float, typer.Option(min=0.1, help="Seconds that a connection lasts on average.")] = math.inf,
-    steady: Annotated[
-        float | None, typer.Option(min=1, help="An even pace instead, measured for so many seconds.")
-    ] = None,
+    steady: Annotated[float | None, typer.Option(min=1, help="An even pace instead, for so many seconds.")] = None,
     step: Annotated[float, typer.Option(min=0.1, help="With --steady: seconds between a node's steps.")] = 10.0,
     batch: Annotated[int, typer.Option(min=1, help="With --steady: groups that a node takes a step.")] = 12,
     json: JsonOption = False,

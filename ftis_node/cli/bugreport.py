@@ -30,9 +30,7 @@ def bugreport(
     out: Annotated[Path | None, typer.Option(help="The file to write, .tar.gz; default: one in this folder.")] = None,
     model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
     given: Given,
-    with_addresses: Annotated[
-        bool, typer.Option("--with-addresses", help="Leave addresses and peer ids as they are.")
-    ] = False,
+    with_addresses: Annotated[bool, typer.Option("--with-addresses", help="Leave addresses and ids.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Pack what helps to find a mistake into one file; send nothing.

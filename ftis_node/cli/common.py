@@ -19,18 +19,13 @@ if TYPE_CHECKING:
     from ftis_node.worker.restore import Checkpoint
 
 KINDS = f"{TASK_KINDS}."  # what --task takes
-HomeOption = Annotated[
-    Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
-]
+HomeOption = Annotated[Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 QuestionOption = Annotated[str | None, typer.Option("--question", help="Of an hf: task, the column of questions.")]
 AnswerOption = Annotated[str | None, typer.Option("--answer", help="Of an hf: task, the column of gold answers.")]
 RewardOption = Annotated[
     str | None,
-    typer.Option(
-        "--reward",
-        help="How answers of a .jsonl file or an hf: task are judged: integer (default), exact, regex, math, tests.",
-    ),
+    typer.Option("--reward", help="Of a file or an hf: task: integer (default), exact, regex, math or tests."),
 ]
 
 

@@ -25,9 +25,7 @@ def show(
     *,
     origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,
     given: Given,
-    task: Annotated[
-        str | None, typer.Option(help="Task whose profile counts, if it has one; default: the run's, else arithmetic.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Whose profile counts; default: the run's, or arithmetic.")] = None,
     home: HomeOption = DEFAULT_HOME,
     run: Annotated[Path | None, typer.Option(help="As of join: a run file.")] = None,
     json: JsonOption = False,

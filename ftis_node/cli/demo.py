@@ -13,12 +13,8 @@ from ftis_node.cli.common import JsonOption, print_json
 
 
 def demo(
-    listener: Annotated[
-        bool, typer.Option("--listener", help="Add a fourth node that generates nothing and learns from the others.")
-    ] = False,
-    mixed: Annotated[
-        bool, typer.Option("--mixed", help="Three models with three different tokenizers, which exchange text.")
-    ] = False,
+    listener: Annotated[bool, typer.Option("--listener", help="Add a fourth node that only learns.")] = False,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Three models with three different tokenizers.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Until every node has taken so many steps.")] = 80,
     output: Annotated[Path, typer.Option("--output", help="Where homes, curves.png and summary.json go.")] = Path(
         "demo-output"

@@ -37,34 +37,23 @@ def evaluate(
         str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
     ],
     task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
-    base: Annotated[
-        str | None,
-        typer.Argument(metavar="[BASE]", help="With --compare: what to compare with; default: the checkpoint's model."),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="The base model on the same questions, too, and the paired difference.")
-    ] = False,
-    show: Annotated[
-        int | None, typer.Option(min=0, help=f"Show so many questions with their answers; {_SHOWN} with --compare.")
-    ] = None,
+    base: Annotated[str | None, typer.Argument(metavar="[BASE]", help="With --compare: another than its base.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
+    show: Annotated[int | None, typer.Option(min=0, help=f"So many examples; {_SHOWN} with --compare.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local copy of the questions; all of them are used.")] = None,
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
     model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, the first ones.")] = None,
-    completion_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest completion; default: the task's.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Questions answered side by side; default: what fits.")
-    ] = None,
+    completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Questions answered at a time; default: what fits.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file for every completion with its scores.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Greedy pass@1 with its 95 % interval; beside it the rate of right formats, and accuracy whatever the format."""
+    """Greedy pass@1 with its 95 % interval; also right formats, and accuracy whatever the format."""
     if base is not None and not compare:
         raise UsageError(f"What {base!r} is for is not said.", "Write --compare before it, or leave it out.")
     flags = common.parse_pairs(set_ or []) | {"device": device}

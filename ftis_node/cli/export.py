@@ -18,23 +18,17 @@ from ftis_node.text import rounded, say
 def export(
     checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, which means its newest one.")],
     to: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet, or be empty.")],
-    adapter: Annotated[
-        bool, typer.Option("--adapter/--merged", help="LoRA layers alone, for peft, or merged into the model.")
-    ] = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="Dtype of the weights; default: as they were trained.")
-    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter/--merged", help="LoRA layers alone, or merged.")] = False,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Default: as trained.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
-    to_hub: Annotated[
-        str | None, typer.Option("--to-hub", help="Also upload the folder to this repository of the hub, ORG/NAME.")
-    ] = None,
+    to_hub: Annotated[str | None, typer.Option("--to-hub", help="Also upload it to the hub, as ORG/NAME.")] = None,
     public: Annotated[bool, typer.Option("--public", help="With --to-hub: for everybody; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --to-hub: upload without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
+    """Write a trained model as a folder that plain transformers loads, or an adapter for peft.
 
     The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
     """

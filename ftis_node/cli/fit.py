@@ -15,6 +15,7 @@ from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, plan
+from ftis_node.installed import to_install
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
 
@@ -42,23 +43,15 @@ _BATCHES = ("gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 
 def fit(
     model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
-    vram: Annotated[
-        str | None,
-        typer.Option(help="GB of memory to plan for, of several devices 24,12; default: this machine's GPU."),
-    ] = None,
+    vram: Annotated[str | None, typer.Option(help="GB to plan for (of several: 24,12); default: the GPU here.")] = None,
     vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the weights.")
-    ] = None,
-    quantisation: Annotated[
-        Literal["none", "nf4"] | None, typer.Option(help="nf4: frozen weights in four bits, beside LoRA layers.")
-    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Of the weights.")] = None,
+    quantisation: Annotated[Literal["none", "nf4"] | None, typer.Option(help="nf4: four bits, with LoRA.")] = None,
     optimiser: Annotated[Literal["adamw", "adamw8bit"] | None, typer.Option(help="8-bit needs bitsandbytes.")] = None,
     gradient_checkpointing: Annotated[
-        bool | None,
-        typer.Option("--checkpointing/--no-checkpointing", help="Recompute activations instead of keeping them."),
+        bool | None, typer.Option("--checkpointing/--no-checkpointing", help="Recompute activations.")
     ] = None,
     micro_batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens trained on at a time.")] = None,
     generation_batch: Annotated[int | None, typer.Option(min=1, help="Completions generated at a time.")] = None,
@@ -112,7 +105,7 @@ def fit(
         _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
         if not bits and device == "cuda" and plan(*asked, True, four_bit=True) != chosen:
-            note("With bitsandbytes (pip install 'ftis-node[gpu]') another plan is possible: NF4, or 8-bit AdamW.")
+            note(f"With bitsandbytes ({to_install('ftis-node[gpu]')}) another plan is possible: NF4, or 8-bit AdamW.")
     sys.exit(0 if chosen.fits else 1)
 
 

@@ -29,21 +29,13 @@ def invite(
     home: HomeOption = DEFAULT_HOME,
     expires: Annotated[str, typer.Option(help="How long it may be used: 30m, 12h, 7d.")] = "7d",
     name: Annotated[str, typer.Option(help="How you call yourself to the invited.")] = "",
-    address: Annotated[
-        list[str] | None, typer.Option(help="An address to join at, repeatable; by default those of the running node.")
-    ] = None,
-    membership: Annotated[
-        str, typer.Option(help="Private runs: how long the new member stays one; half-way it is renewed.")
-    ] = DAYS_OF_A_CERTIFICATE,
-    may_invite: Annotated[
-        bool, typer.Option("--may-invite", help="Private runs, by the founder: the new member may invite others.")
-    ] = False,
-    qr: Annotated[
-        bool | None, typer.Option("--qr/--no-qr", help="Also as a QR code; default: if this is a terminal.")
-    ] = None,
+    address: Annotated[list[str] | None, typer.Option(help="To join at, repeatable; default: this node's own.")] = None,
+    membership: Annotated[str, typer.Option(help="Private runs: how long one lasts.")] = DAYS_OF_A_CERTIFICATE,
+    may_invite: Annotated[bool, typer.Option("--may-invite", help="Private runs: to invite others.")] = False,
+    qr: Annotated[bool | None, typer.Option("--qr/--no-qr", help="As a QR code; default: on a terminal.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print an invitation to this node's run: one line for `ftis-node join`. The node must run when it is used."""
+    """Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile."""
     from ftis_node.cli.asking import ask_daemon
     from ftis_node.observe.answers import Status
 
@@ -106,12 +98,8 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def remove(
-    peer: Annotated[
-        str, typer.Argument(help="The peer id or name to remove, and with it all whom it has invited.")
-    ] = "",
-    invitations: Annotated[
-        bool, typer.Option("--invitations", help="Withdraw all invitations of this node that were not used yet.")
-    ] = False,
+    peer: Annotated[str, typer.Argument(help="The peer id or name to remove, with all whom it has invited.")] = "",
+    invitations: Annotated[bool, typer.Option("--invitations", help="Withdraw this node's unused ones.")] = False,
     home: HomeOption = DEFAULT_HOME,
     json: JsonOption = False,
 ) -> None:

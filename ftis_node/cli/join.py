@@ -8,16 +8,17 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
 from ftis_node.config.profiles import TASK_KINDS
-from ftis_node.config.settings import FLAGS
+from ftis_node.config.settings import FLAGS, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to, noting
@@ -35,25 +36,49 @@ LINES = 6
 VIEW_SECONDS = 1.0
 HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top%s."
 NOTICE = (
-    "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
-    "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
-    "minute (--name, the model's name, figures). Never the model, its gradients or your files."
+    "First start in %s. What leaves this machine, for anyone to read, in a private run for its members: its network "
+    "address; the texts that its model samples for the run's prompts, with log-probs; and a self-report a minute (the "
+    "model's name, figures, and --name if you gave one; none with --set self_report=never). Never the model, its "
+    "gradients or your files."
 )
+# The options that `--help` shows, and the panels in which `--help-all` shows the rest; a setting's is its group.
+FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "background", "private", "dry_run")
+PANELS = {
+    "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward"),
+    "Data of your own": ("own_data", "own_reward"),
+    "The start": ("settings", "profile", "view", "paused", "json"),
+}
+
+
+class Command(TyperCommand):
+    """`join`, which has two helps."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options of `FEW`, or all by theme if `--help-all` asks."""
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        options: Any = self.params
+        for option in options:
+            option.hidden = option.name not in (*FEW, "help_all") and ctx.obj != "all"
+            if option.name not in (*FEW, "help_all"):
+                option.rich_help_panel = panels.get(option.name) or group_of(option.name)
+        super().format_help(ctx, formatter)
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.obj = "all"
+        ctx.get_help()
+        raise typer.Exit
 
 
 @with_settings(*FLAGS)
 def join(
     invitation: Annotated[
-        str | None, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+        str | None, typer.Argument(help="An invitation, ftis:…; a file of it; or - for stdin.")
     ] = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or a toy: tiny-a (the default), -b, -c."),
-    ] = None,
-    peers: Annotated[
-        str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
-    ] = "",
+    model: Annotated[str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or tiny-a.")] = None,
+    peers: Annotated[str, typer.Option(help="Addresses of nodes to join, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
@@ -61,34 +86,26 @@ def join(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
-    own_data: Annotated[
-        Path | None, typer.Option(help="A .jsonl file for a part of each batch; no byte of it leaves the machine.")
-    ] = None,
+    own_data: Annotated[Path | None, typer.Option(help="A .jsonl file for a part of each batch.")] = None,
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = "",
-    view: Annotated[
-        bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
-    ] = None,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Serve the run and peers, and train nothing until `resume`: a bootstrap.")
-    ] = False,
-    background: Annotated[
-        bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
-    ] = False,
-    private: Annotated[
-        bool, typer.Option("--private", help="Begin a run for members only; `ftis-node invite` lets others in.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done; tries the model, if it is here.")
-    ] = False,
+    view: Annotated[bool | None, typer.Option("--view/--no-view", help="Live view; default: on a terminal.")] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Serve, and train nothing until `resume`.")] = False,
+    background: Annotated[bool, typer.Option("--detach", help="Go to the background, with the model loaded.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Begin a run for members, whom `invite` lets in.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=_help_all, is_eager=True, help="All options.")
+    ] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address, and the texts that its model samples, with log-probs; in a private run also
-    a self-report a minute: --name, the model's name, figures. Never the model.
+    This leaves your machine: its address; texts that its model samples, with
+    log-probs; a self-report a minute: the model's name, figures, --name (none
+    with --set self_report=never). Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")

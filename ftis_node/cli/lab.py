@@ -23,17 +23,11 @@ def lab() -> None:
 
 @app.command("run")
 def run(
-    name: Annotated[
-        str, typer.Argument(metavar="FILE", help="A lab file (TOML), or the name of one that comes with ftis-node.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="FILE", help="A lab file (TOML), or the name of a built-in one.")],
     out: Annotated[Path | None, typer.Option(help="Where results go; the same again goes on.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Trials side by side; default: one a CPU core, 1 on a GPU.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials side by side; default: one a core, or GPU.")] = None,
     procs: Annotated[bool, typer.Option("--procs", help="A compute process for each node.")] = False,
-    cache: Annotated[
-        Path | None, typer.Option(help="Where trials and warm-ups lie, to be shared by experiments; default: in --out.")
-    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="For trials and warm-ups; default: in --out.")] = None,
     seeds: Annotated[str, typer.Option(help="Only these of the file's seeds, for example 0,1,2.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, help="So many steps in place of the file's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the plan, the memory and the hours.")] = False,
@@ -82,12 +76,8 @@ def report(
 def replay(
     home: Annotated[Path, typer.Argument(help="The home of a daemon that is not running; it is only read.")],
     until: Annotated[int | None, typer.Option(min=0, help="The last step to take; default: the latest.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new directory for replay.jsonl, with full diagnostics, and a checkpoint.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Its task, where that is Python: code is imported only if you name it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new directory, for replay.jsonl and a checkpoint.")] = None,
+    task: Annotated[str | None, typer.Option(help="Its task, where that is Python, which only you may name.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Take a daemon's steps again from its log and its packets, and compare.
@@ -108,14 +98,9 @@ def simulate(
     nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
-    success: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Chance of a right answer, for groups of 12. Default: 80 % teach."),
-    ] = None,
+    success: Annotated[float | None, typer.Option(min=0, max=1, help="Chance of a right answer.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of the task; needed rows show only among many.")] = 1,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Nodes greet all they hear of, however many peers they have.")
-    ] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Nodes greet all they hear of.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Simulate swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""

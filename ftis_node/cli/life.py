@@ -31,7 +31,7 @@ def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: Json
 
 
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
-    """After this step the node saves and lets go of its GPU (or cores); it stays in the swarm and serves its peers."""
+    """After this step save and let go of the GPU (or cores); the node goes on serving its peers."""
     answer = _command(home, "pause", wait=wait)
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)

@@ -26,11 +26,14 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
     answer = ask_daemon(home, "/status", Status)
     console().print(node_view(answer))
+    if (plan := answer.plan) is not None:
+        held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
+        print_facts({"computes": [held, *plan.reasons[-1:]]})
     print_facts({key: getattr(answer, key) or "none" for key in ("run", "page", "addresses")})
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. Supervisors use it."""
+    """Whether the node's loop goes on, for supervisors: exit code 1 if it is stalled or silent."""
     answer = ask_daemon(home, "/status", Status, starting=0.0)
     told = {key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")}
     print_answer(told, f"{answer.state}: {answer.reason}", json=json)

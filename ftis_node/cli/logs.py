@@ -15,9 +15,7 @@ from ftis_node.text import in_json, say
 
 def logs(
     home: HomeOption = DEFAULT_HOME,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show what is added, until Ctrl-C or until the daemon has ended.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what is added, until the daemon ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")] = False,
 ) -> None:

@@ -28,12 +28,7 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
 def new(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
     task: Annotated[str, typer.Option(help=KINDS)] = "arithmetic",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Any model of the family whose tokenizer the run shall use; for arithmetic by default tiny-a."
-        ),
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Any model whose tokenizer the run shall use.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     question: QuestionOption = None,
@@ -43,28 +38,17 @@ def new(
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
-    any_tokenizer: Annotated[
-        bool, typer.Option("--any-tokenizer", help="For models of any tokenizer: nodes exchange text.")
-    ] = False,
-    chat: Annotated[
-        Literal["auto", "always", "never"],
-        typer.Option(help="Ask in the model's chat template, or in plain text; auto: a chat for an instruct model."),
-    ] = "auto",
+    any_tokenizer: Annotated[bool, typer.Option("--any-tokenizer", help="For models of any tokenizer.")] = False,
+    chat: Annotated[Literal["auto", "always", "never"], typer.Option(help="In a chat; auto: if instruct.")] = "auto",
     thinking: Annotated[bool, typer.Option("--thinking", help="Turn thinking on in a template that can.")] = False,
     collaboration: Annotated[
         Literal["vertical", "horizontal"],
         typer.Option(help="Whether each node makes whole groups, or a part of every group."),
     ] = "vertical",
-    parts: Annotated[
-        int | None, typer.Option(min=2, max=256, help="Parts of a group of a horizontal run; default: 3.")
-    ] = None,
-    common: Annotated[
-        int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
-    ] = 0,
+    parts: Annotated[int | None, typer.Option(min=2, max=256, help="Of a group, in a horizontal run; or 3.")] = None,
+    common: Annotated[int, typer.Option(help="Rows of each epoch that all nodes answer.")] = 0,
     epoch: Annotated[int, typer.Option(help="Seconds of an epoch of common rows.")] = EPOCH,
-    private: Annotated[
-        bool, typer.Option("--private", help="For members only; --home has the key that founds it.")
-    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="For members; --home has the founding key.")] = False,
     home: HomeOption = DEFAULT_HOME,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run file that lies there.")] = False,
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,

@@ -27,10 +27,16 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List the open runs of the local network, whose nodes were started with --lan."""
+    from ftis_node.swarm.addresses import scope
+    from ftis_node.swarm.identity import peer_id
+
     found = by_run(heard(host, seconds))
     lines = []
     for run, nodes in found.items():
-        lines += [f"{run.hex()}  {in_words(nodes)}", *(f"  {node.addresses[0]}" for node in nodes if node.addresses)]
+        lines.append(f"{run.hex()}  {in_words(nodes)}")
+        lines += [f"  {'  '.join(filter(None, (peer_id(node.peer), node.name, node.model)))}" for node in nodes]
+        nearest = min((one for node in nodes for one in node.addresses), key=lambda one: scope(one) == "machine")
+        lines.append(f"  ftis-node join --peers {nearest}")
     print_answer({"runs": [_row(*one) for one in found.items()]}, *(lines or [NONE_FOUND]), json=json)
 
 
@@ -66,7 +72,7 @@ def the_run(host: str) -> tuple[str, ...]:
         listed = "; ".join(f"{run.hex()[:12]} ({in_words(nodes)})" for run, nodes in found.items())
         raise UsageError(
             f"There are {len(found)} runs on the local network: {listed}.",
-            "Name one by --peers ADDRESS; `ftis-node runs` prints their addresses.",
+            "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.",
         )
     for run, nodes in found.items():
         say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)

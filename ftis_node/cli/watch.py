@@ -30,16 +30,12 @@ def watch(
     ] = "",
     *,
     peers: Annotated[str, typer.Option(help="Addresses of nodes of an open run, separated by commas.")] = "",
-    home: Annotated[Path, typer.Option(help="The observer's directory: its key, the run and the history.")] = Path(
+    home: Annotated[Path, typer.Option(help="The observer's directory: key, run, history.")] = Path(
         "~/.ftis-node-watch"
     ),
     given: Given,
-    export: Annotated[
-        Path | None, typer.Option(help="A directory for the page as files, written anew each minute.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--for", min=1, help="Look for so many seconds, print what was seen, and end.")
-    ] = None,
+    export: Annotated[Path | None, typer.Option(help="A directory for the page as files, anew each minute.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=1, help="Look so long, print, and end.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.
@@ -90,5 +86,8 @@ def in_words(facts: SwarmFacts) -> Iterator[str]:
     """What was seen, line by line."""
     yield f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})"
     for node in facts.nodes:
-        name = (node.claims or {}).get("name") or "–"
-        yield f"{node.id}  {name}  step {node.step}, {counted(node.groups, 'group')} announced"
+        claims = node.claims or {}
+        names = [claims[one] for one in ("name", "model") if claims.get(one)]
+        reached = f"pass@1 {passed:.3f}" if (passed := claims.get("pass_at_1")) is not None else "no pass@1 claimed"
+        told = f"step {node.step}, {counted(node.groups, 'group')} announced, {reached}"
+        yield "  ".join([node.id, *names, told])

@@ -29,7 +29,7 @@ _HEAD = """\
 
 Made from `ftis_node/config/settings.py` and `config/profiles.py` by `make settings`; not to be edited.
 
-A setting is given in one of three ways, and some have a flag (`ftis-node join --help`):
+A setting is given in one of three ways, and some have a flag (`ftis-node join --help-all`):
 
     wait = 30                # in a TOML file, named with --settings FILE
     FTIS_WAIT=30             # in the environment

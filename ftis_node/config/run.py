@@ -29,6 +29,7 @@ from pydantic import (
 
 from ftis_node.config.reading import parse_toml, read_text
 from ftis_node.errors import UsageError, raise_all
+from ftis_node.installed import to_install
 from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
 from ftis_node.text import in_toml
 
@@ -346,7 +347,7 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         code, (package, colon, version) = run.reward.startswith(CODE), run.reward.partition(":")
         told = "code that judges answers" if code else "reward rule"
         same = "Use the very same files as the others in the run."
-        same = f"Run: pip install {package}=={version}." if colon and not code else same
+        same = f"Run: {to_install(f'{package}=={version}')}." if colon and not code else same
         yield UsageError(
             f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
             f"{same} {_ANOTHER_TASK}",

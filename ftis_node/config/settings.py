@@ -198,7 +198,7 @@ class Settings(BaseModel):
         tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
     ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
-    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; it also names an open run there.")] = False
+    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; they learn of this one's open run.")] = False
     """Find nodes of the run on the local network by mDNS, and tell it of this one; never of a private run."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
@@ -241,9 +241,9 @@ class Settings(BaseModel):
     """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
     for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
 
-    self_report: Literal["private", "always", "never"] = "private"
-    """Tell the swarm once a minute what observers show: the node's name, model, pass@1, groups, traffic and from whom
-    it learned. private: in private runs only."""
+    self_report: Literal["always", "private", "never"] = "always"
+    """Tell the swarm once a minute what observers show: model, tokenizer, step, pass@1, groups, traffic, from whom it
+    learned, and --name if there is one. private: in private runs only."""
     track: Annotated[
         Literal["none", "trackio", "wandb", "tensorboard"],
         Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),
@@ -312,6 +312,12 @@ class Settings(BaseModel):
             if value is not None:
                 parts[name] = None if value == "none" and name in _NONE_MEANS_OFF else value
         return parts
+
+
+def group_of(name: str) -> str:
+    """The group of a setting, as `GROUPS` divides them."""
+    first = [one for one in Settings.model_fields if one in Settings.GROUPS or one == name]
+    return Settings.GROUPS[first[first.index(name) - (name not in Settings.GROUPS)]]
 
 
 FLAGS: Mapping[str, Flag] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,7 +271,9 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p) -> None:
+async def open_lan(
+    stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p, about: Mapping[str, str]
+) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:
         logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
@@ -282,7 +284,7 @@ async def open_lan(stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes,
     stack.push_async_callback(lan.close)
     try:
         await lan.start()
-        await lan.tell(run, author, transport.port)
+        await lan.tell(run, author, transport.port, **about)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 

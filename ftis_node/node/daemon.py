@@ -34,6 +34,7 @@ from ftis_node.node.status import StepLog, joined, part, peers_row, resident_byt
 from ftis_node.observe.answers import Planned, Status
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
+from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import names_in
@@ -217,7 +218,9 @@ class Node:
         await components.swarm.start(options.peers, hints, given)
         self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
-            await assembly.open_lan(self._stack, components.swarm, run, identity.author, transport)
+            told = {"model": public_name(self.settings.model), "name": options.name}
+            about = told if components.swarm.reports.telling else {}
+            await assembly.open_lan(self._stack, components.swarm, run, identity.author, transport, about)
         if self.options.run is None:
             assembly.check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
         self._overview = Overview(components.swarm, run, identity.author, self.home.swarm_history)
@@ -482,6 +485,7 @@ class Node:
             plan=part(Planned, plan_row(loaded.plan) if loaded is not None else None),
             parameters=loaded.parameters if loaded is not None else None,
             tokenizer=loaded.tokenizer if loaded is not None else None,
+            objective=self.settings.objective,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
             gpu=self._compute.gpu,

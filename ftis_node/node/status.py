@@ -83,7 +83,7 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         **{name: getattr(progress, name) for name in _OF_PROGRESS},
         checkpoint=checkpoint,
         foreign_groups_used=dict(progress.foreign_groups_used),
-        filtered_fraction=last.report.diagnostics.overall.get("filtered_fraction") if last else None,
+        filtered_fraction=last.report.diagnostics.foreign.get("filtered_fraction") if last else None,
         own_reward=last.batch.own_reward if last else None,
         foreign_reward=last.batch.foreign_reward if last else None,
         step_seconds=stepper.step_seconds(),

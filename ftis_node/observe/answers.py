@@ -60,6 +60,7 @@ class Planned(msgspec.Struct, frozen=True):
     fits: bool
     dtype: str = ""
     quantisation: str = "none"
+    reasons: list[str] = []
 
 
 class LastStep(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     plan: Planned | None = None
     parameters: int | None = None
     tokenizer: str | None = None
+    objective: str = ""
     worker_restarts: int = 0
     worker_memory_bytes: int | None = None
     gpu: GpuFigures | None = None

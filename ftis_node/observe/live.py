@@ -139,15 +139,15 @@ def _figures(status: Status) -> Table:
     told = f" ({', '.join(split)})" if split else ""
     share = number(status.foreign_weight_share, ".0%")
     megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
-    needs, filtered = status.needs, number(status.filtered_fraction, ".0%")
+    needs = status.needs
     rows = [
         ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
-        ("up", duration(status.uptime)),
+        ("questions", f"{needs.tried} failed, {needs.learned} since learned from others"),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
-        ("reward", f"own {number(status.own_reward, '.2f')}, foreign {number(status.foreign_reward, '.2f')}"),
-        ("groups", f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss, {filtered} filtered)"),
+        ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
+        ("groups", f"own {status.own_groups_used}, others' {foreign} (loss share {share})"),
         ("saved", saved_line(status.checkpoint)),
-        ("rows", f"{needs.tried} failed, {needs.learned} learned"),
+        ("up", duration(status.uptime)),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
@@ -188,7 +188,7 @@ def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], he
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for column in ("node", "model", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("step", "pass@1", "own", "foreign", "weight", "filtered", "MB in", "out"):
+    for column in ("step", "pass@1", "own", "others'", "loss share", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(*(words(cell) for cell in _row(status)))
@@ -216,7 +216,6 @@ def _row(status: Status) -> list[str]:
         number(status.own_groups_used, "d"),
         str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
         number(status.foreign_weight_share, ".0%"),
-        number(status.filtered_fraction, ".0%"),
         number(status.bytes_in, ".2f", 1e-6),
         number(status.bytes_out, ".2f", 1e-6),
     ]

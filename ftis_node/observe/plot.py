@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
+from ftis_node.installed import to_install
 
-TO_DRAW = "pip install 'ftis-node[lab]'"
+TO_DRAW = to_install("ftis-node[lab]")
 
 
 def can_draw() -> bool:

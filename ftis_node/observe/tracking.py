@@ -21,6 +21,7 @@ from typing import IO, Any, Literal, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.host.quiet import QUIET
+from ftis_node.installed import to_install
 from ftis_node.observe.answers import at
 
 Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
@@ -50,7 +51,7 @@ STEP: Mapping[str, str] = {
     "swarm/foreign_reward": "foreign_reward",
     "swarm/foreign_age": "foreign_age",
     "swarm/foreign_loss_share": "diagnostics.foreign.loss_share",
-    "swarm/filtered_fraction": "diagnostics.overall.filtered_fraction",
+    "swarm/filtered_fraction": "diagnostics.foreign.filtered_fraction",
     "swarm/truncated": "diagnostics.overall.truncated",
     "swarm/ess": "diagnostics.overall.ess",
     "swarm/bytes_in": "bytes_in",
@@ -72,7 +73,7 @@ logger = logging.getLogger(__name__)
 def refuse_untracked(kind: Tracked) -> None:
     """Raise UsageError if the tracker's library is not installed."""
     if kind != "none" and importlib.util.find_spec(kind) is None:
-        raise UsageError(f"The tracker {kind} is not installed.", f"Run: pip install 'ftis-node[{kind}]'")
+        raise UsageError(f"The tracker {kind} is not installed.", f"Run: {to_install(f'ftis-node[{kind}]')}")
 
 
 def figures(event: str, facts: Mapping[str, Any]) -> dict[str, float]:

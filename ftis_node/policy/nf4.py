@@ -20,6 +20,7 @@ from torch.nn import functional as nn_functional
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import NF4_BLOCK
 from ftis_node.host.quiet import without
+from ftis_node.installed import to_install
 
 
 class NF4Linear(nn.Module):
@@ -105,5 +106,5 @@ def bitsandbytes(part: str, what: str, instead: str) -> Any:
             import_module("bitsandbytes")
             return import_module(f"bitsandbytes.{part}")
     except ImportError:
-        fix = f"Run: pip install 'ftis-node[gpu]', or use {instead}."
+        fix = f"Run: {to_install('ftis-node[gpu]')}; or use {instead}."
         raise UsageError(f"{what} needs bitsandbytes.", fix) from None

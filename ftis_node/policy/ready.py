@@ -106,7 +106,9 @@ def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: floa
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
         return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
     if apart <= tolerance:
-        return replace(policy, lean=True), f"generates by the native decoder ({_compared(apart, tolerance)})"
+        graphs = f"with{'' if policy.graphs else 'out'} CUDA graphs"
+        how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs}"
+        return replace(policy, lean=True), how
     if policy.graphs:
         logger.warning("%s is generated with without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
         return _lean(replace(policy, graphs=False), probe, padded, tolerance)

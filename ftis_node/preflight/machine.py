@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ftis_node.host.descriptors import raise_limit
+from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding, Verdict
@@ -72,13 +73,13 @@ def libraries(case: Case) -> Iterator[Finding]:
         version = _version(requirement.name)
         if not version:
             if not optional:
-                yield Finding("libraries", "fail", f"{wanted} is not installed.", f"Run: pip install '{wanted}'")
+                yield Finding("libraries", "fail", f"{wanted} is not installed.", f"Run: {to_install(wanted)}")
             continue
         if requirement.specifier.contains(version, prereleases=True):
             sound += not optional
         else:
             text = f"{requirement.name} {version} is outside of {requirement.specifier}."
-            yield Finding("libraries", "warn" if optional else "fail", text, f"Run: pip install '{wanted}'")
+            yield Finding("libraries", "warn" if optional else "fail", text, f"Run: {to_install(wanted)}")
     versions = "".join(f"{name} {version}, " for name in _TOLD if (version := _version(name)))
     yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}".rstrip(", ;") + ".")
 
@@ -172,7 +173,7 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
     memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
     text = f"{told['name']}{memory}; driver {_driver()}: {told['half']} and a backward pass agree with the CPU."
     if util.find_spec("bitsandbytes") is None:
-        text += " Without bitsandbytes there is no 8-bit AdamW and no NF4 (pip install 'ftis-node[gpu]')."
+        text += f" Without bitsandbytes there is no 8-bit AdamW and no NF4 ({to_install('ftis-node[gpu]')})."
     if told["wrong"]:
         text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
         return Finding("gpu", "fail", text, "Its memory or its driver is broken: update the driver, test the card.")

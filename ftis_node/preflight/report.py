@@ -132,7 +132,7 @@ def _leaves(case: Case) -> str:
     private = (
         case.options.private or (invited is not None and invited.private) or (run is not None and run.founder != "")
     )
-    report = "; a self-report a minute (--name, the model's name, figures)"
+    report = "; a self-report a minute (the model's name, figures, and --name if given)"
     report = report if settings.tells_of_itself(private=private) else ""
     lan = "; its run's name to the local network" if settings.lan and not private else ""
     return f"Its network address, and {what}, {limit}{report}{lan}. Never the model, its gradients or files."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 
 NODES_MAX = 512
 HISTORY_ROWS, NODE_ROWS = 400, 96  # of the trends of the swarm and of each node
+Spares = Callable[[bytes], bool]  # whether an author keeps its entry, whoever else comes
 
 
 class Trend(msgspec.Struct):
@@ -67,24 +69,30 @@ class Chronicle(msgspec.Struct):
     nodes: dict[bytes, Seen] = {}
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 
-    def of(self, author: bytes, first_sender: bytes, heard: float) -> Seen:
-        """The entry of an author that was heard of now. If there are too many, the one that is silent for longest makes
-        room if it is not present; else the newest of the first sender that named most: floods evict themselves."""
+    def of(self, author: bytes, first_sender: bytes, heard: float, spares: Spares = lambda _: False) -> Seen:
+        """The entry of an author that was heard of now; of too many, one makes room that `spares` does not name."""
         nodes = self.nodes
         if author not in nodes:
             if len(nodes) >= NODES_MAX:
-                oldest = min(nodes, key=lambda known: nodes[known].heard)
-                if nodes[oldest].heard > heard - PRESENT_SECONDS:
-                    crowd = Counter(seen.first_sender for seen in nodes.values()).most_common(1)[0][0]
-                    oldest = max((a for a in nodes if nodes[a].first_sender == crowd), key=lambda a: nodes[a].first)
-                del nodes[oldest]
+                del nodes[self._least(heard - PRESENT_SECONDS, spares)]
             nodes[author] = Seen(heard, heard, first_sender)
         nodes[author].heard = max(nodes[author].heard, heard)
         return nodes[author]
 
-    def reported(self, report: SelfReport, referrer: bytes, heard: float) -> None:
+    def _least(self, present: float, spares: Spares) -> bytes:
+        """Who is silent for longest, if it is not present; else the newest of the first sender that named most, or of
+        all if each names itself only: floods evict themselves."""
+        nodes = self.nodes
+        oldest = min(nodes, key=lambda known: nodes[known].heard)
+        if nodes[oldest].heard <= present:
+            return oldest
+        others = [author for author in nodes if not spares(author)] or list(nodes)
+        named = Counter(nodes[author].first_sender for author in others)
+        return max(others, key=lambda author: (named[nodes[author].first_sender], nodes[author].first))
+
+    def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: Spares = lambda _: False) -> None:
         """Keep a report, unless it is older than the one of its author that is here."""
-        seen = self.of(report.author, referrer, heard)
+        seen = self.of(report.author, referrer, heard, spares)
         if seen.report is None or report.at > seen.report.at:
             seen.report, seen.reported, seen.step = report, heard, max(seen.step, report.step)
             seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach

@@ -29,7 +29,7 @@ SERVICE = "_ftis-node._tcp.local."
 ASKED_MAX = 64  # at a time for their records
 NODES_MAX = 256
 ADDRESSES_MAX = 4  # of one node
-TASK_MAX = 64
+TASK_MAX = WORD_MAX = 64
 ANSWER_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,18 @@ Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 @dataclass(frozen=True)
 class LanNode:
-    """A node as it tells of itself. peer: 38-byte peer id. run: 16 bytes. addresses: multiaddrs in its network."""
+    """A node as it tells of itself. peer: 38-byte peer id. run: 16 bytes. addresses: multiaddrs in its network.
+
+    model, name: none where its owner wants no self-reports.
+    """
 
     peer: bytes
     run: bytes
     task: str
     protocol: int
     addresses: tuple[str, ...]
+    model: str = ""
+    name: str = ""
 
 
 class Lan:
@@ -83,12 +88,17 @@ class Lan:
         self._stack.push_async_callback(browser.async_cancel)
         self._open.append((zeroconf, own))
 
-    async def tell(self, run: Run, author: bytes, port: int) -> None:
-        """Name this node and its run to the local network; the run of members only is never named."""
+    async def tell(self, run: Run, author: bytes, port: int, **about: str) -> None:
+        """Name this node and its run to the local network; the run of members only is never named.
+
+        Args:
+            about: `model` and `name`, as far as others may know them.
+        """
         if run.founder:
             raise ValueError("a private run is not for the local network to know")
         peer = peer_id(author)
         told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
+        told |= {key: word[:WORD_MAX] for key, word in about.items()}
         for zeroconf, own in self._open:
             place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{peer}.local."}
             info = AsyncServiceInfo(SERVICE, f"{peer}.{SERVICE}", properties=told, **place)
@@ -145,8 +155,10 @@ def read_node(
         text = f"/ip{place.version}/{place}/tcp/{port}/p2p/{peer}"
         if place in own.network and place != own.network.broadcast_address and "%" not in text and is_plain(text):
             near.append(text)
-    task = plain((properties.get(b"task") or b"").decode(errors="replace"), TASK_MAX)
-    return LanNode(author, run, task, int(protocol), tuple(near[:ADDRESSES_MAX]))
+    task, model, name = (
+        plain((properties.get(key) or b"").decode(errors="replace"), WORD_MAX) for key in (b"task", b"model", b"name")
+    )
+    return LanNode(author, run, task, int(protocol), tuple(near[:ADDRESSES_MAX]), model, name)
 
 
 async def look_around(host: str, seconds: float) -> list[LanNode]:

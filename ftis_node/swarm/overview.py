@@ -85,7 +85,7 @@ class Overview:
             file: keeps what was gathered between starts.
         """
         self._swarm, self._run, self._own, self._file = swarm, run, own, file
-        self.book = swarm.chronicle
+        self.book, self._spares = swarm.chronicle, swarm.reputation.established
         self._groups = Counter[bytes]()  # announced since the last row of the history
         self._began = self._counted = unix_seconds()
         self._counted_until = self.book.until
@@ -110,7 +110,7 @@ class Overview:
         """Take over what handshakes, announcements and self-reports said since the last look."""
         now, boot = unix_seconds(), boot_seconds()
         for peer in list(self._swarm.membership.active_view.values()):
-            seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen))
+            seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen), self._spares)
             seen.version = peer.agent.removeprefix("ftis-node/")
             seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
         for known in self._swarm.gossip.table:
@@ -118,7 +118,7 @@ class Overview:
                 self._announced(known, now - (boot - known.heard))
         self._looked = boot
         if self._own is not None and (report := self._swarm.reports.describe()) is not None:
-            self.book.reported(report, self._own, now)
+            self.book.reported(report, self._own, now, self._spares)
         claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
         self.book.until = now
         if now - self._counted >= self.book.history.spacing:
@@ -157,7 +157,7 @@ class Overview:
 
     def _announced(self, known: Known, heard: float) -> None:
         announcement = known.announcement
-        seen = self.book.of(announcement.author, known.first_sender or announcement.author, heard)
+        seen = self.book.of(announcement.author, known.first_sender or announcement.author, heard, self._spares)
         seen.step = max(seen.step, announcement.policy_step)
         if announcement.issued_at < self._counted_until:
             return  # before a restart

@@ -79,16 +79,18 @@ class SelfReports:
         welcomes: Callable[[bytes], bool],
         *,
         observing: bool = False,
+        spares: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         """
         Args:
             chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet.
-            welcomes: whether an author may take part.
+            welcomes: whether an author may take part. spares: whose report makes room for nobody's.
             observing: others' reports are taken from whoever passes them on; else only from their authors.
         """
         self.telling = False  # whether this node tells others of itself
         self.describe = describe
         self._identity, self._chronicle, self._welcomes, self._observing = identity, chronicle, welcomes, observing
+        self._spares = spares
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._own: SelfReport | None = None
         self._made = -math.inf  # when, by `boot_seconds`
@@ -114,7 +116,7 @@ class SelfReports:
             if seen is not None and seen.report is not None and seen.report.at >= report.at:
                 continue
             if self._may_be(report, peer) and self._checks.take(peer) and report.verify(report.author):
-                self._chronicle.reported(report, peer, unix_seconds())
+                self._chronicle.reported(report, peer, unix_seconds(), self._spares)
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
         sound = report.run_id == self._chronicle.run_id and abs(report.at - unix_seconds()) < FENCE

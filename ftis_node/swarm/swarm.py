@@ -128,7 +128,9 @@ class Swarm:
             transport, identity, run_file, self.traffic, peer_cache, rng=rng, roster=roster, observing=looks_on
         )
         self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
-        self.reports = SelfReports(identity, self.chronicle, describe, known.welcomes, observing=looks_on)
+        self.reports = SelfReports(
+            identity, self.chronicle, describe, known.welcomes, observing=looks_on, spares=reputation.established
+        )
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT

@@ -32,6 +32,11 @@ class _Unknown(Source):
     has_files = True
 
     def _load(self) -> Task:
+        if self.code and Path(self.name).exists():
+            raise UsageError(
+                f"{self.name!r} is there, but no task: its name ends in neither .jsonl nor .csv.",
+                "Put a question and an answer in each line of a file with such a name (docs/tasks.md).",
+            )
         known = did_you_mean(self.name, (name for kind in KINDS for name in kind.names))
         raise UsageError(f"There is no task {self.name!r}.", f"{known}Use {TASK_KINDS}; for `eval` also math500.")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ftis_node.errors import UsageError, first_line
 from ftis_node.host.files import existing_folder
+from ftis_node.installed import NAME, to_install
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
@@ -122,11 +123,13 @@ class HubDataset(Source):
             content = _download(source, files)
         answer_of, wanted = GOLDS[self.rule]
         rows, left_out = [], 0
-        for line in content.splitlines():
+        for number, line in enumerate(content.splitlines(), start=1):
             question, value = json.loads(line)
             gold = answer_of(value)
             gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
-            rows += [Example(question, gold)] if gold is not None else []
+            rows += (
+                [Example(question, gold, f"Row {number} with a question of {source.name}")] if gold is not None else []
+            )
             left_out += gold is None
         if left_out > len(rows):
             raise UsageError(
@@ -235,7 +238,7 @@ def _unpacked(paths: Sequence[str], source: DatasetSplit) -> bytes:
         what, fix = json.loads(ended.stderr.splitlines()[-1])
     except (ValueError, IndexError):
         what, fix = "unpacks to more than the process that reads it may have", "Choose another dataset."
-    raise UsageError(f"{source.name} {what}.", fix)
+    raise UsageError(f"{source.name} {what}.", f"Run: {to_install(f'{NAME}{fix}')}" if fix[0] == "[" else fix)
 
 
 def _refused(source: DatasetSplit, error: Exception) -> UsageError:

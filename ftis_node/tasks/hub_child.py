@@ -38,7 +38,7 @@ def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise Unusable("is in Parquet, which needs pyarrow", "Run: pip install 'ftis-node[data]'") from None
+        raise Unusable("is in Parquet, which needs pyarrow", "[data]") from None
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others set aside more than they need
     with ParquetFile(path) as file:
         _refuse_missing(file.schema_arrow.names, *columns)

@@ -20,6 +20,7 @@ from typing import Self
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
+from ftis_node.installed import to_install
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, Score, code_in, score_mathematics, score_text
 
@@ -67,7 +68,7 @@ class Judge(Asked):
             UsageError: math-verify is not installed.
         """
         if rule == "math" and importlib.util.find_spec("math_verify") is None:
-            raise UsageError("Judging mathematics needs math-verify.", "Run: pip install 'ftis-node[math]'")
+            raise UsageError("Judging mathematics needs math-verify.", f"Run: {to_install('ftis-node[math]')}")
         self._kind = rule
         self.takes_gold = rule not in ("tests", "verifiers")
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)

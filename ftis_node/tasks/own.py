@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import subprocess
+import symtable
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task, digest_of
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
+_WHILE_IT_RUNS = re.compile(r"import \*|__getattr__|\bglobals?\b|setattr|exec\(")  # names that a source does not show
 _NAME_CHARACTERS = 64  # of a task in a run
 _WRONG = Score(0.0, formatted=False, lenient=False)
 
@@ -102,10 +104,13 @@ class PythonFunction(Source):
     def _check(self) -> Task | None:
         if not self.code:
             return self._load()
-        module_name = self.name.partition(":")[0]
+        module_name, _, function = self.name.partition(":")
         top = module_name.partition(".")[0]
         if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
             raise _no_module(module_name)
+        names = _names_in(source) if (source := _source_of(module_name)) is not None else None
+        if names is not None and function not in names:
+            raise _no_function(module_name, source, function, names)
         return None
 
     def _load(self) -> Task:
@@ -225,10 +230,39 @@ def _sound(verdict: Any) -> Score:
 
 
 def _no_module(name: str) -> UsageError:
+    near = did_you_mean(name, (*(file.stem for file in Path.cwd().glob("*.py")), "hf", "reasoning-gym", "verifiers"))
     return UsageError(
         f"There is no Python module {name}, neither in {Path.cwd()} nor installed.",
-        "Start in the folder that holds it, or install it.",
+        f"{near}Start in the folder that holds it, or install it.",
     )
+
+
+def _no_function(module: str, file: object, function: str, names: Iterable[str]) -> UsageError:
+    near = did_you_mean(function, (name for name in names if name[0] != "_"))
+    return UsageError(f"The module {module} ({file}) has no function {function}.", f"{near}Name a function in it.")
+
+
+def _source_of(module: str) -> Path | None:
+    """The file of a module, which is not imported; None where only an import would find it."""
+    folders: list[str] = [str(Path.cwd()), *sys.path]
+    spec = None
+    for part in module.split("."):
+        if (spec := PathFinder.find_spec(part, folders)) is None:
+            return None
+        folders = list(spec.submodule_search_locations or ())
+    origin = (spec.origin if spec is not None else None) or ""
+    return Path(origin) if origin.endswith(".py") else None
+
+
+def _names_in(source: Path) -> set[str] | None:
+    """What a module names, without running it; None where only an import can tell."""
+    try:
+        text = source.read_text(encoding="utf-8")
+        table = symtable.symtable(text, str(source), "exec")
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    named = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
+    return None if _WHILE_IT_RUNS.search(text) else named
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -244,10 +278,7 @@ def _function(name: str) -> Callable[[], Any]:
         raise UsageError(f"The module {module_name} cannot be imported: {_told(error)}.", "Mend that code.") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise UsageError(
-            f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}.",
-            f"{did_you_mean(function_name, (name for name in vars(module) if name[0] != '_'))}Name a function in it.",
-        )
+        raise _no_function(module_name, getattr(module, "__file__", None), function_name, vars(module))
     return function  # type: ignore[no-any-return]
 
 
@@ -261,7 +292,7 @@ def _examples(
             raise UsageError(f"Row {number} of the task has no question that is a text.", "Correct that row.")
         if gold is None:
             raise UsageError(f"Row {number} of the task has an answer that is not {wanted}.", "Correct that row.")
-        examples.append(Example(question, gold))
+        examples.append(Example(question, gold, f"Row {number} of the task"))
     return tuple(examples)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
+from ftis_node.installed import to_install
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
@@ -131,7 +132,7 @@ class Packaged(Source):
     def _version(self) -> str:
         """Of the package. Raises UsageError where there is none."""
         if (rule := self.foreseen()[1]) is None:
-            raise UsageError(f"{self.package} is not installed.", f"Run: pip install 'ftis-node[{self.package}]'")
+            raise UsageError(f"{self.package} is not installed.", f"Run: {to_install(f'ftis-node[{self.package}]')}")
         return rule.partition(":")[2]
 
     def _cached(self, version: str) -> Path:
@@ -149,7 +150,7 @@ class Packaged(Source):
         except ValueError:
             raise UsageError(
                 f"{self.package} failed: {ended.stderr.decode(errors='replace').strip().rpartition(chr(10))[2][:300]}",
-                f"Install it anew: pip install --force-reinstall 'ftis-node[{self.package}]'",
+                f"Install it anew: {to_install(f'ftis-node[{self.package}]')} --force-reinstall",
             ) from None
         if "refused" in told:
             raise UsageError(f"{self.package} {told['refused']}.", f"Write {self.package}:{self.form}.")

@@ -121,6 +121,6 @@ class Source(ABC):
             check_rule(str(self.reward))
             raise UsageError(
                 f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}.",
-                "Leave out --reward, which is for a .jsonl file.",
+                "Leave out --reward, which is for a file or an hf: task.",
             )
         return task

@@ -30,7 +30,7 @@ from tests.support.daemons import ENVIRONMENT, PATIENCE, Daemon, command, run_cl
 from tests.support.looking import SIZES, STEPS, faults, minutes, write_steps
 
 TAKEN = 101  # steps that the nodes take; longer histories are prepared
-COMMON = ("--full", "--set", "learning_rate=2e-4", "--set", "self_report=always", "--set", "patience=90")
+COMMON = ("--full", "--set", "learning_rate=2e-4", "--set", "patience=90")
 SEEN = ("plain", "private", "mixed")
 
 

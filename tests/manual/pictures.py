@@ -50,7 +50,7 @@ def swarm(place: Path, steps: int) -> Iterator[Daemon]:
     try:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()
-            own = ("--name", name, "--seed", str(number), "--set", "self_report=always")
+            own = ("--name", name, "--seed", str(number))
             common = (*own, "--set", "min_peers=2", "--set", "patience=90", *WHOLE)
             daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
         daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)

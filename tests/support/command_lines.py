@@ -31,9 +31,9 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
             if not hasattr(command, "resolve_command"):
                 return dict(context.params)
             name, command, rest = command.resolve_command(context, rest)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
-        if kind in ("Exit", "NoArgsIsHelpError"):  # --help, --version, and a group alone
+        if kind in ("Exit", "SystemExit", "NoArgsIsHelpError"):  # --help, --version, and a group alone
             return {}
         if kind == "MissingParameter":
             raise LookupError(str(error)) from error

@@ -150,7 +150,7 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
         try:
             trl = warm(size.completions // parts)
         except ImportError as error:
-            tell(f"TRL is left out ({error}); to have it: pip install 'ftis-node[dev]'")
+            tell(f"TRL is left out ({error}); it is of the extra dev")
             return None
         seconds = min(cpu_seconds(trl.step) for _ in range(runs))
         tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")

@@ -29,12 +29,12 @@ const CHARTS = [
     series: [{ key: "own_reward", name: "own", tone: "own" }, { key: "foreign_reward", name: "others'", tone: "foreign" }],
   },
   {
-    title: "What became of others' samples", note: "Importance: mean of min(ρ, 2). Filtered: of their negatives. Loss: part of Σ |Â|·w·tokens.", floor: 0, ceiling: 1, format: two,
+    title: "What became of others' samples", note: "Importance: mean of min(ρ, 2). Filtered: of their samples with Â ≤ 0. Loss share: of Σ |Â|·w·tokens.", floor: 0, ceiling: 1, format: two,
     empty: "Importance weights, filter and weight in the loss appear here once groups of others are trained on.",
     series: [
       { key: "importance", name: "importance", tone: "third" },
       { key: "filtered", name: "filtered", tone: "foreign", format: percent },
-      { key: "foreign_share", name: "loss", tone: "own", format: percent },
+      { key: "foreign_share", name: "loss share", tone: "own", format: percent },
     ],
   },
   {
@@ -51,7 +51,7 @@ const CHARTS = [
     ],
   },
   {
-    size: "half", title: "Peers and pool", floor: 0, whole: true, format: number, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
+    size: "half", title: "Peers, and groups waiting", note: "Those that are too old do not wait.", floor: 0, whole: true, format: number, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
@@ -88,6 +88,7 @@ async function poll() {
   document.body.classList.remove("stale");
   if (status) showStatus();
   if (history) showHistory();
+  if (status || history) showTiles(latest.status);
   if (status || peers || history) showPeers();
   if (completions) showTexts();
 }
@@ -141,7 +142,6 @@ function showStatus() {
     ["Up", lasting(status.uptime)],
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
-  showTiles(status);
   showNetwork(status);
 }
 
@@ -155,21 +155,27 @@ function showTiles(status) {
   const gained = status.pass_at_1 - status.pass_at_1_before;
   const sign = gained < 0 ? "−" : "+";
   const measured = typeof status.pass_at_1 === "number";
-  const trained = status.own_groups_used + foreign > 0;
-  const filtered = typeof status.filtered_fraction === "number" ? `; ${percent(status.filtered_fraction)} of negatives filtered` : "";
-  const rows = status.needs ?? { tried: 0, learned: 0, done: 0 };
+  const own = ownShare();
+  const rows = status.needs ?? { learned: 0, done: 0 };
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
-    ["Others' loss share", trained ? percent(status.foreign_weight_share) : "–", `of Σ |Â|·w·tokens${filtered}`],
-    ["Rows learned", rows.tried ? `${number(rows.learned)} of ${number(rows.tried)}` : "–", rows.tried ? `from others, where it failed; ${number(rows.done)} done now` : "no row it failed at"],
+    ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
+    ["Questions failed", number(status.needs?.tried), `${number(rows.learned)} since learned from others, ${number(rows.done)} done now`],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
     ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
+}
+
+/** The part of the loss that own samples had in the whole training; null before there is one. */
+function ownShare() {
+  const teachers = latest.history.teachers ?? {};
+  const whole = Object.values(teachers).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
+  return whole ? (teachers.own?.loss_weight ?? 0) / whole : null;
 }
 
 function counts(of) {
@@ -202,7 +208,7 @@ function showNetwork(status) {
     ["Packets refused", counts(status.refused_packets)],
     ["Own groups refused", number(status.own_groups_refused)],
     ["Announcements", counts(status.announcements)],
-    ["Pool", status.pool ? counts(status.pool) : "–"],
+    ["Others' groups", status.pool ? counts(status.pool) : "–"],
     ["Clock", clockBeside(status.network?.clock)],
     ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
@@ -220,10 +226,8 @@ function showHistory() {
 }
 
 function showPeers() {
-  const { teachers } = latest.history;
-  const peers = everybody(latest.peers, latest.status, teachers);
-  const whole = Object.values(teachers ?? {}).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
-  show(find("peers"), peersTable(peers, whole ? (teachers.own?.loss_weight ?? 0) / whole : null));
+  const peers = everybody(latest.peers, latest.status, latest.history.teachers);
+  show(find("peers"), peersTable(peers, ownShare()));
   show(find("swarm"), swarmPicture(peers, latest.status.name));
   show(find("traffic"), trafficTable(peers, latest.status));
 }

@@ -64,7 +64,7 @@ export function peersTable(peers, own) {
   const told =
     "Accepted and used are groups. Loss share: its part of Σ |Â|·w·tokens over this training" +
     (own === null ? "." : `, of which this node's own samples have ${percent(own)}.`) +
-    " Importance: mean of min(ρ, 2), at most 1 where claims are honest, up to chance. Filtered: of its negative samples.";
+    " Importance: mean of min(ρ, 2), at most 1 where claims are honest, up to chance. Filtered: of its samples with Â ≤ 0.";
   const more = peers.length > ROWS ? ` ${peers.length - ROWS} more: ftis-node peers shows all.` : "";
   return [el("table", { class: "peers" }, el("thead", null, el("tr", null, head)), el("tbody", null, peers.slice(0, ROWS).map(row))), el("p", { class: "note" }, told + more)];
 }
