@@ -142,9 +142,7 @@ class Settings(BaseModel):
     mask: str | None = None
     """What of too far samples is left out: tokens or whole samples whose ratio is beyond the objective's bounds."""
     aggregation: str | None = None
-    """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
-    divisor: float | None = None
-    """[tokens] That number. Default: the run's cap."""
+    """Divisor of a sample's terms: its tokens, the batch's tokens, or the run's cap on a completion (fixed)."""
     inner_steps: int | None = None
     """[steps] Optimiser steps on each batch."""
 
@@ -219,8 +217,6 @@ class Settings(BaseModel):
     foreign: Literal["all", "answers"] | None = None
     """Groups of others that a step takes: all, or only answers to needed rows. Default: answers for graft and sgt, as
     their papers have it; all for the others."""
-    needed_age: float = Field(3600.0, ge=0, le=7200)
-    """[s] After which a foreign group is too old to answer such a row. At most 2 h: announcements pass for 3 h."""
     dead_groups: Literal["count", "drop"] = "count"
     """Own groups of equal rewards that nothing replaces: they count in the loss's denominator, or are left out."""
     packet_quota_mb: int = Field(1024, ge=1)
@@ -328,7 +324,7 @@ FLAGS: Mapping[str, Flag] = {
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
-    *("ratio", "mask", "aggregation", "divisor", "inner_steps"),
+    *("ratio", "mask", "aggregation", "inner_steps"),
 )
 
 LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
@@ -343,9 +339,10 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cudnn_attention", "eval_share", "exchange_peers", "stall_seconds", "vllm_folder_there"), ...),
-    **dict.fromkeys(("count_dropped", "count_end", "epsilon_high", "floor")),
+    **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
+    "needed_age": 3600.0,
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 
