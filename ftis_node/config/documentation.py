@@ -148,13 +148,14 @@ def _tables() -> Iterator[str]:
     yield "| setting | default | values | what it does | change it |"
     yield "|---|---|---|---|---|"
     for entry in owners:
-        yield f"| `{entry.name}` | {_default(entry.default)} | {_values(entry)} | {_told(entry)} | {OWNERS[entry.name]} |"
+        cells = (f"`{entry.name}`", _default(entry.default), _values(entry), _told(entry), OWNERS[entry.name])
+        yield f"| {' | '.join(cells)} |"
     yield f"\n## {EXPERTS}\n"
-    yield "With the default, and what is allowed in brackets."
+    yield "Each with its default, and in brackets what is allowed."
     for title, found in experts:
         yield f"\n**{title.removeprefix(f'{EXPERTS}: ')}**\n"
         for entry in found:
-            allowed = f" ({values})" if (values := _values(entry)) else ""
+            allowed = f" ({values})" if (values := _values(entry)) and not isinstance(entry.default, bool) else ""
             yield f"* `{entry.name}` = {_default(entry.default)}{allowed}: {_told(entry)}"
 
 
