@@ -103,7 +103,7 @@ class Settings(BaseModel):
     """Whether questions are messages in the model's own chat template (always), or plain text (never); auto: a chat for
     instruct models. A run of one tokenizer decides it for all."""
     thinking: bool = False
-    """What a chat template's switch `enable_thinking` says, if it has one. Models that think need long completions."""
+    """Value of a chat template's switch `enable_thinking`. Models that think need long completions."""
     engine: Literal["native", "hf", "vllm"] = "native"
     """Engine that generates: this node's own loop; a vLLM server of yours (vllm, LoRA only), while it answers; or
     transformers' generate (hf), slower, to compare with."""
@@ -189,13 +189,13 @@ class Settings(BaseModel):
     announce: Annotated[
         tuple[str, ...], Flag("An address to tell others in place of its own, /ip4/…/tcp/…; repeatable.")
     ] = ()
-    """Addresses (/ip4/…/tcp/…) to tell others, in place of those that the node sees itself."""
+    """Addresses (/ip4/…/tcp/…) to announce in place of those that the node sees itself."""
     relays: Annotated[
         tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
     ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
     lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; they learn of this one's open run.")] = False
-    """Find nodes of the run on the local network by mDNS, and tell it of this one; never of a private run."""
+    """Find nodes of the run on the local network by mDNS, and announce this one there; never of a private run."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
     MiB and 30 minutes. The rate has no limit."""
@@ -235,8 +235,8 @@ class Settings(BaseModel):
     to 60, so that at most 10 GB an hour are written."""
 
     self_report: Literal["always", "private", "never"] = "always"
-    """Tell the swarm once a minute what observers show: model, tokenizer, step, pass@1, groups, traffic, from whom it
-    learned, and --name if there is one. private: in private runs only."""
+    """Report to the swarm once a minute: model, tokenizer, step, pass@1, groups, traffic, authors learned from, and
+    --name if there is one. private: in private runs only."""
     track: Annotated[
         Literal["none", "trackio", "wandb", "tensorboard"],
         Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),

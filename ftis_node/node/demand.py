@@ -77,7 +77,7 @@ def foreign(part: int, batches: float, waiting: Waiting) -> int:
 
 
 def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
-    """What waits in the pool."""
+    """Count the groups that wait in the pool."""
     waiting = pool.waiting()
     theirs = sum(count for author, count in waiting.items() if newcomers.is_one(author))
     return Waiting(sum(waiting.values()), theirs, newcomers.room)

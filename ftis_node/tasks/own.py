@@ -255,7 +255,7 @@ def _source_of(module: str) -> Path | None:
 
 
 def _names_in(source: Path) -> set[str] | None:
-    """What a module names, without running it; None where only an import can tell."""
+    """Return the names in a module without running it; None where only an import can tell."""
     try:
         text = source.read_text(encoding="utf-8")
         table = symtable.symtable(text, str(source), "exec")
