@@ -232,7 +232,7 @@ def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str) -> None:
     monkeypatch.setattr(plot, "can_draw", lambda: False)
     told = refused(*line.format(tmp_path).split())
-    assert isinstance(told, UsageError) and "ftis-node[lab]" in told.fix
+    assert isinstance(told, UsageError) and "[lab]" in told.fix
 
 
 def test_a_log_that_is_none(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli,
     told = found(cli, file, code=1)
     assert (told["duplicates"], told["contradictions"], told["empty"]) == (2, 1, 32)
     words = [one["what"] for one in told["troubles"]]
-    assert any("1 question with different answers: Line 3 of rows.jsonl; Line 63" in one for one in words)
+    assert any(
+        "1 question with different answers: Line 3 of rows.jsonl '" in one and "; Line 63 " in one for one in words
+    )
     assert any("of more than 512 tokens: Line 65 of rows.jsonl" in one for one in words)
     code, out, _ = cli("task", "check", file)
     assert code == 1 and "error: 1 question with different answers" in out and "Keep one answer of each." in out
@@ -65,7 +67,7 @@ def test_a_rule_that_refuses_gold_answers_is_told(cli: Cli, tmp_path: Path, monk
         "def made(): return make_task([(f'q{n}', n) for n in range(30)], reward=judge)\n"
     )
     told = found(cli, "checked_task:made", code=1)
-    assert (told["accepted"], told["refused"]) == (29, 1) and "'q3'" in told["troubles"][0]["what"]
+    assert (told["accepted"], told["refused"]) == (29, 1) and "Row 4 of the task 'q3'" in told["troubles"][0]["what"]
 
 
 @pytest.mark.skipif(not can_lock_in(), reason="nothing can lock code in here (landlock, seccomp, x86-64)")

@@ -101,4 +101,5 @@ def _longest(task: Task, rows: Sequence[Example]) -> tuple[int | None, list[Exam
 
 
 def _places(rows: Sequence[Example]) -> str:
-    return "; ".join(row.place or repr(row.question[-60:]) for row in rows[:_TOLD]) + "; …" * (len(rows) > _TOLD)
+    more = "; …" * (len(rows) > _TOLD)
+    return "; ".join(f"{row.place} {row.question[-60:]!r}".strip() for row in rows[:_TOLD]) + more
