@@ -69,7 +69,7 @@ OWNERS: Mapping[str, str] = {
     "idle_only": "on a machine that is also used for other things",
     "nice": "if the machine feels slow meanwhile",
     "disk_gb": "if the disk is small or shared",
-    "self_report": "`never` to show observers nothing",
+    "self_report": "`never` to report nothing",
     "track": "if you watch curves there anyway",
     "http_port": "for Prometheus, or a proxy",
 }
@@ -120,7 +120,7 @@ def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str
             group = title
             lines += ["", f"# {title}"]
         value = values[entry.name]
-        line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {in_toml(value)}"
+        line = f"# {entry.name} is unset" if value is None else f"{entry.name} = {in_toml(value)}"
         beside = OWNERS.get(entry.name, "") if origins is None else escaped(origins[entry.name])
         lines.append(f"{line:<50} # {beside}" if beside else line)
     return "\n".join(lines) + "\n"

@@ -196,7 +196,7 @@ class Guarded(Asked):
 
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
-            logger.warning("The reward function of %s %s: such answers are wrong; this is told once.", self._rule, what)
+            logger.warning("The reward function of %s %s: such answers are wrong (logged once).", self._rule, what)
         self._told.add(kind)
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
