@@ -92,7 +92,7 @@ class Settings(BaseModel):
     )
     """[GB] Memory of the GPU that the node may use (on a CPU main memory). Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
-    """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
+    """In place of vram_gb: a share of all memory there is, and no more than is free."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass instead of keeping them. Default: if it does not fit otherwise."""
     micro_batch_tokens: int | None = Field(None, ge=64)
@@ -117,7 +117,7 @@ class Settings(BaseModel):
     """Seed of sampling and of the LoRA layers' first values."""
 
     objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
-    """The loss: a preset, of which each of the following parts can be replaced."""
+    """The loss: a preset, each part of which an expert can replace."""
     advantage: str | None = None
     """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
     divergence: str | None = None
