@@ -112,7 +112,7 @@ class Settings(BaseModel):
     vllm_folder: str | None = None
     """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
     cuda_graphs: bool = True
-    """Record a token's kernels once and replay them (native engine, on a GPU). Off: if the driver fails."""
+    """Record the kernels of a token once and replay them (native engine, on a GPU). Off: if the driver fails at it."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 

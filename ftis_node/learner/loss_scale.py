@@ -36,7 +36,7 @@ class LossScale:
             self.value, self._good = min(LARGEST, 2 * self.value), 0
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint; empty where there is no scale."""
+        """What a checkpoint keeps; nothing where there is no scale."""
         return {"loss scale": torch.tensor([self.value, self._good], dtype=torch.float64)} if self._used else {}
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,7 +272,7 @@ async def open_network(
 
 
 async def open_lan(
-    stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p, about: Mapping[str, str]
+    stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p, about: dict[str, str]
 ) -> None:
     """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
     if run.founder:

@@ -87,7 +87,7 @@ METRICS = (
     Metric("reward", "gauge", _REWARDS, "Mean reward of the latest step's samples.", "source"),
     Metric("filtered_fraction", "gauge", "filtered_fraction", "Filtered part of others' negatives, latest step."),
     Metric("loss", "gauge", "last_step.loss", "Loss of the latest step."),
-    Metric("generator_mismatch_nats", "gauge", "last_step.generator.mismatch", "Log-probs here less vLLM's (RMS)."),
+    Metric("generator_mismatch_nats", "gauge", "last_step.generator.mismatch", "RMS of log-probs here less vLLM's."),
     Metric("gradient_norm", "gauge", "last_step.gradient_norm", "Norm of the latest step's gradient, before clipping."),
     Metric("last_step_seconds", "gauge", _PHASES, "Where the latest step's time went.", "phase"),
     Metric("step_seconds", "gauge", "step_seconds", "Mean of the latest steps, up to eight.", needs="last_step"),
@@ -114,7 +114,7 @@ METRICS = (
     Metric("received_bytes", "counter", "bytes_in", "Payload of calls and answers that came in."),
     Metric("sent_bytes", "counter", "bytes_out", "Payload of calls and answers that went out."),
     Metric("peers", "gauge", "peers", "Peers that the node works with."),
-    Metric("clock_behind_seconds", "gauge", "network.clock.behind", "The clock's, behind its peers' (median)."),
+    Metric("clock_behind_seconds", "gauge", "network.clock.behind", "Of the clock, behind its peers' (median)."),
     # Processes.
     Metric("worker_restarts", "counter", "worker_restarts", "Compute processes that replaced a failed one."),
     Metric("p2pd_restarts", "counter", "network.p2pd_restarts", "Times that p2pd was started again."),
