@@ -1,4 +1,5 @@
-"""Counts lines of code against the budgets of CONTRIBUTING.md; the exit code is 1 if one is exceeded.
+"""Counts lines of code, and what a user meets, against the budgets of CONTRIBUTING.md; the exit code is 1 if one is
+exceeded.
 
     python -m tests.budget
 
@@ -13,12 +14,17 @@ import re
 import sys
 import tokenize
 from pathlib import Path
+from typing import Any
+
+from ftis_node.config.settings import Settings
+from ftis_node.methods import METHODS
+from tests.support.command_lines import root
 
 ROOT = Path(__file__).parent.parent
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PROGRAMS = ("fuzz", "hostile", "manual")  # run by hand, or by `make test-all`
-ROW = re.compile(r"^\| (product|lab|tests|programs) \|.*\| ([\d,]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([a-z]+) \|.*\| ([\d,]+) \|$", re.MULTILINE)
 
 
 def lines_of(source: str) -> int:
@@ -32,6 +38,25 @@ def lines_of(source: str) -> int:
     return len(lines)
 
 
+def commands_in(group: Any) -> int:
+    """The number of commands that a person can type, those of groups included and the groups not."""
+    found = [group.get_command(None, name) for name in getattr(group, "commands", ())]  # the root makes each when asked
+    return sum(commands_in(one) for one in found) or 1
+
+
+def surface() -> dict[str, int]:
+    """What a user meets, counted. metrics: names that rows of metrics.md explain; words: of README and docs/*.md."""
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    return {
+        "settings": len(Settings.model_fields),
+        "commands": commands_in(root()),
+        "presets": len(METHODS),
+        "metrics": sum(row.split(" (")[0].count("`") // 2 for row in metrics.splitlines() if row.startswith("* `")),
+        "words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
+    }
+
+
 def main() -> int:
     counts = {"product": 0, "lab": 0, "tests": 0, "programs": 0}
     for path in [*ROOT.glob("ftis_node/**/*.py"), *ROOT.glob("tests/**/*.py")]:
@@ -41,9 +66,10 @@ def main() -> int:
             test = "programs" if parts[1] in PROGRAMS else "tests"
             counts[test if parts[0] == "tests" else code] += lines_of(path.read_text(encoding="utf-8"))
     budgets = {name: int(limit.replace(",", "")) for name, limit in ROW.findall((ROOT / "CONTRIBUTING.md").read_text())}
-    for name, count in counts.items():
-        print(f"{name}: {count:,} of {budgets[name]:,} lines")
-    return any(count > budgets[name] for name, count in counts.items())
+    everything = counts | surface()
+    for name, count in everything.items():
+        print(f"{name}: {count:,} of {budgets[name]:,}{' lines' if name in counts else ''}")
+    return any(count > budgets[name] for name, count in everything.items())
 
 
 if __name__ == "__main__":

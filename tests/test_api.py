@@ -170,7 +170,7 @@ async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path
     assert (
         "  since this start 1 group accepted, 0 refused; 3 used in all" in lines and "  2.50 MB in, 0.00 out" in lines
     )
-    assert "  heard of 1 min 1 s ago, calls itself x\\n\\x1b[2J" in lines and "  /ip4/1.2.3.4/tcp/1" in lines
+    assert "  last seen 1 min 1 s ago, calls itself x\\n\\x1b[2J" in lines and "  /ip4/1.2.3.4/tcp/1" in lines
     assert lines[-1] == "  left out: another\\rrun"
 
 

@@ -78,12 +78,22 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     assert "origins" not in json.loads(cli("config", "show", "--json", *flags)[1])
 
 
-def test_groups_are_shown_in_the_order_of_the_class(cli: Cli) -> None:
+def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli: Cli) -> None:
     out = cli("config", "show", "--task", "gsm8k")[1]
-    titles = [line[2:] for line in out.splitlines() if line[2:] in Settings.GROUPS.values()]
-    assert titles == list(Settings.GROUPS.values())
-    assert list(tomllib.loads(out)) == [name for name, value in Settings() if value is not None]
-    assert "#" not in out.split("wait = ")[1].splitlines()[0]
+    titles = [line[11:] for line in out.splitlines() if line.startswith("# Experts: ")]
+    experts = [entry for entry in documentation.entries() if entry.name not in documentation.OWNERS]
+    assert titles == list(dict.fromkeys(entry.group for entry in experts)) and len(titles) > 5
+    assert "# longer if your peers are slower" in out.split("wait = ")[1].splitlines()[0]
+    here = {name for name, value in Settings() if value is not None}
+    assert list(tomllib.loads(out)) == [
+        *(name for name in Settings.model_fields if name in documentation.OWNERS and name in here),
+        *(entry.name for entry in experts if entry.name in here),
+    ]
+    before, after = documentation.document().split("## Experts")
+    for name in Settings.model_fields:
+        assert (f"| `{name}` |" in before) is (name in documentation.OWNERS), name
+        assert (f"* `{name}` = " in after.split("## Machine")[0]) is (name not in documentation.OWNERS), name
+    assert documentation.OWNERS.keys() <= Settings.model_fields.keys()
 
 
 def test_no_infinity_gets_into_json(cli: Cli) -> None:

@@ -308,13 +308,12 @@ def test_any_part_can_be_put_in_place_of_a_presets() -> None:
         **{"importance": "truncated", "truncation": 3.0, "epsilon": 0.1, "aggregation": "token"},
         **{"inner_steps": 3, "ratio": "sequence", "mask": "token"},
     }
-    assert set(changes) == set(OBJECTIVE_PARTS) - {"divisor"}
+    assert set(changes) == set(OBJECTIVE_PARTS)
     for task in ("arithmetic", "gsm8k"):
         assert objective_of(task, objective="nois", **changes) == PRESETS["nois"].replace(**changes)
     assert objective_of(objective="ftis", threshold="none").threshold is None
 
 
-def test_a_fixed_divisor_is_the_runs_cap_unless_one_is_given() -> None:
+def test_a_fixed_divisor_is_the_runs_cap() -> None:
     assert objective_of(aggregation="fixed").divisor == 256
-    assert objective_of(aggregation="fixed", divisor=100).divisor == 100
     assert objective_of().divisor is None

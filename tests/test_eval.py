@@ -219,7 +219,7 @@ def test_it_is_compared_with_what_a_person_names_and_shown_harmlessly() -> None:
     assert told.count("  question   ") == 3 == told.count("  base       ")
     assert escaped("a\x1b[2J\n\u202eé") == "a\\x1b[2J\\n\\u202eé"
     assert "no base model" in refused(*line, "--compare").what
-    assert "What 'tiny-b' is for" in refused(*line, "tiny-b").what
+    assert "'tiny-b' stands alone" in refused(*line, "tiny-b").what
 
 
 def test_pairs_are_counted_and_tested() -> None:

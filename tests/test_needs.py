@@ -226,7 +226,7 @@ async def test_a_wrong_hint_is_a_fault_where_the_rule_is_the_same_everywhere(
 
 async def test_after_a_restart_the_pool_has_again_what_is_young_enough_for_its_row_and_no_older(tmp_path: Path) -> None:
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
-    node, author, came = stepper(tmp_path, others=1, max_age=600.0, needed_age=3600.0), identity(1).author, {}
+    node, author, came = stepper(tmp_path, others=1, max_age=600.0), identity(1).author, {}
     arrived = []
     for round, age in enumerate((500.0, 700.0, 700.0, 3700.0)):
         body = packet(author, round, 0)

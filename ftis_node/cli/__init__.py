@@ -23,22 +23,22 @@ from ftis_node.text import say
 # A group is the `app` of the module of its name.
 _PANELS = {
     "Start": {
-        "demo": "Three different small models, a real swarm on this machine, live. Ctrl-C ends everything.",
-        "doctor": "Looks for what is wrong and says what to do.",
+        "demo": "Run a real swarm of three different small models on this machine, live. Ctrl-C ends everything.",
+        "doctor": "Find what is wrong, and say what to do.",
         "fit": "Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.",
         "join": "Train a model together with a swarm. The same command again goes on from the last checkpoint.",
     },
     "Watch": {
         "status": "Show what the node on this home is doing.",
-        "top": "The node on this home at a glance, live: state, learning, peers, traffic, and what it said last.",
-        "page": "The link to the node's page. Its holder can see everything the node shows, and change nothing.",
-        "logs": "The last lines of the log of the node on this home, also after it has ended.",
-        "peers": "Show the peers it works with, and those left out and why.",
+        "top": "Show the node on this home live: state, learning, peers, traffic and its last log lines.",
+        "page": "Print the link to the node's page. Its holder can see everything the node shows, and change nothing.",
+        "logs": "Print the last lines of the log of the node on this home, also after it has ended.",
+        "peers": "Show the peers that the node works with, and those left out and why.",
     },
     "Control": {
-        "pause": "After this step save and let go of the GPU (or cores); the node goes on serving its peers.",
+        "pause": "Save after this step and free the GPU (or cores); the node goes on serving its peers.",
         "resume": "Load the model again and go on from the last checkpoint.",
-        "finish": "As stop, but the running step may take as long as it takes, so that nothing of it is lost.",
+        "finish": "End after the running step, however long that takes, so that nothing of it is lost.",
         "stop": "Ask the node to finish its step, save and end, all within half a minute.",
         "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
     },
@@ -50,21 +50,21 @@ _PANELS = {
         "watch": "Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.",
     },
     "Results": {
-        "eval": "Greedy pass@1 with its 95 % interval; also right formats, and accuracy whatever the format.",
+        "eval": "Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format.",
         "export": "Write a trained model as a folder that plain transformers loads, or an adapter for peft.",
-        "task": "A task's rows, before a run is made of them.",
+        "task": "Check a task's rows, before a run is made of them.",
     },
     "Trouble": {
-        "health": "Whether the node's loop goes on, for supervisors: exit code 1 if it is stalled or silent.",
+        "health": "Tell a supervisor whether the node's loop goes on: exit code 1 if it is stalled or silent.",
         "bugreport": "Pack what helps to find a mistake into one file; send nothing.",
     },
     "Experts": {
-        "run": "The public contract of a swarm.",
-        "config": "The settings, layer upon layer.",
-        "keys": "A node's key: whoever has it is that node.",
-        "id": "This node's peer id, and its addresses if it is running.",
-        "lab": "Many nodes in one place: experiments and what they show.",
-        "bench": "Measurements.",
+        "run": "Make or show a run, the public contract of a swarm.",
+        "config": "Show or check the settings, layer upon layer.",
+        "keys": "Make or move a node's key: whoever has it is that node.",
+        "id": "Print this node's peer id, and its addresses if it is running.",
+        "lab": "Run experiments with many nodes in one place, and report on them.",
+        "bench": "Measure speed and traffic.",
     },
 }
 _COMMANDS = {name: says for panel in _PANELS.values() for name, says in panel.items()}

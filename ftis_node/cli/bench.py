@@ -25,7 +25,7 @@ PromptTokens = Annotated[int | None, typer.Option(min=1, help="40, with --model 
 CompletionTokens = Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
 
-app = typer.Typer(no_args_is_help=True, help="Measurements.")
+app = typer.Typer(no_args_is_help=True, help="Measure speed and traffic.")
 
 
 @app.callback()

@@ -16,7 +16,7 @@ from ftis_node.errors import raise_all
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="The settings, layer upon layer.")
+app = typer.Typer(no_args_is_help=True, help="Show or check the settings, layer upon layer.")
 
 
 @app.command("show")

@@ -21,7 +21,7 @@ def demo(
     ),
     json: JsonOption = False,
 ) -> None:
-    """Three different small models, a real swarm on this machine, live. Ctrl-C ends everything."""
+    """Run a real swarm of three different small models on this machine, live. Ctrl-C ends everything."""
     from ftis_node.demo import Demo
 
     summary = Demo(output, listener=listener, mixed=mixed, steps=steps, quiet=json).run()

@@ -18,7 +18,7 @@ from ftis_node.text import say
 if TYPE_CHECKING:
     from ftis_node.preflight.finding import Finding
 
-app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
+app = typer.Typer(invoke_without_command=True, help="Find what is wrong, and say what to do.")
 
 
 @app.callback()

@@ -53,9 +53,9 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="A .jsonl file for every completion with its scores.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Greedy pass@1 with its 95 % interval; also right formats, and accuracy whatever the format."""
+    """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
     if base is not None and not compare:
-        raise UsageError(f"What {base!r} is for is not said.", "Write --compare before it, or leave it out.")
+        raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
     flags = common.parse_pairs(set_ or []) | {"device": device}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.tasks import load_evaluation, scoring, with_columns

@@ -211,7 +211,7 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
 
 
 def _names(place: Home, run: Run) -> dict[str, str]:
-    """What members call themselves: as the daemon knows it, or knew it when it ran."""
+    """Return the members' own names, as the daemon knows or knew them."""
     from ftis_node.observe.answers import Peers
     from ftis_node.observe.api import ask
     from ftis_node.swarm.chronicle import names_in, read_chronicle

@@ -14,7 +14,7 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
+app = typer.Typer(no_args_is_help=True, help="Make or move a node's key: whoever has it is that node.")
 
 
 @app.command("new")

@@ -13,12 +13,12 @@ from ftis_node.cli.common import JsonOption, print_answer
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="Many nodes in one place: experiments and what they show.")
+app = typer.Typer(no_args_is_help=True, help="Run experiments with many nodes in one place, and report on them.")
 
 
 @app.callback()
 def lab() -> None:
-    """Many nodes in one place: experiments and what they show."""
+    """Run experiments with many nodes in one place, and report on them."""
 
 
 @app.command("run")

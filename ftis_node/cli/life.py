@@ -26,12 +26,12 @@ def stop(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOp
 
 
 def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
-    """As stop, but the running step may take as long as it takes, so that nothing of it is lost."""
+    """End after the running step, however long that takes, so that nothing of it is lost."""
     _end(home, "finish", "The node completes its step, saves and ends.", wait=wait, json=json)
 
 
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
-    """After this step save and let go of the GPU (or cores); the node goes on serving its peers."""
+    """Save after this step and free the GPU (or cores); the node goes on serving its peers."""
     answer = _command(home, "pause", wait=wait)
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)

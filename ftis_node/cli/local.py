@@ -33,7 +33,7 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Whether the node's loop goes on, for supervisors: exit code 1 if it is stalled or silent."""
+    """Tell a supervisor whether the node's loop goes on: exit code 1 if it is stalled or silent."""
     answer = ask_daemon(home, "/status", Status, starting=0.0)
     told = {key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")}
     print_answer(told, f"{answer.state}: {answer.reason}", json=json)
@@ -41,7 +41,7 @@ def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Show the peers it works with, and those left out and why."""
+    """Show the peers that the node works with, and those left out and why."""
     if json:
         print_json(ask_daemon(home, "/peers", dict))
         return
@@ -59,7 +59,7 @@ def page(
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Also open it in a browser.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """The link to the node's page. Its holder can see everything the node shows, and change nothing."""
+    """Print the link to the node's page. Its holder can see everything the node shows, and change nothing."""
     import webbrowser
 
     place = Home(home.expanduser())
@@ -75,7 +75,7 @@ def page(
 
 
 def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """This node's peer id, and its addresses if it is running."""
+    """Print this node's peer id, and its addresses if it is running."""
     from ftis_node.swarm.identity import Identity
 
     place = Home(home.expanduser())
@@ -97,5 +97,5 @@ def _told(peer: PeerRow) -> list[str]:
     came_of_it += f"; {peer.used} used in all"
     megabytes = f"{peer.bytes_in / 1e6:.2f} MB in, {peer.bytes_out / 1e6:.2f} out"
     lines = [f"standing: {peer.standing}", came_of_it, megabytes]
-    lines.append(f"heard of {duration(peer.seconds_since_seen)} ago, calls itself {peer.agent}")
+    lines.append(f"last seen {duration(peer.seconds_since_seen)} ago, calls itself {peer.agent}")
     return [f"  {line}" for line in [*lines, *peer.addresses]]

@@ -12,7 +12,7 @@ from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_sh
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
 
-app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
+app = typer.Typer(no_args_is_help=True, help="Make or show a run, the public contract of a swarm.")
 
 
 @app.command("show")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.lan import LanNode
 
 LOOK_SECONDS = 3.0
-NONE_FOUND = "No node tells of an open run here: it needs --lan, and UDP 5353 past firewalls."
+NONE_FOUND = "No node announces an open run here: it needs --lan, and UDP 5353 past firewalls."
 
 
 def runs(

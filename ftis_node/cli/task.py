@@ -9,12 +9,12 @@ import typer
 from ftis_node.cli.common import KINDS, JsonOption, RewardOption, print_json
 from ftis_node.text import counted, say
 
-app = typer.Typer(no_args_is_help=True, help="A task's rows, before a run is made of them.")
+app = typer.Typer(no_args_is_help=True, help="Check a task's rows, before a run is made of them.")
 
 
 @app.callback()
 def task() -> None:
-    """A task's rows, before a run is made of them."""
+    """Check a task's rows, before a run is made of them."""
 
 
 @app.command("check")

@@ -23,7 +23,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the view once and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Once, as one JSON object: status and peers.")] = False,
 ) -> None:
-    """The node on this home at a glance, live: state, learning, peers, traffic, and what it said last."""
+    """Show the node on this home live: state, learning, peers, traffic and its last log lines."""
     from rich.console import RenderableType
     from rich.live import Live
 

@@ -83,7 +83,7 @@ def watch(
 
 
 def in_words(facts: SwarmFacts) -> Iterator[str]:
-    """What was seen, line by line."""
+    """Yield the nodes that were seen, line by line."""
     yield f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})"
     for node in facts.nodes:
         claims = node.claims or {}

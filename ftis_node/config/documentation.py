@@ -6,6 +6,7 @@ After a change of `Settings`, the profiles or the methods: ``python -m ftis_node
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,9 @@ _HEAD = """\
 
 Made from `ftis_node/config/settings.py` and `config/profiles.py` by `make settings`; not to be edited.
 
-A setting is given in one of three ways, and some have a flag (`ftis-node join --help-all`):
+After this page you can change any of {count} settings, and know which {owners} are worth a thought.
+
+Give a setting in one of three ways; some have a flag (`ftis-node join --help-all`):
 
     wait = 30                # in a TOML file, named with --settings FILE
     FTIS_WAIT=30             # in the environment
@@ -42,9 +45,36 @@ The later wins: defaults < task profile < machine profile < file < environment <
     ftis-node config check FILE          # whether a settings file is sound
 
 `--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
-default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. A setting marked *Live* can be changed while the node
-runs, until it ends: `ftis-node set wait=30`.
+default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. *Live*: `ftis-node set wait=30` changes it until the
+node ends.
 """
+
+OWNERS: Mapping[str, str] = {
+    "model": "always; the first that your card can train",
+    "lora": "to train all weights, or to save memory",
+    "device": "to choose a card, or to use several",
+    "vram_gb": "if other programs need the card too",
+    "engine": "if you run vLLM",
+    "objective": "`gated` among strangers, other models or tokenizers",
+    "learning_rate": "if pass@1 falls, or stays where it is",
+    "batch_groups": "to make steps shorter, or less noisy",
+    "own_share": "`0` for a machine that is too slow to sample",
+    "wait": "longer if your peers are slower than you",
+    "defences": "all four where most peers may be hostile",
+    "port": "to open it in a router or firewall",
+    "announce": "if the public address is the router's",
+    "lan": "to meet machines in the same room",
+    "upload_mbit": "if the line is slow, or does nothing else",
+    "hours": "if power, noise or heat matter by day",
+    "idle_only": "on a machine that is also used for other things",
+    "nice": "if the machine feels slow meanwhile",
+    "disk_gb": "if the disk is small or shared",
+    "self_report": "`never` to report nothing",
+    "track": "if you watch curves there anyway",
+    "http_port": "for Prometheus, or a proxy",
+}
+"""The settings that owners change, and when or why; all others are for experts."""
+EXPERTS = "Experts"
 
 
 @dataclass(frozen=True)
@@ -73,23 +103,33 @@ def entries() -> list[Entry]:
     return found
 
 
+def in_tiers() -> Iterator[tuple[str, list[Entry]]]:
+    """First the settings that owners change, without a title; then those for experts, by the title of their group."""
+    yield "", [entry for entry in entries() if entry.name in OWNERS]
+    experts = (entry for entry in entries() if entry.name not in OWNERS)
+    for group, found in itertools.groupby(experts, lambda entry: entry.group):
+        yield f"{EXPERTS}: {group}", list(found)
+
+
 def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str:
-    """All settings in groups as a settings file, those that are left open as comments; `origins` are told beside."""
+    """Return all settings in tiers as a settings file, unset ones as comments; beside them origins, or when."""
     values = settings.model_dump(mode="json")
     lines, group = [], ""
-    for entry in entries():
-        if entry.group != group:
-            group = entry.group
-            lines += ["", f"# {group}"]
+    for title, entry in ((title, entry) for title, found in in_tiers() for entry in found):
+        if title != group:
+            group = title
+            lines += ["", f"# {title}"]
         value = values[entry.name]
-        line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {in_toml(value)}"
-        lines.append(line if origins is None else f"{line:<50} # {escaped(origins[entry.name])}")
-    return "\n".join(lines[1:]) + "\n"
+        line = f"# {entry.name} is unset" if value is None else f"{entry.name} = {in_toml(value)}"
+        beside = OWNERS.get(entry.name, "") if origins is None else escaped(origins[entry.name])
+        lines.append(f"{line:<50} # {beside}" if beside else line)
+    return "\n".join(lines) + "\n"
 
 
 def document() -> str:
     """docs/settings.md."""
-    return "\n".join([_HEAD, *_tables(), *_profiles()]) + "\n"
+    head = _HEAD.format(count=len(entries()), owners=len(OWNERS))
+    return "\n".join([head, *_tables(), *_profiles()]) + "\n"
 
 
 def with_methods(page: str) -> str:
@@ -104,17 +144,27 @@ def with_methods(page: str) -> str:
 
 
 def _tables() -> Iterator[str]:
-    yield "| setting | default | values | what it does |"
-    yield "|---|---|---|---|"
-    group = ""
-    for entry in entries():
-        if entry.group != group:
-            group = entry.group
-            yield f"| **{group}** | | | |"
-        values = " ".join(filter(None, (entry.values, entry.unit)))
-        text = entry.text + (" *Live.*" if entry.name in LIVE else "")
-        cells = (f"`{entry.name}`", _default(entry.default), values, text)
+    (_, owners), *experts = in_tiers()
+    yield "| setting | default | values | what it does | change it |"
+    yield "|---|---|---|---|---|"
+    for entry in owners:
+        cells = (f"`{entry.name}`", _default(entry.default), _values(entry), _told(entry), OWNERS[entry.name])
         yield f"| {' | '.join(cells)} |"
+    yield f"\n## {EXPERTS}\n"
+    yield "Each with its default, and in brackets what is allowed."
+    for title, found in experts:
+        yield f"\n**{title.removeprefix(f'{EXPERTS}: ')}**\n"
+        for entry in found:
+            allowed = f" ({values})" if (values := _values(entry)) and not isinstance(entry.default, bool) else ""
+            yield f"* `{entry.name}` = {_default(entry.default)}{allowed}: {_told(entry)}"
+
+
+def _values(entry: Entry) -> str:
+    return " ".join(filter(None, (entry.values, entry.unit)))
+
+
+def _told(entry: Entry) -> str:
+    return entry.text + (" *Live.*" if entry.name in LIVE else "")
 
 
 def _profiles() -> Iterator[str]:

@@ -90,22 +90,20 @@ class Settings(BaseModel):
     vram_gb: Annotated[float | None, Flag("GB of the GPU's memory to use; default: what is free.", "--vram")] = Field(
         None, gt=0, allow_inf_nan=False
     )
-    """[GB] Memory of the GPU that the node may use; on a CPU main memory. A model that cannot be trained in it is
-    refused.
-    Default: what is free at the start."""
+    """[GB] Memory of the GPU that the node may use (on a CPU main memory). Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
-    """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
+    """In place of vram_gb: a share of all memory there is, and no more than is free."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass instead of keeping them. Default: if it does not fit otherwise."""
     micro_batch_tokens: int | None = Field(None, ge=64)
-    """[tokens] Trained on at a time. Default: what fits."""
+    """[tokens] Size of a micro-batch. Default: what fits."""
     generation_batch: int | None = Field(None, ge=1)
-    """[completions] Generated side by side. Default: what fits."""
+    """[completions] Number generated side by side. Default: what fits."""
     chat: Literal["auto", "always", "never"] = "auto"
     """Whether questions are messages in the model's own chat template (always), or plain text (never); auto: a chat for
     instruct models. A run of one tokenizer decides it for all."""
     thinking: bool = False
-    """What a chat template's switch `enable_thinking` says, if it has one. Models that think need long completions."""
+    """Value of a chat template's switch `enable_thinking`. Models that think need long completions."""
     engine: Literal["native", "hf", "vllm"] = "native"
     """Engine that generates: this node's own loop; a vLLM server of yours (vllm, LoRA only), while it answers; or
     transformers' generate (hf), slower, to compare with."""
@@ -120,13 +118,13 @@ class Settings(BaseModel):
     """Seed of sampling and of the LoRA layers' first values."""
 
     objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
-    """The loss: a preset, of which each of the following parts can be replaced."""
+    """The loss: a preset, each part of which an expert can replace."""
     advantage: str | None = None
     """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
     divergence: str | None = None
-    """Which estimate of the divergence between generator and learner the filter goes by."""
+    """The filter's estimate of the divergence between generator and learner."""
     reduction: str | None = None
-    """How a sample's divergence is made from its tokens'."""
+    """How tokens' divergences become a sample's."""
     threshold: float | Literal["none"] | None = None
     """Samples without advantage and with at least this divergence are dropped; none: no filter. In nats, but
     of k3_reverse (the default), which has no unit."""
@@ -135,53 +133,51 @@ class Settings(BaseModel):
     importance: str | None = None
     """How a token's importance ratio weighs."""
     truncation: float | None = None
-    """Where truncated importance ratios end."""
+    """Upper limit of truncated importance ratios."""
     epsilon: float | Literal["none"] | None = None
     """ε of the clip; none: no clip."""
     ratio: str | None = None
     """The ratio of policies: a token's, the sample's geometric mean (sequence), or a weight beside log π (detached)."""
     mask: str | None = None
-    """What of too far samples is left out: tokens or whole samples whose ratio is beyond the objective's bounds."""
+    """Leave out tokens, or whole samples, whose ratio is beyond the objective's bounds."""
     aggregation: str | None = None
-    """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
-    divisor: float | None = None
-    """[tokens] That number. Default: the run's cap."""
+    """Divisor of a sample's terms: its tokens, the batch's tokens, or the run's cap on a completion (fixed)."""
     inner_steps: int | None = None
     """[steps] Optimiser steps on each batch."""
 
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Default: the task's, else 1e-6 for full training and 1e-4 for LoRA."""
     warmup_steps: int = Field(5, ge=0)
-    """[steps] In which the learning rate rises to its value."""
+    """[steps] The learning rate rises to its value within so many."""
     optimiser: Literal["adamw", "adamw8bit"] | None = None
     """adamw8bit needs bitsandbytes; on a CPU it is slow. Default: what fits."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.999)
-    """AdamW's two."""
+    """The two betas of AdamW."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """AdamW's."""
+    """Weight decay of AdamW."""
     gradient_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """The largest norm of a gradient; a longer one is made so short."""
+    """Largest norm of a gradient; a longer one is scaled down to it."""
     batch_groups: int = Field(24, ge=1, le=4096)
-    """[groups] Prompts with all their completions that a step trains on, own and foreign."""
+    """[groups] Size of a step's batch, own and foreign. A group is a prompt with all its completions."""
     own_share: Annotated[float | None, Flag("Part of each batch generated here; 0 only listens. Default: 1/nodes.")] = (
         Field(None, ge=0, le=1)
     )
     """Part of each batch that is generated here; 0 only listens. Default: 1/n among n nodes, at least a quarter."""
     own_data_share: float = Field(0.25, gt=0, le=0.9, allow_inf_nan=False)
-    """Part of each batch that is made of rows of one's own, where --own-data names some."""
+    """Part of each batch on rows of --own-data, if there are any."""
     wait: float = Field(10.0, ge=0)
-    """[s] To wait for groups of others at each step, at most, and no longer than making them oneself would take."""
+    """[s] Longest wait for others' groups at each step; never longer than making them here would take."""
     steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
-    """[steps] After so many in all the node ends. Default: never."""
+    """[steps] The node ends after so many in all. Default: never."""
 
     # Defences: against authors see `swarm.reputation`, against their samples `learner.trust`
     defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
-    """Defences against authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
+    """Checks on authors (claims, newcomers) and on samples (likelihood, length)."""
 
     eval_every: int = Field(5, ge=1)
-    """[steps] Between two evaluations."""
+    """[steps] Distance of two evaluations."""
     eval_prompts: int = Field(256, ge=1)
-    """[prompts] Held-out prompts of an evaluation, at most."""
+    """[prompts] Most held-out prompts of an evaluation."""
 
     host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
     """The IP address to listen on for peers; 0.0.0.0: on all, of IPv6 too."""
@@ -190,42 +186,39 @@ class Settings(BaseModel):
     quic: bool = True
     """Listen on QUIC beside TCP."""
     listen: bool = True
-    """Whether peers may dial this node; if not it only dials."""
+    """Let peers dial this node. Off: it only dials."""
     announce: Annotated[
         tuple[str, ...], Flag("An address to tell others in place of its own, /ip4/…/tcp/…; repeatable.")
     ] = ()
-    """Addresses (/ip4/…/tcp/…) to tell others, in place of those that the node sees itself."""
+    """Addresses (/ip4/…/tcp/…) to announce in place of those that the node sees itself."""
     relays: Annotated[
         tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
     ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
     lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; they learn of this one's open run.")] = False
-    """Find nodes of the run on the local network by mDNS, and tell it of this one; never of a private run."""
+    """Find nodes of the run on the local network by mDNS, and announce this one there; never of a private run."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
     MiB and 30 minutes. The rate has no limit."""
     upload_mbit: Annotated[
         float, Flag("Mbit/s that peers may take from this node; 0: no limit. Default: 20.", "--upload")
     ] = Field(20.0, ge=0, allow_inf_nan=False)
-    """[Mbit/s] Of payload that this node sends to peers; 0: no limit."""
+    """[Mbit/s] Limit of the payload that this node sends to peers; 0: none."""
     min_peers: int = Field(0, ge=0, le=64)
-    """[peers] To wait for before the first step; a node's view has 64 at most."""
+    """[peers] The first step waits for so many."""
     patience: float = Field(20.0, ge=0)
-    """[s] For which peers are asked for the run at the first start."""
+    """[s] How long a first start asks peers for the run."""
     max_age: float = Field(600.0, gt=0)
-    """[s] After which a foreign group is too old to train on."""
+    """[s] A foreign group that is older is not trained on."""
     by_need: bool = True
-    """Whether groups of rows on which all own samples failed are pulled first; each replaces an own group of equal
-    rewards."""
+    """Pull first groups of rows on which all own samples failed; each replaces an own group of equal rewards."""
     foreign: Literal["all", "answers"] | None = None
-    """Groups of others that a step takes: all, or only answers to needed rows. Default: answers for graft and sgt, as
-    their papers have it; all for the others."""
-    needed_age: float = Field(3600.0, ge=0, le=7200)
-    """[s] After which a foreign group is too old to answer such a row. At most 2 h: announcements pass for 3 h."""
+    """Groups of others that a step takes: all, or only answers to needed rows. Default: answers for graft and sgt, else
+    all."""
     dead_groups: Literal["count", "drop"] = "count"
     """Own groups of equal rewards that nothing replaces: they count in the loss's denominator, or are left out."""
     packet_quota_mb: int = Field(1024, ge=1)
-    """[MB] Of packets on disk; the oldest go first."""
+    """[MB] Limit of packets on disk; the oldest go first."""
 
     hours: Annotated[str, Flag("Train within these hours only: 22-07, or mon-fri 19-07,sat-sun. Default: always.")] = ""
     """Local hours in which the node trains, else it pauses: 22-07, 22:30-06:15, or mon-fri 19-07,sat-sun. Default:
@@ -237,30 +230,29 @@ class Settings(BaseModel):
     nice: Annotated[int, Flag("Scheduling priority, 0 to 19: 19 yields to everything else.")] = Field(0, ge=0, le=19)
     """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """[GB] For checkpoints, packets and logs; damaged checkpoints come on top. Default: no limit."""
+    """[GB] Limit of checkpoints, packets and logs; damaged checkpoints come on top. Default: none."""
     checkpoint_minutes: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
-    for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
+    """[min] Time between checkpoints; a kill costs that and a step. 0: after every step. Default: 5; for large ones up
+    to 60, so that at most 10 GB an hour are written."""
 
     self_report: Literal["always", "private", "never"] = "always"
-    """Tell the swarm once a minute what observers show: model, tokenizer, step, pass@1, groups, traffic, from whom it
-    learned, and --name if there is one. private: in private runs only."""
+    """Report to the swarm once a minute: model, tokenizer, step, pass@1, groups, traffic, authors learned from, and
+    --name if there is one. private: in private runs only."""
     track: Annotated[
         Literal["none", "trackio", "wandb", "tensorboard"],
         Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),
     ] = "none"
-    """Draw curves with trackio, wandb or tensorboard, in the home's folder `track`; docs/metrics.md lists the
-    figures."""
+    """Write curves for one of these trackers into the home's folder `track`; docs/metrics.md lists the figures."""
     page: bool = True
-    """Whether the node serves a page about itself and its metrics."""
+    """Serve a page about this node, and its metrics."""
     http_host: str = "127.0.0.1"
-    """The IP address, or a name, of page and metrics. The page asks for its token, the metrics for nothing."""
+    """Address or name at which page and metrics are served. The page needs its token, the metrics nothing."""
     http_port: int = Field(0, ge=0, le=65535)
     """TCP port of page and metrics; 0: any that is free."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important messages that the log takes."""
+    """Least important messages in the log."""
     log_format: Annotated[Literal["text", "json"], Flag("text for people, json for programs.")] = "text"
-    """Lines of the log for people, or one JSON object each for programs."""
+    """Log lines for people (text), or one JSON object each for programs."""
 
     @field_validator("lora_targets", "announce", "relays", "defences", "betas", mode="before")
     @classmethod
@@ -329,7 +321,7 @@ FLAGS: Mapping[str, Flag] = {
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
-    *("ratio", "mask", "aggregation", "divisor", "inner_steps"),
+    *("ratio", "mask", "aggregation", "inner_steps"),
 )
 
 LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
@@ -344,9 +336,10 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cudnn_attention", "eval_share", "exchange_peers", "stall_seconds", "vllm_folder_there"), ...),
-    **dict.fromkeys(("count_dropped", "count_end", "epsilon_high", "floor")),
+    **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
+    "needed_age": 3600.0,
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 

@@ -36,7 +36,7 @@ class Episodes:
         return self.frame.later(played.messages[-1])
 
     def score(self, completion: Completion, example: Example, scorer: Scorer) -> Score | None:
-        """What an episode is worth, played again; None if it does not show that its given tokens were said in it."""
+        """Return an episode's reward, played again; None if the environment did not give its given tokens."""
         answers, given = self._runs(completion)
         played = scorer.replay(answers, example.answer)
         said = [] if played is None else [self.frame.later(message) for message in played.messages[: len(given)]]
@@ -47,7 +47,7 @@ class Episodes:
         return Score(reward, formatted=over, lenient=reward >= 1)
 
     def rewards(self, completions: Sequence[Completion], example: Example, scorer: Scorer) -> list[float]:
-        """Of a group; all are 0, which is no signal, if a given token of any was not said: its author makes them up."""
+        """Return a group's rewards; all 0, thus no signal, if the environment did not give a given token of one."""
         scorer.begin()
         rewards = []
         for completion in completions:

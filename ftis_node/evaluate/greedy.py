@@ -40,7 +40,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class GreedyResult:
-    """What became of all questions; `batch` is how many fitted into memory side by side."""
+    """The outcome of all questions; `batch` is the number that fitted into memory side by side."""
 
     judged: Sequence[Judged]
     seconds: float

@@ -52,12 +52,12 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """What goes through the model, given tokens included."""
+        """The tokens that go through the model, given ones included."""
         return len(self.completion)
 
     @property
     def sampled(self) -> int:
-        """What is trained on."""
+        """The tokens that are trained on."""
         return self.completion.sampled
 
 

@@ -11,7 +11,7 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
     """The named preset with the parts that the settings or the task replace.
 
     Args:
-        completion_tokens: the run's cap; the default divisor of the loss under `fixed`.
+        completion_tokens: the run's cap; the divisor of the loss under `fixed`.
 
     Raises:
         UsageError: there is no such preset or part.
@@ -24,7 +24,7 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
     alike = all(getattr(preset, part) == getattr(standard, part) for part in ("divergence", "reduction", "threshold"))
     parts = settings.objective_parts(task, filters=alike)
     if parts.get("aggregation", preset.aggregation) == "fixed":
-        parts.setdefault("divisor", float(completion_tokens))
+        parts["divisor"] = float(completion_tokens)
     try:
         return preset.replace(**parts)
     except ValueError as error:

@@ -128,7 +128,7 @@ class Team:
             _add_up(pieces)
 
     def first(self, *values: float) -> list[float]:
-        """What the first rank has."""
+        """Return the first rank's value."""
         told = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(told, 0)
         return told.tolist()

@@ -161,7 +161,7 @@ class Commands:
 
     @property
     def why(self) -> str:
-        """What the schedule has against training, if that holds the node."""
+        """Why the schedule holds the node, if it does."""
         return self._schedule.why or "" if self.hold is Hold.SCHEDULE else ""
 
     def stop(self) -> None:

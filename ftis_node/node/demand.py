@@ -12,6 +12,7 @@ from ftis_node.swarm.pool import Newcomers, Pool
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
+NEEDED_SECONDS = 3600.0  # a foreign group that is older answers no row that a node needs
 WAIT_SECONDS = 0.25  # for foreign groups, at a time
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
@@ -76,7 +77,7 @@ def foreign(part: int, batches: float, waiting: Waiting) -> int:
 
 
 def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
-    """What waits in the pool."""
+    """Count the groups that wait in the pool."""
     waiting = pool.waiting()
     theirs = sum(count for author, count in waiting.items() if newcomers.is_one(author))
     return Waiting(sum(waiting.values()), theirs, newcomers.room)
@@ -91,4 +92,4 @@ def needed_age(run: Run, settings: Settings, *, own_only: bool) -> float | None:
     """Seconds for which a packet may answer a row that the node asks for; None: it asks for none."""
     if run.parts > 1:
         return float(EPOCHS * run.epoch)
-    return settings.needed_age if by_need(run, settings, own_only=own_only) else None
+    return NEEDED_SECONDS if by_need(run, settings, own_only=own_only) else None

@@ -152,7 +152,7 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 
 
 def _read(home: Home) -> dict[str, str]:
-    """What the home keeps; empty if the file is missing or damaged."""
+    """Read what the home keeps; empty if the file is missing or damaged."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     found = kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
     return {name: found[name] for name in ("data", "eval_data", "run") if isinstance(found.get(name), str)}

@@ -169,7 +169,7 @@ def resident_bytes(pid: int | None) -> int | None:
 
 
 def part(kind: type[Kind], found: object) -> Kind | None:
-    """What another part of the node found, as the status has it."""
+    """Return another part's findings in the form of the status."""
     return None if found is None else msgspec.convert(msgspec.to_builtins(found), kind)
 
 
@@ -183,7 +183,7 @@ def network_status(swarm: Swarm) -> answers.Network:
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:
-    """What the node says of itself to observers, not signed yet; None before it trains.
+    """Return the node's report to observers, not signed yet; None before it trains.
 
     Args:
         author: its 38-byte peer id.

@@ -1,4 +1,4 @@
-"""What a step trains on: own groups, the answers that replace some of them, and other foreign groups; a few to show."""
+"""The groups of a step: own ones, the answers that replace some of them, and other foreign ones; a few to show."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class OwnGroup:
 
 
 class StepBatch(NamedTuple):
-    """What a step trains on. replaced: own groups that are not trained on. wait: seconds for foreign groups."""
+    """The groups of a step. replaced: own groups that are not trained on. wait: seconds for foreign groups."""
 
     own: Sequence[OwnGroup]
     foreign: Sequence[Scored]

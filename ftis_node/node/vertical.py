@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.node.demand import Demand, by_need, foreign, own_part, waiting_in
+from ftis_node.node.demand import NEEDED_SECONDS, Demand, by_need, foreign, own_part, waiting_in
 from ftis_node.node.step_batch import OwnGroup, StepBatch, without_dead
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
@@ -27,7 +27,7 @@ class VerticalSource:
     """
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        settings, age = node.settings, node.settings.needed_age
+        settings, age = node.settings, NEEDED_SECONDS
         self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, takes=node.takes)
         self._node = node
         self._by_need = by_need(node.run, settings, own_only=node.own_only)

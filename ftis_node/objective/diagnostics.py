@@ -176,7 +176,7 @@ class Diagnostics:
 
 
 def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) -> dict[str, Tensor]:
-    """What each sample says of its claims, `[N]`; 0 of those that are no evidence. All sampled tokens count."""
+    """Return the evidence of each sample on its claims, `[N]`; 0 where it is none. All sampled tokens count."""
     samples, owner, log_ratio = lengths.numel(), owners(lengths), terms.log_ratio.cpu().double()
     whole = terms.sample_log_ratio.cpu().double()
     by_token = {

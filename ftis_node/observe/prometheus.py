@@ -134,7 +134,7 @@ PEER_METRICS = (
     Metric("peer_received_bytes", "counter", "bytes_in", "Payload that came from the peer."),
     Metric("peer_sent_bytes", "counter", "bytes_out", "Payload that went to the peer."),
     Metric("peer_weight", "gauge", "weight", "What the peer's samples count in the loss, from 0 to 1."),
-    Metric("peer_unseen_seconds", "gauge", "seconds_since_seen", "Since the peer was last heard of."),
+    Metric("peer_unseen_seconds", "gauge", "seconds_since_seen", "Since the peer was last seen."),
 )
 
 
@@ -144,7 +144,7 @@ def exposition(status: Mapping[str, Any], peers: Mapping[str, Any]) -> bytes:
 
 
 SWARM_METRICS = (
-    Metric("heard_seconds", "gauge", "heard", "Since the node was last heard of."),
+    Metric("heard_seconds", "gauge", "heard", "Since the node was last seen."),
     Metric("step", "gauge", "step", "The node's last announced step."),
     Metric("groups", "gauge", "groups", "Groups that the node has announced since this observer looks."),
     Metric("success", "gauge", "success", "Part of these groups' completions that are right, as claimed."),
@@ -172,7 +172,7 @@ class _Scrape(Collector):
 
 def _of_swarm(swarm: Mapping[str, Any]) -> Iterator[Family]:
     present = [node for node in swarm["nodes"] if node["present"]]
-    yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
+    yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes seen within ten minutes.", len(present))
     yield from _families("ftis_swarm_node_", SWARM_METRICS, {node["id"]: node for node in present}, "peer")
 
 

@@ -1,4 +1,4 @@
-"""What all versions of a packet share: the header, the limits and the digests."""
+"""The header, limits and digests that all versions of a packet share."""
 
 from __future__ import annotations
 

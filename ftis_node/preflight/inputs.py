@@ -96,6 +96,6 @@ def large_data(case: Case) -> None:
 
 
 def addresses(case: Case) -> Iterator[UserError]:
-    """What is wrong with the addresses to dial, one error each."""
+    """Find mistakes in the addresses to dial, one error each."""
     for text in case.options.peers:
         yield from noted(partial(parse_address, text))

@@ -130,7 +130,7 @@ def torch_(case: Case) -> Iterator[Finding]:
 
 
 def _untested(hip: str | None, mps: bool) -> tuple[str, str] | None:
-    """What a person should know of a kind of GPU on which no node ever ran, and do; None on all others."""
+    """Warn of a kind of GPU on which no node ever ran; None on all others."""
     if hip is not None:
         text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
         return text, "Try it, and say how it went; or use --device cpu."

@@ -148,9 +148,9 @@ def _addresses(addresses: Sequence[str]) -> Finding:
     listed = ", ".join(best)
     match scope(best[0]):
         case "public":
-            return Finding("addresses", "ok", f"Others are told: {listed}.")
+            return Finding("addresses", "ok", f"Announced: {listed}.")
         case "relayed":
-            return Finding("addresses", "ok", f"Others are told, through relays: {listed}.")
+            return Finding("addresses", "ok", f"Announced, through relays: {listed}.")
         case "private":
             text = f"All are of a private network: {listed}."
             return Finding("addresses", "warn", text, f"That is fine for peers in it. For others: {FORWARD}")

@@ -1,4 +1,4 @@
-"""What was heard of a swarm's nodes, over time and in bounded memory. What they say of themselves are claims."""
+"""Sightings of a swarm's nodes, over time and in bounded memory. Their own words are claims."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trend(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """What was heard of one node. first, heard, reported: unix seconds; the last is of its report. first_sender: of an
+    """Sightings of one node. first, heard, reported: unix seconds; the last is of its report. first_sender: of an
     announcement or report of it.
 
     step: the last announced one. groups: announced since this node looks. completions, right: of these groups.

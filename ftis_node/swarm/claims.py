@@ -52,7 +52,7 @@ class Claims:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
-        """What a home kept, as `dataclasses.asdict` gives it. Older ones kept no `wealth`: it begins at 1."""
+        """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept no `wealth`: it begins at 1."""
         numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
         kept = cls(**numbers)
         wealth = [float(value) for value in row.get("wealth", ())]
@@ -103,7 +103,7 @@ class Claims:
 
     @property
     def paid(self) -> float:
-        """What the bets against the claims have paid, for a stake of 1 in each kind of sample."""
+        """Return what the bets against the claims have paid, for a stake of 1 in each kind of sample."""
         return sum(self.wealth) / len(BETS)
 
     @property

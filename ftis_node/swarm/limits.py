@@ -113,7 +113,7 @@ class Budgets:
 
 
 class FewTimes:
-    """What was given to whom. Nothing goes to one peer more than eight times, as long as this is remembered."""
+    """Counts what was given to each peer: nothing goes to one more than eight times, as long as that is remembered."""
 
     def __init__(self) -> None:
         self._given = Bounded[tuple[bytes, Hashable], int](GIVEN_MAX)

@@ -15,7 +15,7 @@ ROWS_MAX = 4096
 
 
 class RowState(IntEnum):
-    """What came of a row on which all own samples failed.
+    """The history of a row on which all own samples failed.
 
     NEEDED: the node trained on no group of another node there since. LEARNED: it did. DONE: and then it did the row
     itself.

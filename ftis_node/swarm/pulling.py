@@ -50,7 +50,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Trade:
-    """What a node with a model gives to a swarm and takes from it.
+    """A trading node's part in a swarm: what it gives and takes.
 
     store: reads held packets and looks up keys. want: returns the number of further groups that the node would take
     now. on_groups: takes admitted groups. needed_age: seconds for which a packet may answer a needed row; None: no rows

@@ -117,7 +117,7 @@ class Roster:
         return self._checks.take(self._inviters.get(peer, peer))
 
     def removal_for(self, peer: bytes) -> bytes:
-        """What ended the membership of a peer, so that it learns of it; else nothing."""
+        """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
         issuers = {issuer for issuer, tree in self.book.issued.items() if peer in tree}
         issuers |= {issuer for issuer, tree in self.book.ended.items() if peer in tree}
         return next((encode(gone) for issuer in issuers if (gone := self.book.removal_of(peer, issuer))), b"")
@@ -311,7 +311,7 @@ class Roster:
 
 
 def read_book(file: Path | None) -> Book | None:
-    """What a roster kept; None if there is no file. Raises UserError if it is damaged."""
+    """Read a roster from disk; None if there is no file. Raises UserError if it is damaged."""
     if file is None or not file.exists():
         return None
     try:

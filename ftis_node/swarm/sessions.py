@@ -1,4 +1,4 @@
-"""What a node remembers of each peer that shook hands with it."""
+"""A node's memory of each peer that shook hands with it."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ _MATHEMATICS = _BUILTINS | frozenset(
 
 
 def worth(score: Callable[[], float], seconds: float) -> float:
-    """What a scorer gives, from 0 to 1, asked in a fork that is locked in; 0 where it fails."""
+    """Return a scorer's verdict, from 0 to 1, asked in a fork that is locked in; 0 where it fails."""
     try:
         return min(1.0, max(0.0, float(said(lambda: repr(float(score())), seconds))))
     except ValueError:

@@ -35,7 +35,7 @@ _JAIL = Path(__file__).with_name("jail.py")
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 JAILED = ("tests", "reasoning-gym", "verifiers")
-"""What runs code that peers write, and only in a jail."""
+"""The rules that run code of peers, and only in a jail."""
 
 
 def bare_environment() -> dict[str, str]:

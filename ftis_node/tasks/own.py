@@ -196,7 +196,7 @@ class Guarded(Asked):
 
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
-            logger.warning("The reward function of %s %s: such answers are wrong; this is told once.", self._rule, what)
+            logger.warning("The reward function of %s %s: such answers are wrong (logged once).", self._rule, what)
         self._told.add(kind)
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
@@ -255,7 +255,7 @@ def _source_of(module: str) -> Path | None:
 
 
 def _names_in(source: Path) -> set[str] | None:
-    """What a module names, without running it; None where only an import can tell."""
+    """Return the names in a module without running it; None where only an import can tell."""
     try:
         text = source.read_text(encoding="utf-8")
         table = symtable.symtable(text, str(source), "exec")

@@ -69,7 +69,7 @@ class EnvironmentJudge(Judge):
 
 
 def _worth(told: object) -> float:
-    """What a judge's child told, if it is a number that counts."""
+    """Return the number that a judge's child answered, if it counts."""
     worth = min(told, 1.0) if isinstance(told, float) else 0.0
     return worth if worth >= _LEAST else 0.0
 
@@ -130,7 +130,7 @@ class Packaged(Source):
         return self.name.partition(":")[2]
 
     def _version(self) -> str:
-        """Of the package. Raises UsageError where there is none."""
+        """Return the package's version. Raises UsageError where there is none."""
         if (rule := self.foreseen()[1]) is None:
             raise UsageError(f"{self.package} is not installed.", f"Run: {to_install(f'ftis-node[{self.package}]')}")
         return rule.partition(":")[2]
@@ -140,7 +140,7 @@ class Packaged(Source):
         return cache_dir() / self.package / f"{digest[:32]}.json"
 
     def _ask(self, what: str, seconds: float) -> Any:
-        """What the child prints. Raises UsageError."""
+        """Return what the child prints. Raises UsageError."""
         command = [sys.executable, "-P", str(self.child), what, self._spec]
         try:
             ended = subprocess.run(command, capture_output=True, timeout=seconds, env=bare_environment(), cwd="/")

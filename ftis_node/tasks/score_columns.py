@@ -52,7 +52,7 @@ class ScoreColumns:
         return next((columns for known, columns in list(self._groups) if known == packet), [])
 
     def taken(self) -> Columns:
-        """Of each of the first `COLUMNS` columns the mean, or the commonest text, since the last call."""
+        """Return the mean, or the commonest text, of each of the first `COLUMNS` columns since the last call."""
         values = list(self._values)
         self._values.clear()
         names = islice(dict.fromkeys(name for one in values for name in one), COLUMNS)

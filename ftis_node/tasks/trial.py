@@ -82,7 +82,7 @@ def unskilled(task: Task, seconds: float = SECONDS) -> tuple[str, Example, int, 
 
 
 def _parts(task: Task, scorer: Scorer) -> list[list[tuple[Example, str]]]:
-    """Of each part of the task the first rows with their right answers, as many of each."""
+    """Return the first rows of each part of the task with their right answers, as many of each."""
     parts: dict[str, dict[str, list[tuple[Example, str]]]] = {}
     for row in task.train:
         part, right = scorer.right(row.question, row.answer)
@@ -97,7 +97,7 @@ def _normal(answer: str) -> str:
 
 
 def _texts(scorer: Scorer, question: str, right: str) -> Iterator[str | None]:
-    """What is tried on a row, in each form that the task might expect; None for its right answer."""
+    """Yield the answers to try on a row, in each form that the task might expect; None for its right answer."""
     lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
     own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
     for answer in (*_ANSWERS, *own):
@@ -106,7 +106,7 @@ def _texts(scorer: Scorer, question: str, right: str) -> Iterator[str | None]:
 
 
 def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:
-    """What the text is worth, or an episode in which it is every answer."""
+    """Return the reward of the text, or of an episode in which it is every answer."""
     if turns == 1:
         return scorer(text, gold).reward
     played = (scorer.replay([text] * count, gold) for count in range(1, turns + 1))

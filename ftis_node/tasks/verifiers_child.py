@@ -133,7 +133,7 @@ def _try(name: str, loaded: Loaded, task: Any) -> None:
 
 
 def _asked(task: Any, opening: str = "") -> str:
-    """What system and user say before the first answer."""
+    """Return the messages of system and user before the first answer."""
     parts = (task.data.system_prompt or "", task.data.prompt_text, opening)
     return "\n\n".join(part.strip() for part in parts if part.strip())
 

@@ -1,4 +1,4 @@
-"""What the node is told of a model and a task that were loaded."""
+"""Facts about a loaded model and task, for the node."""
 
 from __future__ import annotations
 

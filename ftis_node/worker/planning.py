@@ -126,7 +126,7 @@ def question(
 
 
 def wishes(settings: Settings) -> Wishes:
-    """What the settings leave to the plan, and what they do not."""
+    """The choices that the settings leave to the plan, and those that they make."""
     chosen = {name: getattr(settings, name) for name in (*_PLANNED, "lora_rank", "lora_targets")}
     if settings.engine == "vllm":
         chosen |= {name: value for name, value in _FOR_A_SERVER.items() if chosen[name] is None}

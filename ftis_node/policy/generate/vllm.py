@@ -283,7 +283,7 @@ class Server:
         return False
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
-        """What it answers. Raises AwayError, RefusedError; Interrupted, if that is asked for while it is waited for."""
+        """Return the server's answer. Raises AwayError, RefusedError; Interrupted if asked to while it waits."""
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
