@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.manual.gpu_parts import Place
 
 ROOT = Path(__file__).parents[2]
+RATE = 165  # TFLOP/s of an RTX 4090: slower cards have longer
 LIBRARIES = (
     *("torch", "transformers", "base58", "cryptography", "google.protobuf", "msgpack", "msgspec", "peft", "psutil"),
     *("pydantic", "pytest", "rich", "scipy", "typer"),
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(names: Sequence[str], place: Place, out: Path, *, again: bool) -> list[Figures]:
     """What was found of every part by now: of the named ones that are not done, now."""
     from tests.manual.gpu_page import in_a_line
-    from tests.manual.gpu_parts import PARTS
+    from tests.manual.gpu_parts import PARTS, known_card
 
     out.mkdir(parents=True, exist_ok=True)
     found = []
@@ -128,8 +129,10 @@ def measure(names: Sequence[str], place: Place, out: Path, *, again: bool) -> li
         file = out / f"{name}.json"
         kept = json.loads(file.read_text()) if file.exists() else None
         if name in names and (again or kept is None or kept["state"] != "done"):
-            print(f"{name}: {part.about} At most {part.limit:g} s.", file=sys.stderr, flush=True)
-            kept = run(name, place, file, part.limit)
+            card = None if place.small else known_card(out / "machine.json")
+            limit = part.limit * max(1.0, RATE / card.tflops) if card else part.limit
+            print(f"{name}: {part.about} At most {limit:.0f} s.", file=sys.stderr, flush=True)
+            kept = run(name, place, file, limit)
             why = in_a_line(kept.get("why", ""))
             print(f"{name}: {kept['state']}, {kept['seconds']:.0f} s. {why}", file=sys.stderr, flush=True)
         found += [kept] if kept is not None else []

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,13 +49,13 @@ from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import NF4Linear
 from ftis_node.policy.room import Room, fitting
-from ftis_node.preflight.machine import _driver
+from ftis_node.preflight.machine import _driver, _version
 from ftis_node.text import GB
 from tests.manual.gpu_page import Figures, line
 
 ROOT = Path(__file__).parents[2]
 FUSED = {"8.6": 128, "8.9": 256}  # rows by capability; elsewhere 64 (bitsandbytes 0.50)
-TRAINED = 4  # groups: the largest micro-batches have fewer
+TRAINED = 6  # groups, which fill the largest micro-batch
 
 
 class Skipped(Exception):
@@ -99,8 +98,7 @@ class Place:
         return size.tokens / seconds if seconds else None
 
 
-def tell(text: str) -> None:
-    print(f"    {text}", file=sys.stderr, flush=True)
+tell = partial(print, "   ", file=sys.stderr, flush=True)
 
 
 def machine(place: Place) -> Figures:
@@ -113,7 +111,6 @@ def machine(place: Place) -> Figures:
     sheet = next((card for known, card in CARDS.items() if known.rsplit(" ", 2)[0] in name), None)
     capability = f"{cuda.major}.{cuda.minor}" if cuda else ""
     card = Card("cuda", cuda.total_memory / GB if cuda else 0, flops / 1e12, copied / 1e9, FUSED.get(capability, 64))
-    found = {one.metadata["Name"]: one.version for one in metadata.distributions() if one.metadata["Name"]}
     return {
         "lines": [
             line(f"{place.half} products", flops / 1e12, sheet.tflops if sheet else None, "TFLOP/s"),
@@ -128,7 +125,7 @@ def machine(place: Place) -> Figures:
         "wsl2": "microsoft" in Path("/proc/sys/kernel/osrelease").read_text().lower(),
         "allocator": os.environ.get(NAMES[1]),
         "commit": commit(),
-        "versions": versions() | {name: found[name] for name in ("bitsandbytes", "triton") if name in found},
+        "versions": versions() | {name: _version(name) for name in ("bitsandbytes", "triton")},
     }
 
 
@@ -255,7 +252,7 @@ def shortage(place: Place) -> Figures:
 
 
 def training(place: Place, model: str, vram_gb: float | None = None) -> Figures:
-    """A generation that fills its places, and steps on four groups: speed, MFU, and memory beside `fit`."""
+    """A generation that fills its places, and steps on six groups: speed, MFU, and memory beside `fit`."""
     if vram_gb and place.card and place.on.type == "cuda" and place.card.vram < 0.9 * vram_gb:
         raise Skipped(f"this card has {place.card.vram:.1f} GB, and {vram_gb:g} are asked for")
     limit = {"vram_gb": vram_gb} if vram_gb and not place.small else {}
@@ -284,8 +281,9 @@ def _trained(place: Place, settings: Settings) -> Figures:
     for phase in ("training", "generating"):
         peak, fit = seen[f"peak_{phase}_mb"], seen[f"predicted_{phase}_mb"]
         lines.append(line(f"{phase}'s peak", peak / 1e3, fit / 1e3, "GB"))
-    reserved, held = seen["peak_reserved_mb"], chosen.memory.total - CONTEXT_BYTES["cuda"]
-    lines.append(line("reserved, of all but the context", reserved and reserved / 1e3, held / 1e9, "GB"))
+    reserved = torch.cuda.max_memory_reserved(place.on) / 1e9 if place.on.type == "cuda" else None
+    held = (chosen.memory.total - CONTEXT_BYTES["cuda"]) / 1e9
+    lines.append(line("reserved, of all but the context", reserved, held, "GB"))
     return {"lines": lines, **seen}
 
 
@@ -309,10 +307,10 @@ def float16(place: Place) -> Figures:
     learner = random_models.make_learner(policy, "ftis", settings)
     work = own_work(policy, size, chosen.generation_batch)
     report = learner.step(random_models.training_groups(work))
-    logprobs = [value for group in work.completions for one in group for value in one.logprobs]
-    finite = "no" if report.skipped or not all(map(math.isfinite, logprobs)) else "yes"
-    passes = 1 + math.log2(FIRST / learner.loss_scale.value)
+    sampled = all(math.isfinite(value) for group in work.completions for one in group for value in one.logprobs)
+    finite = "yes" if sampled and not report.skipped else "no"
     lines = [line("weights", "its own" if real else "random, which say little"), line("finite", finite, "yes")]
+    passes = 1 + math.log2(FIRST / learner.loss_scale.value)
     return {"lines": [*lines, line("passes of the first step", passes, 1)], "skipped": report.skipped}
 
 
@@ -327,10 +325,8 @@ def whole_step(place: Place) -> Figures:
             tell(f"step {step}" if step else "a step to warm up")
             devices.append(asyncio.run(node.step())["device"])
     seen = {part: statistics.median(each[part] for each in devices[1:]) for part in devices[0]}
-    shape, caps = (
-        geometry_of(config, "the model of a step"),
-        Workload(size.prompt_tokens, size.completion_tokens, 12, 12),
-    )
+    shape = geometry_of(config, "the model of a step")
+    caps = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
     chosen = plan(shape, 1 << 62, caps, Wishes(lora=False), "cuda", eight_bit=False)  # as WholeNode has it
     made, trained = (place.seconds(phase, shape, chosen, size) for phase in (generating, seconds_to_train))
     lines = [line("generate", seen["generate"], made, "s"), line("train", seen["train"], trained, "s")]

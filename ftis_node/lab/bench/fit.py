@@ -32,8 +32,7 @@ def bench_fit(
     Returns:
         Completion tokens a second of wall time; megabytes (10⁶) of tensors at their peak, and as the plan has them,
         its reserve for the CUDA context and fragmentation (`predicted_overhead_mb`) apart. `memory_ratio` is peak over
-        predicted. On a GPU the peak is the allocator's own count, and `peak_reserved_mb` all that it held; on the CPU
-        see `peak_memory`.
+        predicted. On a GPU the peak is the allocator's own count, on the CPU see `peak_memory`.
 
     Raises:
         UserError: model or plan are not to be had here.
@@ -84,9 +83,6 @@ def _measure(
         "peak_memory_mb": max(training, generating),
         "peak_training_mb": training,
         "peak_generating_mb": generating,
-        "peak_reserved_mb": torch.cuda.max_memory_reserved(policy.device) / 1e6
-        if policy.device.type == "cuda"
-        else None,
         **{f"predicted_{part}_mb": megabytes for part, megabytes in predicted.items()},
         "predicted_overhead_mb": memory.overhead / 1e6,
         "memory_ratio": max(training, generating) / predicted["memory"],
