@@ -68,12 +68,6 @@ class Work(NamedTuple):
         return self.groups * self.group
 
 
-def four_bits(shape: Geometry, chosen: Plan) -> int:
-    """How many weights the plan holds in four bits."""
-    held = sum(one.inputs * one.outputs * one.count for one in shape.within_layers)
-    return held if chosen.quantisation == "nf4" else 0
-
-
 def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     """Seconds to sample all completions; a row that ends gives its place to the next one."""
     if not work.rows:
@@ -82,8 +76,9 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     tokens = work.rows * work.completion / places + work.cap - work.completion  # the last ones end one by one
     rows = work.rows * work.completion / tokens
     rate = card.bandwidth * 1e9
-    read = chosen.memory.weights + four_bits(shape, chosen) * DEQUANTISED * (places > card.fused)
-    weights = card.product(read, shape.parameters, rows)
+    apart = DEQUANTISED if chosen.quantisation == "nf4" and places > card.fused else 0
+    again = apart * sum(one.inputs * one.outputs * one.count for one in shape.within_layers)
+    weights = card.product(chosen.memory.weights + again, shape.parameters, rows)
     kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
     keys = kept * rows * (work.completion / 2 + work.prompt / work.group) / (rate * _SMALL_PRODUCTS)
     drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * _READING)
