@@ -1,4 +1,4 @@
-"""`make gpu` without a card: it says so, runs part by part, goes on where it was, and draws its table."""
+"""`make gpu` without a card: it says so, runs part by part, goes on where it was, and writes its page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from tests.manual import gpu
+from ftis_node.lab.step_seconds import Card
+from tests.manual import gpu, gpu_parts
+from tests.manual.gpu_page import line, page, predicted
 
-PLACE = gpu.Place("cpu", small=True)
+PLACE = gpu_parts.Place("cpu", small=True)
 
 
 def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
     """Stands in for the processes: what each named part finds, kept as a real one keeps it; returns which ran."""
     ran: list[str] = []
 
-    def run(name: str, place: gpu.Place, file: Path, limit: float) -> dict[str, Any]:
+    def run(name: str, place: gpu_parts.Place, file: Path, limit: float) -> dict[str, Any]:
         ran.append(name)
-        found = {"part": name, "state": states[name], "seconds": 0.0, "figures": {"x": 1.0}, "why": "so | it is"}
+        found = {
+            "part": name,
+            "state": states[name],
+            "seconds": 0.0,
+            "small": True,
+            "figures": {"lines": [line("x", 1.0)]},
+            "why": "so | it is",
+        }
         file.write_text(json.dumps(found))
         return found
 
@@ -33,60 +42,78 @@ def test_without_a_card_or_a_library_it_says_so_at_once(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2 and "no CUDA device" in capsys.readouterr().err
-    monkeypatch.setattr(gpu, "LIBRARIES", ("torch", "no_such_library"))
-    assert gpu.main([]) == 2 and "no_such_library" in capsys.readouterr().err
     assert gpu.main(["--list"]) == 0
     listed = capsys.readouterr().out
-    assert all(name in listed for name in gpu.PARTS)
+    assert all(name in listed for name in gpu_parts.PARTS)
     with pytest.raises(SystemExit, match="2"):
-        gpu.main(["--parts", "nothing"])
+        gpu.main(["--parts", "nothing", "--device", "cpu"])
+    monkeypatch.setattr(gpu, "LIBRARIES", ("torch", "no_such_library"))
+    assert gpu.main([]) == 2 and "no_such_library" in capsys.readouterr().err
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = ["--device", "cpu", "--parts", "step,two-nodes,3b-nf4", "--out", str(tmp_path)]
-    ran = finds(monkeypatch, **{"step": "done", "two-nodes": "failed", "3b-nf4": "skipped"})
-    assert gpu.main(line) == 1 and ran == ["3b-nf4", "step", "two-nodes"]
-    ran = finds(monkeypatch, **{"two-nodes": "done", "3b-nf4": "skipped"})
-    assert gpu.main(line) == 0 and ran == ["3b-nf4", "two-nodes"]
+    asked = ["--device", "cpu", "--parts", "step,two-cards,3b-8gb", "--out", str(tmp_path)]
+    ran = finds(monkeypatch, **{"step": "done", "two-cards": "failed", "3b-8gb": "skipped"})
+    assert gpu.main(asked) == 1 and ran == ["3b-8gb", "step", "two-cards"]
+    ran = finds(monkeypatch, **{"two-cards": "done", "3b-8gb": "skipped"})
+    assert gpu.main(asked) == 0 and ran == ["3b-8gb", "two-cards"]
     ran = finds(monkeypatch, step="done")
-    assert gpu.main([*line[:2], "--parts", "step", "--again", *line[4:]]) == 0 and ran == ["step"]
-    assert [one["part"] for one in json.loads((tmp_path / "gpu.json").read_text())] == ["3b-nf4", "step", "two-nodes"]
-    assert "| 3b-nf4 | skipped: so / it is |  |" in (tmp_path / "gpu.md").read_text()
+    assert gpu.main([*asked[:2], "--parts", "step", "--again", *asked[4:]]) == 0 and ran == ["step"]
+    assert [one["part"] for one in json.loads((tmp_path / "gpu.json").read_text())] == ["3b-8gb", "step", "two-cards"]
+    assert "| 3b-8gb | skipped | 0 | so / it is |" in (tmp_path / "gpu.md").read_text()
 
 
 @pytest.mark.slow
 def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path: Path) -> None:
     assert gpu.run("machine", PLACE, tmp_path / "a", limit=0.1)["why"] == "it took longer than 0.1 s"
     found = gpu.run("machine", PLACE, tmp_path / "b", limit=300)
-    assert found["state"] == "done" and found["figures"]["matrix_flops"] > 0
+    assert found["state"] == "done" and found["figures"]["card"]["tflops"] > 0
     assert json.loads((tmp_path / "b").read_text()) == found
 
 
-def test_what_a_checkout_has_no_setting_for_is_left_out_and_what_breaks_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    part = gpu.Part(1, lambda place: place.settings("tiny-a", no_such_setting=1))
-    monkeypatch.setattr(gpu, "PARTS", {"a": part, "b": gpu.Part(1, lambda place: {"x": 1 / 0})})
-    assert gpu.measured("a", PLACE) == {"state": "skipped", "why": "there is no setting no_such_setting"}
-    assert gpu.measured("b", PLACE) == {"state": "failed", "why": "ZeroDivisionError: division by zero"}
+def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = gpu_parts.Place("cuda", small=False, card=Card(vram=8.2))
+    broken = gpu_parts.Part(1, lambda place: {"x": 1 / 0})
+    monkeypatch.setattr(gpu_parts, "PARTS", {**gpu_parts.PARTS, "b": broken})
+    told = {"state": "skipped", "why": "this card has 8.2 GB, and 12 are asked for"}
+    assert gpu_parts.measured("7b-12gb", small) == told
+    assert gpu_parts.measured("b", PLACE) == {"state": "failed", "why": "ZeroDivisionError: division by zero"}
 
 
-def test_the_table_says_what_the_aims_are_about() -> None:
-    trained = {"kind": "lora", "dtype": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 16_384}
-    trained |= {"operations_per_s": 3e14, "train_tokens_per_s": 25_000.0}
-    trained |= {"peak_memory_mb": 9_500.0, "predicted_memory_mb": 10_000.0}
-    speed = {"native_tokens_per_s": 12_000.0, "hf_tokens_per_s": 2_000.0, "ratio_hf": 6.0, "over_floor": 1.75}
-    card = {"device": "cuda, X", "matrix_flops": 6e14, "copy_bytes_per_s": 4.2e12}
-    found = {"machine": card, "generate": speed, "3b-lora": trained}
-    text = gpu.table([{"part": name, "state": "done", "figures": one} for name, one in found.items()])
-    assert "bf16 matrices 600 TFLOP/s, copies 4,200 GB/s" in text
-    assert "12,000 tokens/s, `hf` 2,000: 6.00 ×; 1.75 × the bandwidth's time" in text
-    assert "lora, bfloat16, checkpointing, micro-batches of 16,384: 25,000 tokens/s, 50% of the matrix rate" in text
-    assert "9.50 GB of 10.00 predicted" in text
+def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tmp_path: Path) -> None:
+    card = {"card": Card(tflops=160.0).__dict__, "device": "cuda, X", "memory_gb": 25.8, "versions": {"torch": "2.13"}}
+    card |= dict.fromkeys(("driver", "cuda", "capability", "wsl2", "allocator"), "?") | {"commit": "1234abc+"}
+    lines = {
+        "machine": [line("copies", 900.0, 1000.0, "GB/s")],
+        "step": [line("tokens", 12000.4, None, "tokens/s")],
+    }
+    found = [
+        {"part": part, "state": "done", "seconds": 7.0, "small": False, "figures": (card | {"lines": some})}
+        for part, some in lines.items()
+    ]
+    text = page(
+        [*found, {"part": "nf4", "state": "failed", "seconds": 60.0, "small": False, "why": "a\nb"}], "make gpu"
+    )
+    for row in (
+        "copies | 900 GB/s | 1,000 GB/s | 0.90",
+        "tokens | 12,000 tokens/s |  | ",
+        "nf4 | failed | 60 | a b",
+    ):
+        assert f"| {row} |" in text
+    assert "cuda, X, 25.8 GB" in text and "commit 1234abc+" in text and "torch 2.13" in text and "`make gpu`" in text
+    (tmp_path / "machine.json").write_text(json.dumps(found[0]))
+    assert gpu_parts.known_card(tmp_path / "machine.json") == Card(tflops=160.0)
+    assert gpu_parts.known_card(tmp_path / "none.json") is None
+
+
+def test_the_predicted_table_stands_in_the_documents() -> None:
+    table = predicted()
+    assert table in (gpu.ROOT / "docs" / "performance.md").read_text()
+    assert "| 7B | no |" in table
 
 
 @pytest.mark.slow
 def test_every_part_runs_in_its_tiny_form(tmp_path: Path) -> None:
     assert gpu.main(["--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
     found = {one["part"]: one["state"] for one in json.loads((tmp_path / "gpu.json").read_text())}
-    assert found.keys() == gpu.PARTS.keys() and "failed" not in found.values()
+    assert found.keys() == gpu_parts.PARTS.keys() and "failed" not in found.values()

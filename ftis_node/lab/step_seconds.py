@@ -3,12 +3,13 @@
 Rates follow from a card's data sheet and a share of them that kernels of this kind reach elsewhere:
 
     a token of all rows   the slower of reading the weights (80 % of the bandwidth) and of multiplying with them, 2
-                          operations a weight and row (60 % of the matrix rate)
+                          operations a weight and row (60 % of the matrix rate); beyond the rows of bitsandbytes'
+                          fused kernel weights of four bits are written and read again in 16
                         + keys and values, read in small products: a quarter of the bandwidth
                         + drawing a token: `_DRAWING` passes over fp32 [rows, vocabulary]
                         + `_LAUNCHES` kernels a layer, replayed as a graph, `_KERNEL_SECONDS` each
     training              6 operations a weight and token, 4 with LoRA; 2 more with gradient checkpointing; a prompt
-                          once for its group; 35 % of the matrix rate
+                          once for its group, but with each completion where sequences are padded; 35 % of the rate
 """
 
 from __future__ import annotations
@@ -22,27 +23,34 @@ from ftis_node.fit.plan import Plan
 
 _READING, _MULTIPLYING, _SMALL_PRODUCTS, _TRAINING = 0.8, 0.6, 0.25, 0.35
 _DRAWING = 6
+DEQUANTISED = 4  # bytes a weight: 16 bits, written and read
 _LAUNCHES, _KERNEL_SECONDS = 21, 4e-6
 
 
 @dataclass(frozen=True)
 class Card:
     """vram: GB, of which nodes without a limit of their own share what is left; tflops: dense 16-bit products with fp32
-    sums; bandwidth: GB/s. By default an RTX 4090.
+    sums; bandwidth: GB/s; fused: rows up to which a product with weights of four bits is one kernel. By default an RTX
+    4090.
     """
 
     device: Device = "cuda"
     vram: float = 24.0
     tflops: float = 165.0
     bandwidth: float = 1008.0
+    fused: int = 256
+
+    def product(self, read: float, weights: float, rows: float) -> float:
+        """Seconds of products of these rows with so many weights, of which `read` bytes are read."""
+        return max(read / (self.bandwidth * 1e9 * _READING), 2 * weights * rows / (self.tflops * 1e12 * _MULTIPLYING))
 
 
 CARDS = {
     "RTX 4060 8 GB": Card(vram=8, tflops=30, bandwidth=272),
-    "RTX 3060 12 GB": Card(vram=12, tflops=25.5, bandwidth=360),
-    "T4 16 GB": Card(vram=16, tflops=65, bandwidth=320),
+    "RTX 3060 12 GB": Card(vram=12, tflops=25.5, bandwidth=360, fused=128),
+    "T4 16 GB": Card(vram=16, tflops=65, bandwidth=320, fused=64),
     "RTX 4090 24 GB": Card(),
-    "H100 80 GB": Card(vram=80, tflops=989, bandwidth=3350),
+    "H100 80 GB": Card(vram=80, tflops=989, bandwidth=3350, fused=64),
 }
 
 
@@ -68,9 +76,9 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     tokens = work.rows * work.completion / places + work.cap - work.completion  # the last ones end one by one
     rows = work.rows * work.completion / tokens
     rate = card.bandwidth * 1e9
-    weights = max(
-        chosen.memory.weights / (rate * _READING), 2 * shape.parameters * rows / (card.tflops * 1e12 * _MULTIPLYING)
-    )
+    apart = DEQUANTISED if chosen.quantisation == "nf4" and places > card.fused else 0
+    again = apart * sum(one.inputs * one.outputs * one.count for one in shape.within_layers)
+    weights = card.product(chosen.memory.weights + again, shape.parameters, rows)
     kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
     keys = kept * rows * (work.completion / 2 + work.prompt / work.group) / (rate * _SMALL_PRODUCTS)
     drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * _READING)
@@ -80,5 +88,5 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
 def training(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     """Seconds to train once on all completions."""
     operations = (4 if chosen.lora else 6) + 2 * chosen.gradient_checkpointing
-    tokens = work.groups * work.prompt + work.rows * work.completion
+    tokens = (work.groups if shape.packed else work.rows) * work.prompt + work.rows * work.completion
     return operations * shape.parameters * tokens / (card.tflops * 1e12 * _TRAINING)

@@ -17,7 +17,9 @@ from ftis_node.learner import Learner
 from ftis_node.policy.room import out_of_memory
 
 
-def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell) -> dict[str, Any]:
+def bench_fit(
+    settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell, trained: int | None = None
+) -> dict[str, Any]:
     """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch.
 
     Args:
@@ -25,6 +27,7 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
             what they leave open.
         random_weights: only the model's configuration is needed; nothing is downloaded for a Qwen2.5.
         repeats: timed steps, after one that is not.
+        trained: on so many of the groups that are generated; None: on all.
 
     Returns:
         Completion tokens a second of wall time; megabytes (10⁶) of tensors at their peak, and as the plan has them,
@@ -38,7 +41,7 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
     """
     settings, chosen = planned(settings, size, steps=True)
     try:
-        return _measure(settings, chosen, size, random_weights, repeats, tell)
+        return _measure(settings, chosen, size, random_weights, repeats, tell, trained)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -46,7 +49,7 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
 
 
 def _measure(
-    settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell
+    settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell, trained: int | None
 ) -> dict[str, Any]:
     tell(f"making {settings.model}")
     policy = named_policy(settings, random_weights=random_weights)
@@ -55,7 +58,7 @@ def _measure(
     own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use
     tell(f"generating {size.completions} completions of {size.completion_tokens} tokens")
     work, generation_s = timed(lambda: own_work(policy, size, batch), policy.device)
-    groups = training_groups(work)
+    groups = training_groups(work)[:trained]
     reports, seconds = [], []
     for repeat in range(repeats + 1):
         tell(f"step {repeat} of {repeats}" if repeat else "a step to warm up")
@@ -73,7 +76,7 @@ def _measure(
     needs = {"memory": memory.total, "training": memory.training, "generating": memory.generating}
     predicted = {part: (need - memory.overhead) / 1e6 for part, need in needs.items()}
     return {
-        "train_tokens_per_s": size.tokens / step_s,
+        "train_tokens_per_s": size.tokens * len(groups) / size.groups / step_s,
         "generate_tokens_per_s": size.tokens / generation_s,
         "step_s": step_s,
         "generation_s": generation_s,

@@ -23,9 +23,6 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
 
-# The size of one tensor that is copied to measure the memory's bandwidth; larger than any cache.
-COPIED_BYTES = 1 << 30
-
 
 def small_policy() -> Policy:
     """The model of `bench train`."""
@@ -169,8 +166,8 @@ def _floor(policy: Policy, size: Size, batch: int) -> float:
     return size.tokens / (size.completion_tokens * (calls * weights + kept) / bandwidth(policy.device))
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written, of copying a tensor."""
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+def bandwidth(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes a second, read and written, of copying a tensor of `size` bytes, which should be larger than any cache."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / min(timed(lambda: target.copy_(source), device)[1] for _ in range(5))
+    return 2 * size / min(timed(lambda: target.copy_(source), device)[1] for _ in range(5))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench.measure import Tell, beside, device_name, in_turns
-from ftis_node.lab.bench.model import Size, geometry, small_config
+from ftis_node.lab.bench.measure import Tell, beside, in_turns, measured_on
+from ftis_node.lab.bench.model import Size, small_config
 from ftis_node.lab.bench.trl import WholeTrl, fastest
 from ftis_node.lab.bench.whole import WholeNode, questions
 
@@ -56,21 +56,16 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         if trace is not None:
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
-        parameters, device = node.engine.policy.parameters(), device_name(node.engine.policy.device)
+        machine = measured_on(node.engine.policy, size, repeats)
     parts = {part: statistics.median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
     return {
         **beside(ours_s, trl_s),
         **{f"{part}_cpu_s": spent for part, spent in parts.items()},
         "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
         "idle_share": statistics.median(each["step_idle"] / each["step_total"] for each in devices),
-        "parameters": parameters,
-        "repeats": repeats,
-        "threads": torch.get_num_threads(),
         "trl_micro_batch": trl.micro_batch if trl else None,
         "trace": str(trace) if trace is not None else None,
-        "model": geometry(config),
-        "batch": size.as_dict(),
-        "device": device,
+        **machine,
     }
 
 
