@@ -129,10 +129,7 @@ OTHER_PROMPT = CONTEXT.digest_of_row((draw(RUN.id, AUTHOR, 4, 5, ROWS) + 1) % RO
         *((with_token(index, id=eos), Reason.EOS_INTERIOR) for index in (0, 5) for eos in EOS),
         (with_token(10, id=998), Reason.EOS_UNDECLARED),
         (honest(slot=RUN.slots), Reason.SLOT_OUT_OF_RANGE),
-        (
-            replace(honest(), prompt_digest=OTHER_PROMPT),
-            Reason.WRONG_PROMPT,
-        ),
+        (replace(honest(), prompt_digest=OTHER_PROMPT), Reason.WRONG_PROMPT),
     ],
 )
 def test_what_no_honest_author_of_the_run_makes_is_refused(made: Packet, reason: Reason) -> None:

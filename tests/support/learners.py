@@ -128,8 +128,7 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float 
 def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
     made = group.parts[0].completions
     return changed(
-        group,
-        completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made],
+        group, completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made]
     )
 
 

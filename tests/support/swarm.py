@@ -107,12 +107,7 @@ def group(author: bytes, body: bytes, run: Run = RUN) -> Group:
 
 
 def announcement(
-    author: Identity,
-    round: int,
-    bodies: list[bytes],
-    *,
-    run: Run = RUN,
-    issued_at: int | None = None,
+    author: Identity, round: int, bodies: list[bytes], *, run: Run = RUN, issued_at: int | None = None
 ) -> Announcement:
     return announce(
         author,
