@@ -19,43 +19,25 @@ from ftis_node.swarm.signed import Malformed
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "announcements.json").read_text())
 IDENTITY = Identity(bytes(range(32)))
 U64 = st.integers(0, 2**64 - 1)
-REFS = st.lists(
-    st.builds(
-        PacketRef,
-        st.integers(0, 2**32 - 1),
-        st.binary(min_size=32, max_size=32),
-        st.integers(1, MAX_PACKET_BYTES),
-        st.integers(0, 2**16 - 1),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda ref: ref.slot,
-).map(lambda refs: sorted(refs, key=lambda ref: ref.slot))
+NUMBERS = st.integers(1, MAX_PACKET_BYTES), st.integers(0, 2**16 - 1)
+REF = st.builds(PacketRef, st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32), *NUMBERS)
+REFS = st.lists(REF, min_size=1, max_size=8, unique_by=lambda ref: ref.slot).map(
+    lambda refs: sorted(refs, key=lambda ref: ref.slot)
+)
 
 
 def sample(**changes: Any) -> Announcement:
-    fields: dict[str, Any] = {
-        "run_id": bytes(16),
-        "round": 5,
-        "policy_step": 12,
-        "issued_at": 1_760_000_000,
-        "packets": [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)],
-    }
+    fields: dict[str, Any] = {"run_id": bytes(16), "round": 5, "policy_step": 12, "issued_at": 1_760_000_000}
+    fields["packets"] = [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)]
     return announce(IDENTITY, **(fields | changes))
 
 
 @pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
-    made = announce(
-        Identity(bytes.fromhex(vector["seed"])),
-        run_id=bytes.fromhex(vector["run_id"]),
-        round=vector["round"],
-        policy_step=vector["policy_step"],
-        issued_at=vector["issued_at"],
-        packets=[
-            PacketRef(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"], ref["right"]) for ref in vector["packets"]
-        ],
-    )
+    refs = [(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"], ref["right"]) for ref in vector["packets"]]
+    told = {name: vector[name] for name in ("round", "policy_step", "issued_at")}
+    told |= {"run_id": bytes.fromhex(vector["run_id"]), "packets": [PacketRef(*ref) for ref in refs]}
+    made = announce(Identity(bytes.fromhex(vector["seed"])), **told)
     assert made.author.hex() == vector["author"]
     assert made.signed_bytes().hex() == vector["signed_bytes"]
     assert made.signature.hex() == vector["signature"]

@@ -28,9 +28,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
     return ran
 
 
-def test_without_a_card_or_a_library_it_says_so_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lack_of_card_or_library_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2 and "no CUDA device" in capsys.readouterr().err
     monkeypatch.setattr(gpu, "LIBRARIES", ("torch", "no_such_library"))
@@ -62,9 +60,7 @@ def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path: Pa
     assert json.loads((tmp_path / "b").read_text()) == found
 
 
-def test_what_a_checkout_has_no_setting_for_is_left_out_and_what_breaks_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_checkout_has_no_setting_for_is_left_out_and_what_breaks_told(monkeypatch: pytest.MonkeyPatch) -> None:
     part = gpu.Part(1, lambda place: place.settings("tiny-a", no_such_setting=1))
     monkeypatch.setattr(gpu, "PARTS", {"a": part, "b": gpu.Part(1, lambda place: {"x": 1 / 0})})
     assert gpu.measured("a", PLACE) == {"state": "skipped", "why": "there is no setting no_such_setting"}

@@ -54,10 +54,8 @@ def sections() -> dict[str, list[tuple[str, str]]]:
 
 
 def keys(heading: str) -> dict[str, Key]:
-    return {
-        name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?"))
-        for name, told in sections()[heading]
-    }
+    found = sections()[heading]
+    return {name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?")) for name, told in found}
 
 
 def metrics(heading: str = "Prometheus") -> dict[str, Exposed]:
