@@ -146,9 +146,7 @@ def test_an_id_outside_the_vocabulary_is_refused(index: int, token: int) -> None
 
 
 @pytest.mark.parametrize("index", [0, 5, 11])
-@pytest.mark.parametrize(
-    "logprob", [math.nan, -math.nan, math.inf, -math.inf, 0.0011, 1.0, LOGPROB_MIN - 1e-4, -1e30, 3e38]
-)
+@pytest.mark.parametrize("logprob", [math.nan, -math.nan, math.inf, -math.inf, 0.0011, LOGPROB_MIN - 1e-4, -1e30, 3e38])
 def test_an_impossible_logprob_is_refused(index: int, logprob: float) -> None:
     assert refusal(with_token(index, logprob=logprob)) is Reason.LOGPROB_OUT_OF_RANGE
 

@@ -72,12 +72,11 @@ def test_its_size_is_about_150_bytes_and_42_a_packet() -> None:
 
 REFS = [[(1, 32, 5, 1)] * 2, [(2, 32, 5, 1), (1, 32, 5, 1)], [(2**32, 32, 5, 1)], [(0, 31, 5, 1)], [(0, 32, 0, 1)]]
 REFS += [[(0, 32, MAX_PACKET_BYTES + 1, 1)], [(0, 32, 5, -1)], [(0, 32, 5, 2**16)], []]
-CHANGES = [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
+CHANGES: list[dict[str, Any]] = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
+CHANGES += [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}, *CHANGES], ids=str
-)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_what_others_would_refuse_is_not_announced(changes: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         sample(**changes)
@@ -96,9 +95,7 @@ WRONG = [[3, 1, True], [bytes(17), "x" * 16], [bytes(38), b"", None], [-1, 5.0],
 WRONG += [[bytes(63), bytes(65)]]
 
 
-@pytest.mark.parametrize(
-    ("position", "value"), [(position, value) for position, values in enumerate(WRONG) for value in values]
-)
+@pytest.mark.parametrize(("position", "value"), [(place, one) for place, values in enumerate(WRONG) for one in values])
 def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
     changed = fields()
     changed[position] = value

@@ -24,9 +24,8 @@ GEMMA = (
 )
 NOW = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
 DATED = NOW + "Today is {{ date_string }}.\n" + CHATML
-SWITCHED = CHATML.replace(
-    "{% endif %}", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
+SWITCH = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+SWITCHED = CHATML.replace("{% endif %}", SWITCH)
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node import checkpointing
+from ftis_node.node.checkpointing import LearnedSizes, Saving
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
@@ -46,10 +47,8 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-def saving(tmp_path: Path) -> checkpointing.Saving:
-    return checkpointing.Saving(
-        tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"), 0
-    )
+def saving(tmp_path: Path) -> Saving:
+    return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"), 0)
 
 
 async def train(worker: Worker) -> None:
@@ -59,7 +58,7 @@ async def train(worker: Worker) -> None:
     assert report.skipped is None
 
 
-async def save(saving: checkpointing.Saving, worker: Worker) -> None:
+async def save(saving: Saving, worker: Worker) -> None:
     """A checkpoint of step 1 on the disk."""
     await saving.checkpoint(worker, Progress(step=1))
     await saving.flush()
@@ -76,7 +75,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-async def three_steps(worker: Worker, saving: checkpointing.Saving, tmp_path: Path) -> list[dict[str, Tensor]]:
+async def three_steps(worker: Worker, saving: Saving, tmp_path: Path) -> list[dict[str, Tensor]]:
     """Weights after steps 1, 2 and 3, each of which was good and saved."""
     seen = []
     for step in (1, 2, 3):
@@ -88,9 +87,7 @@ async def three_steps(worker: Worker, saving: checkpointing.Saving, tmp_path: Pa
 
 
 @on_one_loop
-async def test_after_many_bad_steps_good_weights_return(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
+async def test_after_many_bad_steps_good_weights_return(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     """A step from checkpoint 2 was good, nothing from checkpoint 3 was: 3 may be where it went wrong."""
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
@@ -101,14 +98,14 @@ async def test_after_many_bad_steps_good_weights_return(
     assert same(await weights(worker, tmp_path), after[1])
     (event,) = read_events(tmp_path / "metrics.jsonl", "restored")
     assert (event["step"], event["weights_of_step"]) == (8, 2)
-    restored = await checkpointing.Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics).restore(worker)
+    restored = await Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics).restore(worker)
     assert restored is not None and restored.step == 2, "a restart does not find the bad one either"
 
 
 @on_one_loop
 @pytest.mark.parametrize("between", [False, True])
 async def test_a_node_that_going_back_does_not_help_says_so(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path, between: bool
+    worker: Worker, saving: Saving, tmp_path: Path, between: bool
 ) -> None:
     await three_steps(worker, saving, tmp_path)
     with pytest.raises(UserError, match="older checkpoints did not help"):
@@ -119,9 +116,7 @@ async def test_a_node_that_going_back_does_not_help_says_so(
 
 
 @on_one_loop
-async def test_after_enough_good_steps_it_may_go_back_again(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
+async def test_after_enough_good_steps_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await three_steps(worker, saving, tmp_path)
     for start in range(4, 4 + 4 * (checkpointing.RECOVERED_STEPS + 1), checkpointing.RECOVERED_STEPS + 1):
         await saving.after_step(worker, Progress(step=start), DIVERGED)
@@ -130,9 +125,7 @@ async def test_after_enough_good_steps_it_may_go_back_again(
 
 
 @on_one_loop
-async def test_weights_that_only_fail_give_way_to_those_before(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
+async def test_weights_that_only_fail_give_way_to_those_before(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     after = await three_steps(worker, saving, tmp_path)
     await saving.flush()
     again = await saving.restore(worker)
@@ -144,9 +137,7 @@ async def test_weights_that_only_fail_give_way_to_those_before(
 
 
 @on_one_loop
-async def test_a_step_given_up_leaves_the_last_to_be_saved(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
+async def test_a_step_given_up_leaves_the_last_to_be_saved(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await train(worker)
     before = await weights(worker, tmp_path)
     groups = (await worker.call(Generate([1]))).groups
@@ -161,10 +152,8 @@ async def test_a_step_given_up_leaves_the_last_to_be_saved(
 
 
 @on_one_loop
-async def test_layers_go_on_beside_their_own_weights(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
-    four_bits = checkpointing.Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
+async def test_layers_go_on_beside_their_own_weights(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    four_bits = Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
     await save(four_bits, worker)
     assert checkpointing.settled(saving._path, "tiny-a")["quantisation"] == "nf4"
     with pytest.raises(UsageError, match="were trained with quantisation=nf4"):
@@ -173,14 +162,10 @@ async def test_layers_go_on_beside_their_own_weights(
 
 
 @on_one_loop
-async def test_a_home_keeps_its_lora_layers_and_refuses_others(
-    worker: Worker, saving: checkpointing.Saving, tmp_path: Path
-) -> None:
+async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     layers = {"lora_rank": 4, "lora_alpha": 8, "lora_targets": ("q_proj",)}
     home = Home(tmp_path)
-    lora = checkpointing.Saving(
-        home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers
-    )
+    lora = Saving(home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers)
     await save(lora, worker)
 
     def begun(**flags: object) -> tuple[Settings, dict[str, str]]:
@@ -205,9 +190,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_a_failed_last_checkpoint_is_told(
-    saving: checkpointing.Saving, caplog: pytest.LogCaptureFixture, done: bool
-) -> None:
+async def test_a_failed_last_checkpoint_is_told(saving: Saving, caplog: pytest.LogCaptureFixture, done: bool) -> None:
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     saving.abandon()  # there is none
@@ -228,18 +211,18 @@ def plan_file(tmp_path: Path) -> Path:
 
 
 def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
-    first = checkpointing.LearnedSizes(plan_file, "tiny-a")
+    first = LearnedSizes(plan_file, "tiny-a")
     assert first.sizes == {} and not plan_file.exists()
     first.learn(1 << 30, micro_batch_tokens=600)
     first.learn(1 << 29, micro_batch_tokens=512, generation_batch=12)
     expected = {"budget": 1 << 29, "micro_batch_tokens": 512, "generation_batch": 12}
-    assert checkpointing.LearnedSizes(plan_file, "tiny-a").sizes == expected
-    assert checkpointing.LearnedSizes(plan_file, "tiny-b").sizes == {}, "another model learns anew"
-    assert checkpointing.LearnedSizes(plan_file, "tiny-a").sizes == expected, "and until it has, nothing is lost"
+    assert LearnedSizes(plan_file, "tiny-a").sizes == expected
+    assert LearnedSizes(plan_file, "tiny-b").sizes == {}, "another model learns anew"
+    assert LearnedSizes(plan_file, "tiny-a").sizes == expected, "and until it has, nothing is lost"
     first.learn(1 << 29, generation_batch=24)
-    assert checkpointing.LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 1 << 29, "generation_batch": 24}
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 1 << 29, "generation_batch": 24}
     first.learn(1 << 29)
-    assert checkpointing.LearnedSizes(plan_file, "tiny-a").sizes == {}, "what fits again is forgotten"
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {}, "what fits again is forgotten"
 
 
 @pytest.mark.parametrize(
@@ -255,10 +238,10 @@ def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
 )
 def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> None:
     plan_file.write_text(content)
-    learned = checkpointing.LearnedSizes(plan_file, "tiny-a")
+    learned = LearnedSizes(plan_file, "tiny-a")
     assert learned.sizes == {}
     learned.learn(7, generation_batch=3)
-    assert checkpointing.LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 7, "generation_batch": 3}
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 7, "generation_batch": 3}
 
 
 @pytest.fixture
@@ -286,8 +269,8 @@ def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, fol
     checkpointing.refuse_other_settings(checkpoints, Settings(model=typed))
     assert checkpointing.settled(checkpoints, "tiny-b") == {}
     assert checkpointing.settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
-    checkpointing.LearnedSizes(plan_file, written).learn(7, generation_batch=3)
-    assert checkpointing.LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
+    LearnedSizes(plan_file, written).learn(7, generation_batch=3)
+    assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
 
 
 def test_a_short_name_and_its_hub_id_are_one_model() -> None:

@@ -105,9 +105,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
-def test_a_failed_compute_process_is_replaced(
-    harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
-) -> None:
+def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join) -> None:
     flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]

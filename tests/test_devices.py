@@ -41,12 +41,9 @@ from tests.support.daemons import Join
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of, opened_engine
 
 Answer = TypeVar("Answer")
-KINDS: dict[str, dict[str, Any]] = {
-    "full": {"lora": False},
-    "lora": {"lora": True},
-    "shards": {"lora": False, "sharded": True},
-}
+KINDS: dict[str, Any] = {"full": {"lora": False}, "lora": {"lora": True}, "shards": {"lora": False, "sharded": True}}
 ROWS = list(range(7))
+TWO = (("full", 2), ("shards", 2))
 
 
 def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -118,9 +115,7 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = Non
 # --- the same as one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)])
-)
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)]))
 def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     made = alone.ask(ask.Generate(ROWS)).groups
@@ -137,9 +132,7 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, k
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 3), ("shards", 3)])
-)
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 3), ("shards", 3)]))
 def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     for rows in (ROWS, [3], []):
@@ -183,7 +176,7 @@ def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
     assert distance(first.state()[0], second.state()[0]) <= 1e-3 * distance(first.state()[0], kept[0])
 
 
-@pytest.mark.parametrize(("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("shards", 3)]))
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("shards", 3)]))
 def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, kind: str, ranks: int) -> None:
     node = node_of(kind, ranks)
     made = node.ask(ask.Generate(ROWS)).groups

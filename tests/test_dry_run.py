@@ -92,9 +92,7 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
     assert "self-report" in str(vars(option)["help"])
 
 
-def test_the_run_it_would_start_is_the_run_it_starts(
-    join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_it_would_start_is_what_it_starts(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     new(tmp_path / "run.toml")
     capfd.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()

@@ -70,9 +70,8 @@ def test_groups_can_be_read_by_people(engine: Engine) -> None:
     expected = [tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True) for one in completions]
     assert text.completions == expected[:7] and len(expected) == 8
     ids = np.full(5000, completions[0].token_ids[0], dtype="<u4")
-    (long,) = engine.texts(
-        [messages.ReadableGroup(3, packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)]), 1)]
-    )
+    packet = packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)])
+    (long,) = engine.texts([messages.ReadableGroup(3, packet, 1)])
     assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
 
 

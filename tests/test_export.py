@@ -354,7 +354,7 @@ def test_without_a_yes_nothing_goes(homes: Homes, tmp_path: Path, hub: Hub, monk
     assert "are for --to-hub" in refused(*words[:5], "--public").what
 
 
-def test_a_failed_upload_leaves_the_folder(
+def test_a_failed_upload_leaves_a_folder(
     homes: Homes, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

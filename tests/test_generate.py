@@ -154,9 +154,7 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
 
 @pytest.mark.parametrize("kind", POLICIES)
 @pytest.mark.parametrize("batch", [1, 11, 13])
-def test_waiting_rows_take_places_and_draw_by_their_seeds(
-    batch: int, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = POLICIES[kind]
     prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)

@@ -39,10 +39,8 @@ STATUS = TRAINING | {
     **{"addresses": [HOSTILE], "page": f"http://127.0.0.1:1/{HOSTILE}", "curve": [[0, 0.5]]},
     **{"pausing": True, "finishing": False, "stalled": False},
 }
-PEERS = {
-    "peers": [peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])],
-    "left_out": [{"id": "x", "reason": HOSTILE}],
-}
+BANNED = peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])
+PEERS = {"peers": [BANNED], "left_out": [{"id": "x", "reason": HOSTILE}]}
 
 
 def plain(text: str) -> bool:

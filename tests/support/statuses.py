@@ -40,7 +40,7 @@ P2PD = {"reachability": "private", "connections": 3, "memory_bytes": 2000, "cpu_
 TRAINING: dict[str, Any] = JOINING | {
     "state": "ONLINE",
     "worker_memory_bytes": 3000,
-    "gpu": CARD | {"reserved_bytes": 10 << 30, "utilization": 0.75},
+    "gpu": CARD | {"reserved_bytes": 10 << 30, "utilization": 0.75, "graphs": False},
     "step": 7,
     "checkpoint": {"step": 6, "bytes": 1 << 20, "age_seconds": 30.0, "due_seconds": 270.0},
     **{

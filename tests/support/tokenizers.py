@@ -127,17 +127,14 @@ SMALL = {
     "byte-level": byte_level,
     "no decoder": unigram_without_decoder,
 }
-REAL = {
-    "qwen": (QWEN, lambda: AutoTokenizer.from_pretrained(QWEN)),
-    "gpt2": (GPT2, lambda: GPT2Tokenizer.from_pretrained(GPT2)),
-}
+REAL = {"qwen": (QWEN, AutoTokenizer), "gpt2": (GPT2, GPT2Tokenizer)}
 KINDS = [*SMALL, *(name for name, (folder, _) in REAL.items() if folder.is_dir())]
 """Names for `codec`: the small ones, and of the real ones those that are there."""
 
 
 @cache
 def tokenizer(kind: str) -> Any:
-    return SMALL[kind]() if kind in SMALL else REAL[kind][1]()
+    return SMALL[kind]() if kind in SMALL else REAL[kind][1].from_pretrained(REAL[kind][0])
 
 
 @cache
