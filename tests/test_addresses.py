@@ -8,17 +8,7 @@ import socket
 import pytest
 
 from ftis_node.errors import UserError
-from ftis_node.swarm.addresses import (
-    NetworkScope,
-    check_port,
-    free_port,
-    is_loopback,
-    is_multiaddr,
-    listen_addresses,
-    ranked,
-    scope,
-    varied,
-)
+from ftis_node.swarm import addresses
 
 ID = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 PUBLIC, PUBLIC_QUIC = f"/ip4/8.8.4.4/tcp/4001/p2p/{ID}", f"/ip4/8.8.4.4/udp/4001/quic-v1/p2p/{ID}"
@@ -39,14 +29,14 @@ MACHINE, LINK = f"/ip4/127.0.0.1/tcp/4001/p2p/{ID}", f"/ip6/fe80::1/tcp/4001/p2p
     ],
 )
 def test_from_where_an_address_can_be_dialled(address: str, expected: str) -> None:
-    assert scope(address) == expected
+    assert addresses.scope(address) == expected
 
 
 def test_the_ones_that_most_can_dial_come_first_and_this_machines_own_only_alone() -> None:
     mixed = [MACHINE, PRIVATE, RELAYED, PUBLIC_QUIC, LINK, PUBLIC, PRIVATE]
-    assert ranked(mixed) == [PUBLIC, PUBLIC_QUIC, RELAYED, PRIVATE]
-    assert ranked([MACHINE]) == [MACHINE]
-    assert ranked([]) == []
+    assert addresses.ranked(mixed) == [PUBLIC, PUBLIC_QUIC, RELAYED, PRIVATE]
+    assert addresses.ranked([MACHINE]) == [MACHINE]
+    assert addresses.ranked([]) == []
 
 
 def at(host: str, rest: str = "tcp/4001") -> str:
@@ -69,16 +59,16 @@ MACHINES = ("127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1"
 
 def test_row_43_public_are_global_unicast_addresses_and_nothing_else() -> None:
     for host in ("8.8.4.4", "2a00:1450:4001::1", "2606:4700::1"):
-        assert scope(at(host)) == "public" and NetworkScope("0.0.0.0").reach(at(host))
+        assert addresses.scope(at(host)) == "public" and addresses.NetworkScope("0.0.0.0").reach(at(host))
     for host in (*NOBODY, *NOT_PUBLIC, *MACHINES):
-        assert scope(at(host)) != "public", host
-        assert not NetworkScope("0.0.0.0").reach(at(host)), host
+        assert addresses.scope(at(host)) != "public", host
+        assert not addresses.NetworkScope("0.0.0.0").reach(at(host)), host
     for host in MACHINES:
-        assert scope(at(host)) == "machine", host
-        assert not NetworkScope("192.168.1.1").reach(at(host)), host
-        assert NetworkScope("127.0.0.1").reach(at(host)) is not host.startswith(("169.254", "fe80")), host
+        assert addresses.scope(at(host)) == "machine", host
+        assert not addresses.NetworkScope("192.168.1.1").reach(at(host)), host
+        assert addresses.NetworkScope("127.0.0.1").reach(at(host)) is not host.startswith(("169.254", "fe80")), host
     for host in NOT_PUBLIC:
-        assert NetworkScope("192.168.1.1").reach(at(host)), host
+        assert addresses.NetworkScope("192.168.1.1").reach(at(host)), host
 
 
 @pytest.mark.parametrize("home", ["127.0.0.1", "192.168.1.1", "0.0.0.0"])
@@ -87,11 +77,8 @@ def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_no
         *map(at, NOBODY),
         *(at("8.8.4.4", f"tcp/{port}") for port in (0, 22, 25, 53, 80, 1023)),
         *(at("8.8.4.4", f"udp/{port}/quic-v1") for port in (0, 53, 123)),
-        *(
-            at("8.8.4.4", rest)
-            for rest in ("tcp/4001/ws", "tcp/4001/tls/ws", "tcp/4001/wss", "udp/4001", "tcp/4001/tls")
-        ),
-        *(at("8.8.4.4", rest) for rest in ("udp/4001/quic", "tcp/4001/ip4/192.168.1.7/tcp/4001", "tcp/4001/tcp/4001")),
+        *(at("8.8.4.4", f"tcp/4001/{rest}") for rest in ("ws", "tls/ws", "wss", "tls", "ip4/192.168.1.7/tcp/4001")),
+        *(at("8.8.4.4", rest) for rest in ("udp/4001", "udp/4001/quic", "tcp/4001/tcp/4001")),
         at("8.8.4.4", f"tcp/4001/p2p/{ID}/p2p-circuit/ip4/192.168.1.7/tcp/4001"),
         at("224.0.0.251", f"tcp/4001/p2p/{ID}/p2p-circuit"),
         f"/dnsaddr/node.example/p2p/{ID}",
@@ -102,30 +89,33 @@ def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_no
         NAMED,  # a name may lead anywhere
     ]
     for address in forms:
-        assert is_multiaddr(address), f"{address} says nothing here"
-        assert not NetworkScope(home).reach(address), address
+        assert addresses.is_multiaddr(address), f"{address} says nothing here"
+        assert not addresses.NetworkScope(home).reach(address), address
 
 
 def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first() -> None:
     four, six, lan = at("8.8.4.4"), at("2a00:1450:4001::1"), at("192.168.1.7")
     four_quic, six_quic = at("8.8.4.4", "udp/4001/quic-v1"), at("2a00:1450:4001::1", "udp/4001/quic-v1")
     for order in itertools.permutations([four, four_quic, six, six_quic, lan]):
-        told = varied(ranked(order), 2)
+        told = addresses.varied(addresses.ranked(order), 2)
         assert {address.split("/")[1] for address in told} == {"ip4", "ip6"}
         assert all("/tcp/" in address for address in told)
-        assert varied(ranked(order), 3) == [*told, lan]
-        assert sorted(varied(ranked(order), 8)) == sorted(order)
-    assert varied([four, four_quic, lan], 2) == [four, lan], "one for the world, one for its own network"
-    assert varied([], 2) == []
+        assert addresses.varied(addresses.ranked(order), 3) == [*told, lan]
+        assert sorted(addresses.varied(addresses.ranked(order), 8)) == sorted(order)
+    assert addresses.varied([four, four_quic, lan], 2) == [four, lan], "one for the world, one for its own network"
+    assert addresses.varied([], 2) == []
 
 
 def test_where_to_listen() -> None:
-    assert listen_addresses("127.0.0.1", 7, quic=True) == ["/ip4/127.0.0.1/tcp/7", "/ip4/127.0.0.1/udp/7/quic-v1"]
-    assert listen_addresses("::1", 7, quic=False) == ["/ip6/::1/tcp/7"]
-    everywhere = listen_addresses("0.0.0.0", 7, quic=False)
+    assert addresses.listen_addresses("127.0.0.1", 7, quic=True) == [
+        "/ip4/127.0.0.1/tcp/7",
+        "/ip4/127.0.0.1/udp/7/quic-v1",
+    ]
+    assert addresses.listen_addresses("::1", 7, quic=False) == ["/ip6/::1/tcp/7"]
+    everywhere = addresses.listen_addresses("0.0.0.0", 7, quic=False)
     assert everywhere[0] == "/ip4/0.0.0.0/tcp/7" and everywhere[1:] in ([], ["/ip6/::/tcp/7"])
-    assert is_loopback("127.0.0.1") and is_loopback("::1")
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.7")))
+    assert addresses.is_loopback("127.0.0.1") and addresses.is_loopback("::1")
+    assert not any(map(addresses.is_loopback, ("0.0.0.0", "::", "192.168.1.7")))
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
@@ -135,5 +125,5 @@ def test_a_port_is_taken_if_tcp_or_udp_is(kind: socket.SocketKind) -> None:
         if kind == socket.SOCK_STREAM:
             taken.listen()
         with pytest.raises(UserError, match="is taken"):
-            check_port("127.0.0.1", taken.getsockname()[1])
-    check_port("127.0.0.1", free_port("127.0.0.1"))
+            addresses.check_port("127.0.0.1", taken.getsockname()[1])
+    addresses.check_port("127.0.0.1", addresses.free_port("127.0.0.1"))

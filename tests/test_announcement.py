@@ -19,43 +19,25 @@ from ftis_node.swarm.signed import Malformed
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "announcements.json").read_text())
 IDENTITY = Identity(bytes(range(32)))
 U64 = st.integers(0, 2**64 - 1)
-REFS = st.lists(
-    st.builds(
-        PacketRef,
-        st.integers(0, 2**32 - 1),
-        st.binary(min_size=32, max_size=32),
-        st.integers(1, MAX_PACKET_BYTES),
-        st.integers(0, 2**16 - 1),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda ref: ref.slot,
-).map(lambda refs: sorted(refs, key=lambda ref: ref.slot))
+NUMBERS = st.integers(1, MAX_PACKET_BYTES), st.integers(0, 2**16 - 1)
+REF = st.builds(PacketRef, st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32), *NUMBERS)
+REFS = st.lists(REF, min_size=1, max_size=8, unique_by=lambda ref: ref.slot).map(
+    lambda refs: sorted(refs, key=lambda ref: ref.slot)
+)
 
 
 def sample(**changes: Any) -> Announcement:
-    fields: dict[str, Any] = {
-        "run_id": bytes(16),
-        "round": 5,
-        "policy_step": 12,
-        "issued_at": 1_760_000_000,
-        "packets": [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)],
-    }
+    fields: dict[str, Any] = {"run_id": bytes(16), "round": 5, "policy_step": 12, "issued_at": 1_760_000_000}
+    fields["packets"] = [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)]
     return announce(IDENTITY, **(fields | changes))
 
 
 @pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
-    made = announce(
-        Identity(bytes.fromhex(vector["seed"])),
-        run_id=bytes.fromhex(vector["run_id"]),
-        round=vector["round"],
-        policy_step=vector["policy_step"],
-        issued_at=vector["issued_at"],
-        packets=[
-            PacketRef(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"], ref["right"]) for ref in vector["packets"]
-        ],
-    )
+    refs = [(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"], ref["right"]) for ref in vector["packets"]]
+    told = {name: vector[name] for name in ("round", "policy_step", "issued_at")}
+    told |= {"run_id": bytes.fromhex(vector["run_id"]), "packets": [PacketRef(*ref) for ref in refs]}
+    made = announce(Identity(bytes.fromhex(vector["seed"])), **told)
     assert made.author.hex() == vector["author"]
     assert made.signed_bytes().hex() == vector["signed_bytes"]
     assert made.signature.hex() == vector["signature"]
@@ -90,12 +72,11 @@ def test_its_size_is_about_150_bytes_and_42_a_packet() -> None:
 
 REFS = [[(1, 32, 5, 1)] * 2, [(2, 32, 5, 1), (1, 32, 5, 1)], [(2**32, 32, 5, 1)], [(0, 31, 5, 1)], [(0, 32, 0, 1)]]
 REFS += [[(0, 32, MAX_PACKET_BYTES + 1, 1)], [(0, 32, 5, -1)], [(0, 32, 5, 2**16)], []]
-CHANGES = [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
+CHANGES: list[dict[str, Any]] = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
+CHANGES += [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}, *CHANGES], ids=str
-)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_what_others_would_refuse_is_not_announced(changes: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         sample(**changes)
@@ -114,9 +95,7 @@ WRONG = [[3, 1, True], [bytes(17), "x" * 16], [bytes(38), b"", None], [-1, 5.0],
 WRONG += [[bytes(63), bytes(65)]]
 
 
-@pytest.mark.parametrize(
-    ("position", "value"), [(position, value) for position, values in enumerate(WRONG) for value in values]
-)
+@pytest.mark.parametrize(("position", "value"), [(place, one) for place, values in enumerate(WRONG) for one in values])
 def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
     changed = fields()
     changed[position] = value

@@ -94,21 +94,11 @@ async def test_reading_never_acts(socket_path: Path, stopped: asyncio.Event) -> 
 
 
 @pytest.mark.parametrize(("route", "status"), [("/nothing", "404"), ("/broken", "500")])
-async def test_a_daemon_that_cannot_answer_is_not_called_dead(
-    socket_path: Path, stopped: asyncio.Event, route: str, status: str
-) -> None:
+async def test_a_busy_daemon_is_not_dead(socket_path: Path, stopped: asyncio.Event, route: str, status: str) -> None:
     with pytest.raises(UserError) as error:
         await asyncio.to_thread(ask, socket_path, route, dict)
     assert status in error.value.what
     assert "node.log" in error.value.fix
-
-
-def test_without_a_daemon_it_says_how_to_start_one(socket_path: Path) -> None:
-    for path in (None, socket_path):
-        with pytest.raises(UserError) as error:
-            ask(path, "/status", dict)
-        assert "No ftis-node daemon is running" in error.value.what
-        assert "ftis-node join" in error.value.fix
 
 
 async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path: Path) -> None:
@@ -118,7 +108,7 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
         status = await asyncio.to_thread(ask, socket_path, "/status", Status)
         assert status.network is not None and status.network.p2pd_restarts == 0 and status.step is None
         for wrong, where in (
-            ({"step": "three"}, r"step"),
+            ({"step": "three"}, "step"),
             ({"state": None}, "state"),
             ({"network": {}}, "reachability"),
         ):
@@ -146,9 +136,7 @@ def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])
-async def test_its_health_is_whether_its_compute_process_is_stalled(
-    socket_path: Path, tmp_path: Path, stalled: bool, code: int
-) -> None:
+async def test_it_is_well_unless_its_worker_stalls(socket_path: Path, tmp_path: Path, stalled: bool, code: int) -> None:
     told = {"state": "DEGRADED", "reason": "Something.", "advice": "", "stalled": stalled, "step": 3}
     Home(tmp_path).record_runtime(socket_path.parent)
     async with served(socket_path, {"/status": lambda: told}):
@@ -167,10 +155,9 @@ async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["peers", "--home", str(tmp_path)])
     lines = shown.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["A", "B", "C"], "who gave most comes first"
-    assert (
-        "  since this start 1 group accepted, 0 refused; 3 used in all" in lines and "  2.50 MB in, 0.00 out" in lines
-    )
-    assert "  last seen 1 min 1 s ago, calls itself x\\n\\x1b[2J" in lines and "  /ip4/1.2.3.4/tcp/1" in lines
+    told_of = {"  since this start 1 group accepted, 0 refused; 3 used in all", "  2.50 MB in, 0.00 out"}
+    told_of |= {"  last seen 1 min 1 s ago, calls itself x\\n\\x1b[2J", "  /ip4/1.2.3.4/tcp/1"}
+    assert told_of <= {*lines}
     assert lines[-1] == "  left out: another\\rrun"
 
 
@@ -188,9 +175,7 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("dead", "what"), [(True, "No ftis-node daemon is running"), (False, "did not answer within")])
-def test_a_dead_daemons_socket_is_as_good_as_none_and_a_silent_one_is_not_waited_for_for_ever(
-    socket_path: Path, dead: bool, what: str
-) -> None:
+def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path: Path, dead: bool, what: str) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(socket_path))
         silent.listen()
@@ -209,9 +194,7 @@ def test_a_dead_daemons_socket_is_as_good_as_none_and_a_silent_one_is_not_waited
         ("msgspec rich", ["status", "top --once"]),
     ],
 )
-async def test_a_command_imports_what_it_needs(
-    needed: str, commands: list[str], socket_path: Path, tmp_path: Path
-) -> None:
+async def test_commands_import_their_needs(needed: str, commands: list[str], socket_path: Path, tmp_path: Path) -> None:
     async def ordered(order: Mapping[str, str]) -> Mapping[str, str]:
         return order
 

@@ -24,9 +24,8 @@ def test_the_picture_shows_the_layers() -> None:
     section = (ROOT / "docs/architecture.md").read_text().split(HEADING)[1].split("\n## ")[0]
     picture = [line.strip() for line in section.splitlines() if line.startswith("    ") and line.strip() != "↓"]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    assert [set(row.split(" | ")) for row in picture] == [
-        {name.strip() for name in layer.split("|")} for layer in contracts[0]["layers"]
-    ]
+    layers = [{name.strip() for name in layer.split("|")} for layer in contracts[0]["layers"]]
+    assert [set(row.split(" | ")) for row in picture] == layers
 
 
 def test_figures_that_are_written_by_hand_are_those_of_the_code() -> None:

@@ -39,9 +39,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_the_steps(tmp_path: Path)
 
 
 @pytest.mark.parametrize("slept", [0.0, 24 * 3600.0])
-def test_a_node_of_a_benchmark_takes_three_quarters_of_a_batch_from_its_peers(
-    tmp_path: Path, slept: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_takes_three_quarters_from_peers(tmp_path: Path, slept: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a machine that slept: ages are told by another clock than waits."""
     monkeypatch.setattr(time, "clock_gettime", lambda _: time.monotonic() + slept)
 

@@ -202,9 +202,8 @@ def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home: Home, report
 
 def test_what_is_around_a_secret_stays() -> None:
     clean = Redactor(b"a").clean
-    assert clean(r'{"a": "x {\"token\": \"abc\", \"step\": 3}"}') == (
-        r'{"a": "x {\"token\": \"[removed]\", \"step\": 3}"}'
-    )
+    line = r'{"a": "x {\"token\": \"abc\", \"step\": 3}"}'
+    assert clean(line) == line.replace("abc", "[removed]")
     assert clean("HF_TOKEN=abc; and http://me:p@ss@host/x") == "HF_TOKEN=[removed]; and http://[removed]@host/x"
     began = "-----BEGIN PRIVATE KEY-----\n2026-11-22 07:22:31 Step 7\nStep 8"
     assert clean(began) == "[removed]\n2026-11-22 07:22:31 Step 7\nStep 8", "the rest of the log is not hidden"

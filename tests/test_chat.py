@@ -24,9 +24,8 @@ GEMMA = (
 )
 NOW = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
 DATED = NOW + "Today is {{ date_string }}.\n" + CHATML
-SWITCHED = CHATML.replace(
-    "{% endif %}", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
+SWITCH = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+SWITCHED = CHATML.replace("{% endif %}", SWITCH)
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 
 
@@ -99,9 +98,7 @@ def test_a_template_that_cannot_be_used_is_told_and_auto_goes_on_in_plain_text(t
     ("template", "eos", "chat"),
     [(CHATML, "<|im_end|>", True), (CHATML, "<eos>", False), (GEMMA, "<eos>", True), (None, "<eos>", False)],
 )
-def test_auto_is_a_chat_for_models_that_were_trained_to_end_a_turn(
-    template: str | None, eos: str, *, chat: bool
-) -> None:
+def test_auto_is_a_chat_for_models_trained_to_end_a_turn(template: str | None, eos: str, *, chat: bool) -> None:
     tokenizer = speaker(template, eos)
     assert (chat_wanted(tokenizer, REASONING, "auto", thinking=False) is not None) is chat
     assert chat_wanted(tokenizer, "{question}", "auto", thinking=False) is None, "a prompt is used as it is"
@@ -163,9 +160,7 @@ def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_on
         ("tokenizer_config.instruct.json", True, "You are Qwen, created by Alibaba Cloud. "),
     ],
 )
-def test_of_qwens_real_templates_the_instruct_models_is_used(
-    config: str, instruct: bool, system: str, tmp_path: Path
-) -> None:
+def test_of_qwens_templates_the_instruct_one_is_used(config: str, instruct: bool, system: str, tmp_path: Path) -> None:
     for name in ("merges.txt", "vocab.json"):
         shutil.copy(QWEN / name, tmp_path)
     shutil.copy(QWEN / config, tmp_path / "tokenizer_config.json")

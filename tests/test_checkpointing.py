@@ -18,16 +18,8 @@ from torch import Tensor
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
-from ftis_node.node.checkpointing import (
-    RECOVERED_STEPS,
-    SETBACKS,
-    LearnedSizes,
-    Saving,
-    layers_of,
-    refuse_other_settings,
-    settled,
-    with_begun,
-)
+from ftis_node.node import checkpointing
+from ftis_node.node.checkpointing import LearnedSizes, Saving
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
@@ -95,9 +87,7 @@ async def three_steps(worker: Worker, saving: Saving, tmp_path: Path) -> list[di
 
 
 @on_one_loop
-async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_come_back(
-    worker: Worker, saving: Saving, tmp_path: Path
-) -> None:
+async def test_after_many_bad_steps_good_weights_return(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     """A step from checkpoint 2 was good, nothing from checkpoint 3 was: 3 may be where it went wrong."""
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
@@ -114,12 +104,12 @@ async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_co
 
 @on_one_loop
 @pytest.mark.parametrize("between", [False, True])
-async def test_if_going_back_does_not_help_for_more_than_one_good_step_the_node_says_so(
+async def test_a_node_that_going_back_does_not_help_says_so(
     worker: Worker, saving: Saving, tmp_path: Path, between: bool
 ) -> None:
     await three_steps(worker, saving, tmp_path)
     with pytest.raises(UserError, match="older checkpoints did not help"):
-        for step in range(4, 4 + 2 * SETBACKS + 2, 2):
+        for step in range(4, 4 + 2 * checkpointing.SETBACKS + 2, 2):
             await saving.after_step(worker, Progress(step=step), DIVERGED)
             if between:
                 await saving.after_step(worker, Progress(step=step + 1), GOOD)
@@ -128,16 +118,14 @@ async def test_if_going_back_does_not_help_for_more_than_one_good_step_the_node_
 @on_one_loop
 async def test_after_enough_good_steps_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await three_steps(worker, saving, tmp_path)
-    for start in range(4, 4 + 4 * (RECOVERED_STEPS + 1), RECOVERED_STEPS + 1):
+    for start in range(4, 4 + 4 * (checkpointing.RECOVERED_STEPS + 1), checkpointing.RECOVERED_STEPS + 1):
         await saving.after_step(worker, Progress(step=start), DIVERGED)
-        for step in range(start + 1, start + 1 + RECOVERED_STEPS):
+        for step in range(start + 1, start + 1 + checkpointing.RECOVERED_STEPS):
             await saving.after_step(worker, Progress(step=step), GOOD)
 
 
 @on_one_loop
-async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
-    worker: Worker, saving: Saving, tmp_path: Path
-) -> None:
+async def test_weights_that_only_fail_give_way_to_those_before(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     after = await three_steps(worker, saving, tmp_path)
     await saving.flush()
     again = await saving.restore(worker)
@@ -149,9 +137,7 @@ async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
 
 
 @on_one_loop
-async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_saved(
-    worker: Worker, saving: Saving, tmp_path: Path
-) -> None:
+async def test_a_step_given_up_leaves_the_last_to_be_saved(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await train(worker)
     before = await weights(worker, tmp_path)
     groups = (await worker.call(Generate([1]))).groups
@@ -166,41 +152,29 @@ async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_save
 
 
 @on_one_loop
-async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tmp_path: Path) -> None:
-    await save(saving, worker)
-    other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
-    with pytest.raises(UsageError, match="are of another model"):
-        await other.restore(worker)
-
-
-@on_one_loop
-async def test_layers_go_on_beside_the_weights_that_they_were_trained_beside(
-    worker: Worker, saving: Saving, tmp_path: Path
-) -> None:
+async def test_layers_go_on_beside_their_own_weights(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     four_bits = Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
     await save(four_bits, worker)
-    assert settled(saving._path, "tiny-a")["quantisation"] == "nf4"
+    assert checkpointing.settled(saving._path, "tiny-a")["quantisation"] == "nf4"
     with pytest.raises(UsageError, match="were trained with quantisation=nf4"):
         await saving.restore(worker)
     assert await four_bits.restore(worker) == Progress(step=1)
 
 
 @on_one_loop
-async def test_a_home_keeps_its_lora_layers_and_refuses_others_by_name(
-    worker: Worker, saving: Saving, tmp_path: Path
-) -> None:
+async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     layers = {"lora_rank": 4, "lora_alpha": 8, "lora_targets": ("q_proj",)}
     home = Home(tmp_path)
     lora = Saving(home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers)
     await save(lora, worker)
 
     def begun(**flags: object) -> tuple[Settings, dict[str, str]]:
-        return with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
+        return checkpointing.with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
 
     settings, origins = begun()
     assert {name: getattr(settings, name) for name in layers} == layers
-    assert origins["model"] == origins["lora_alpha"] == "home" and layers_of(settings) is None
-    assert layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
+    assert origins["model"] == origins["lora_alpha"] == "home" and checkpointing.layers_of(settings) is None
+    assert checkpointing.layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
     for name, value in (("lora_alpha", 32), ("lora_rank", 8), ("lora_targets", "v_proj"), ("quantisation", "none")):
         with pytest.raises(UsageError, match=f"were trained with {name}=.*, not {value}"):
             begun(**{name: value})
@@ -216,9 +190,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_a_node_that_ends_says_that_its_last_checkpoint_failed(
-    saving: Saving, caplog: pytest.LogCaptureFixture, done: bool
-) -> None:
+async def test_a_failed_last_checkpoint_is_told(saving: Saving, caplog: pytest.LogCaptureFixture, done: bool) -> None:
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     saving.abandon()  # there is none
@@ -272,14 +244,6 @@ def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> N
     assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 7, "generation_batch": 3}
 
 
-@on_one_loop
-async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Saving, tmp_path: Path) -> None:
-    assert settled(saving._path, "tiny-a") == {}
-    await save(saving, worker)
-    assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
-    assert settled(saving._path, "tiny-b") == {}
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model in the folder `m` of the present directory."""
@@ -302,8 +266,9 @@ def checkpointed(path: Path, model: str) -> Path:
 def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, plan_file: Path) -> None:
     written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
     checkpoints = checkpointed(plan_file.parent / "checkpoints", written)
-    refuse_other_settings(checkpoints, Settings(model=typed))
-    assert settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
+    checkpointing.refuse_other_settings(checkpoints, Settings(model=typed))
+    assert checkpointing.settled(checkpoints, "tiny-b") == {}
+    assert checkpointing.settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
     LearnedSizes(plan_file, written).learn(7, generation_batch=3)
     assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
 
@@ -322,6 +287,6 @@ def test_another_model_of_the_same_folder_name_is_refused(folder: Path, plan_fil
     shutil.copytree(folder, folder.parent / "other" / "m")
     checkpoints = checkpointed(plan_file.parent / "checkpoints", str(folder))
     with pytest.raises(UsageError, match="of another model"):
-        refuse_other_settings(checkpoints, Settings(model="other/m"))
+        checkpointing.refuse_other_settings(checkpoints, Settings(model="other/m"))
     with pytest.raises(UsageError, match="trained otherwise"):
-        refuse_other_settings(checkpoints, Settings(model="m", lora=True))
+        checkpointing.refuse_other_settings(checkpoints, Settings(model="m", lora=True))

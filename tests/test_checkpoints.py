@@ -73,9 +73,7 @@ def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) -> Non
     assert steps(tmp_path) == ["step-00000004"]
 
 
-def test_one_that_is_killed_while_it_replaces_its_step_leaves_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_killed_while_replacing_its_step_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -118,9 +116,7 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights", "optimiser", "checkpoint.json"])
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink], ids=["flipped", "cut", "missing"])
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
-    tmp_path: Path, damage: Callable[[Path], None], name: str
-) -> None:
+def test_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path, damage: Callable[[Path], None], name: str) -> None:
     store = stored(tmp_path, 1)
     damaged = write(store, 2)
     damage(damaged / name)
@@ -175,9 +171,7 @@ def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path: Path) ->
     assert steps(tmp_path) == ["step-00000050", "step-00000060"]
 
 
-def test_a_kill_between_the_newer_ones_name_and_the_doubted_ones_end_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_the_new_ones_name_and_the_olds_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = stored(tmp_path, 50, 100)
     store.set_aside(50, "doubted")
     with monkeypatch.context() as patch:

@@ -66,9 +66,7 @@ def test_the_same_cut_gives_every_token_its_own_claim(cut: tuple[list[int], list
 
 
 @given(cuts(), st.integers(0, 60), st.integers(0, 60))
-def test_after_the_last_common_end_nothing_is_in_a_chunk(
-    cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int
-) -> None:
+def test_no_chunk_is_after_the_last_end(cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int) -> None:
     pieces, tokens = cut[0][:pieces_left], cut[1][:tokens_left]
     chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     common = sorted(ends(pieces) & ends(tokens))

@@ -113,10 +113,9 @@ def test_what_was_prepared_counts_once_an_author_and_epoch(now: int) -> None:
 @pytest.mark.parametrize(("epochs", "age", "counts"), [(1, 0, True), (-1, 0, True), (2, 0, False), (-2, 0, False)])
 def test_the_epoch_must_agree_with_the_age(now: int, epochs: int, age: float, counts: bool) -> None:
     made = announced(1, 1, [0, 5], now + epochs * EPOCH)
-    assert Answered(SHARED).refused(made, age) == (0 if counts else 0b01)
-    assert Answered(SHARED).refused(replace(made, issued_at=made.issued_at - 7 * EPOCH), age + 7 * EPOCH) == (
-        0 if counts else 0b01
-    )
+    earlier = replace(made, issued_at=made.issued_at - 7 * EPOCH)
+    for announced_then, old in ((made, age), (earlier, age + 7 * EPOCH)):
+        assert Answered(SHARED).refused(announced_then, old) == (0 if counts else 0b01)
 
 
 def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: pytest.MonkeyPatch) -> None:

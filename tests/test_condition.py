@@ -49,9 +49,7 @@ from tests.support.steps import taken_step
         ({"peers": 1, "idle_steps": IDLE_STEPS - 1}, State.ONLINE, "with 1 peer."),
     ],
 )
-def test_the_state_says_what_is_true_and_why_and_every_trouble_what_to_do(
-    signs: dict[str, Any], state: State, words: str
-) -> None:
+def test_the_state_says_why_and_every_trouble_what_to_do(signs: dict[str, Any], state: State, words: str) -> None:
     found = condition(Signs(**signs))
     assert found.state == state
     assert found.reason.endswith(".") and re.search(words, found.reason), found.reason
@@ -71,9 +69,7 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
 
 
 @pytest.mark.parametrize(("formatted", "code", "told"), [(False, False, 1), (True, False, 0), (False, True, 0)])
-def test_a_model_that_never_writes_the_form_is_told_of_once(
-    caplog: pytest.LogCaptureFixture, formatted: bool, code: bool, told: int
-) -> None:
+def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, code: bool, told: int) -> None:
     evaluations = EvaluationSchedule()
     scores = [Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)]
     judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]

@@ -68,6 +68,7 @@ def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name
     assert not accepted(Settings(**{name: known + "x"}))
 
 
+SHARDED: dict[str, Any] = {"device": "cpu,cpu", "sharded": True}
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "two limits of memory": ({"vram_gb": 8, "vram_share": 0.5}, "vram_gb.*vram_share", "one of them"),
     "one port for two": ({"port": 4001, "http_port": 4001}, "cannot both have the port 4001", "0 for any"),
@@ -78,22 +79,14 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a host by name": ({"host": "localhost"}, "no IP address", "127.0.0.1"),
     "a page's host by address of the web": ({"http_host": "http://127.0.0.1"}, "neither an IP address", "127.0.0.1"),
     "a page's host with digits too many": ({"http_host": "127.0.0.0.1"}, "neither an IP address", "127.0.0.1"),
-    "addresses of a node that does not listen": (
-        {"announce": "/ip4/192.0.2.7/tcp/1", "listen": False},
-        "listen is false",
-        "Leave out",
-    ),
+    "an address without listening": ({"announce": "/ip4/192.0.2.7/tcp/1", "listen": False}, "is false", "Leave out"),
     "answers without needs": ({"objective": "graft", "by_need": False}, "only answers to needed rows", "foreign=all"),
     "needs of a listener": ({"foreign": "answers", "own_share": 0}, "no row is needed", "foreign=all"),
     "learning by nothing of one's own": ({"objective": "gated", "own_share": 0}, "by own successes", "as ftis"),
     "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
     "a server for two devices": ({"engine": "vllm", "device": "cpu,cpu"}, "one device", "vLLM sample on the other"),
     **{
-        f"shards with {other}": (
-            {"device": "cpu,cpu", "sharded": True, **other},
-            "does not go with",
-            "Leave out sharded",
-        )
+        f"shards with {other}": (SHARDED | other, "does not go with", "Leave out sharded")
         for other in ({"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"})
     },
     **{
@@ -125,16 +118,10 @@ def test_what_only_looks_like_a_contradiction_is_allowed(flags: dict[str, Any]) 
     settled(**flags)
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("nice", 0, 19),
-        ("vram_share", 0.01, 1),
-        ("own_data_share", 0.01, 0.9),
-        ("http_port", 0, 65535),
-        ("min_peers", 0, 64),
-    ],
-)
+BOUNDS = [("nice", 0, 19), ("vram_share", 0.01, 1), ("own_data_share", 0.01, 0.9), ("http_port", 0, 65535)]
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [*BOUNDS, ("min_peers", 0, 64)])
 def test_limits_have_bounds(name: str, least: float, most: float) -> None:
     for value in (least, most):
         assert getattr(settled(**{name: value}), name) == value

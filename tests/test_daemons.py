@@ -105,9 +105,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
-def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
-    harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
-) -> None:
+def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join) -> None:
     flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
@@ -150,9 +148,7 @@ def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daem
 # Each of the two tests below ends one of them.
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(
-    strangers: tuple[Daemon, Daemon],
-) -> None:
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers: tuple[Daemon, Daemon]) -> None:
     node, _ = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     family = node.pids()

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize("listener", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_short_demo_of_three_tokenizers_ends_with_a_summary_and_a_picture(
-    tmp_path: Path, listener: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "out"
     if not listener:  # small steps, which teach nothing
         monkeypatch.setenv("FTIS_BATCH_GROUPS", "6")

@@ -72,11 +72,8 @@ def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
 def test_vllm_is_started_as_the_node_wants_it() -> None:
     services = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
     line, node = " ".join(services["vllm"]["command"]), services["node"]
-    assert (
-        FLAGS in line
-        and "--enable-lora" in line
-        and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in services["vllm"]["environment"]
-    )
+    assert FLAGS in line and "--enable-lora" in line
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in services["vllm"]["environment"]
     told = dict(word.split("=", 1) for word in node["command"] if "=" in word)
     settings, _ = collect(task="gsm8k", flags=told, environment={})
     assert settings.engine == "vllm" and KEY in node["environment"] and KEY in services["vllm"]["environment"]
@@ -91,9 +88,8 @@ def test_three_nodes_differ_in_model_and_in_what_of_it_is_trained() -> None:
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
     panels = json.loads(read("grafana/dashboards/swarm.json"))["panels"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
-    queries += [
-        rule["expr"] for group in yaml.safe_load(read("prometheus/alerts.yml"))["groups"] for rule in group["rules"]
-    ]
+    alerts = yaml.safe_load(read("prometheus/alerts.yml"))["groups"]
+    queries += [rule["expr"] for group in alerts for rule in group["rules"]]
     asked = {name for query in queries for name in re.findall(r"ftis_node_\w+", query)}
     assert len(asked) > 15
     assert asked <= metrics().keys()
@@ -158,9 +154,7 @@ def test_what_is_documented_takes_down_what_any_profile_started() -> None:
     assert set(re.findall(r"--profile (\w+)", line)) == profiles()
 
 
-def test_the_test_of_the_swarm_leaves_no_container_network_or_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_swarms_test_leaves_no_container_network_or_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     docker = tmp_path / "docker"
     docker.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')

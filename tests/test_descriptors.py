@@ -77,9 +77,7 @@ async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_sto
         assert isinstance(await waiting, OutOfFiles)
 
 
-def test_row_33_a_limit_too_low_to_start_with_is_not_called_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_: Home) -> Path:
         raise NONE_LEFT
 

@@ -33,36 +33,17 @@ from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home
 from ftis_node.text import GB
+from ftis_node.worker import messages as ask
 from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import (
-    OWN_DATA,
-    AddEvaluation,
-    Evaluate,
-    Generate,
-    Interrupt,
-    Load,
-    Open,
-    Request,
-    Restore,
-    Save,
-    ScoredPacket,
-    Snapshot,
-    Step,
-    TryRows,
-    Write,
-)
 from tests.support.cli import answer, refused
 from tests.support.daemons import Join
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of, opened_engine
 
 Answer = TypeVar("Answer")
-KINDS: dict[str, dict[str, Any]] = {
-    "full": {"lora": False},
-    "lora": {"lora": True},
-    "shards": {"lora": False, "sharded": True},
-}
+KINDS: dict[str, Any] = {"full": {"lora": False}, "lora": {"lora": True}, "shards": {"lora": False, "sharded": True}}
 ROWS = list(range(7))
+TWO = (("full", 2), ("shards", 2))
 
 
 def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -79,33 +60,36 @@ class Node:
         self.process.start()
         given = {"device": ",".join(["cpu"] * ranks), "generation_batch": 32, "learning_rate": 1e-3, "warmup_steps": 0}
         named = arithmetic_settings(**given | {"gradient_clip": 1e9} | settings)
-        facts = self.ask(Load(settings=named, task="arithmetic", own_data=str(own_data) if own_data else None))
-        self.ask(Open(arithmetic_run(facts, prompt_tokens=96)))
+        facts = self.ask(ask.Load(settings=named, task="arithmetic", own_data=str(own_data) if own_data else None))
+        self.ask(ask.Open(arithmetic_run(facts, prompt_tokens=96)))
         self.renewed = self.state(1)[0]
 
-    def ask(self, request: Request[Answer]) -> Answer:
+    def ask(self, request: ask.Request[Answer]) -> Answer:
         return self.process.ask(request).result()
 
     def state(self, number: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the first moments; number: of the folder in which they are kept."""
         place = self._folder / str(number)
         place.mkdir(exist_ok=True, parents=True)
-        self.ask(Save(str(place)))
+        self.ask(ask.Save(str(place)))
         state = load_file(place / OPTIMISER)
         return load_file(place / WEIGHTS), {name: value for name, value in state.items() if name.endswith("/exp_avg")}
 
     def renew(self) -> None:
-        self.ask(Restore(str(self._folder / "1"), 0))
+        self.ask(ask.Restore(str(self._folder / "1"), 0))
 
-    def move(self, made: Sequence[ScoredPacket], steps: int) -> StepReport:
+    def move(self, made: Sequence[ask.ScoredPacket], steps: int) -> StepReport:
         """Take steps on a batch of which some groups are another's, and return the last report."""
         own = batch_of(ROWS[:4], made[:4], uneven=True)
         theirs = batch_of(ROWS[4:], made[4:], uneven=True, source="peer")
-        return [self.ask(Step([*own, *theirs])) for _ in range(steps)][-1]
+        return [self.ask(ask.Step([*own, *theirs])) for _ in range(steps)][-1]
+
+
+NodeOf = Callable[[str, int], Node]
 
 
 @pytest.fixture(scope="module")
-def node_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Node]]:
+def node_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeOf]:
     """By kind and number of ranks. Each is started once."""
     made: dict[tuple[str, int], Node] = {}
     folder = tmp_path_factory.mktemp("states")
@@ -131,14 +115,10 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = Non
 # --- the same as one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)])
-)
-def test_the_gradient_and_five_steps_are_those_of_one_process(
-    node_of: Callable[[str, int], Node], kind: str, ranks: int
-) -> None:
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)]))
+def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone, together = node_of(kind, 1), node_of(kind, ranks)
-    made = alone.ask(Generate(ROWS)).groups
+    made = alone.ask(ask.Generate(ROWS)).groups
     first, other = alone.move(made, 1), together.move(made, 1)
     assert first.loss == pytest.approx(other.loss, abs=1e-5)
     assert other.gradient_norm == pytest.approx(first.gradient_norm)
@@ -152,26 +132,22 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 3), ("shards", 3)])
-)
-def test_tokens_answers_and_their_figures_are_the_same(
-    node_of: Callable[[str, int], Node], kind: str, ranks: int
-) -> None:
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 3), ("shards", 3)]))
+def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone, together = node_of(kind, 1), node_of(kind, ranks)
     for rows in (ROWS, [3], []):
-        made, same = alone.ask(Generate(rows, slots=rows)), together.ask(Generate(rows, slots=rows))
+        made, same = alone.ask(ask.Generate(rows, slots=rows)), together.ask(ask.Generate(rows, slots=rows))
         assert len(made.groups) == len(same.groups) == len(rows)
         for one, other in zip(made.groups, same.groups, strict=True):
             assert one.rewards == other.rewards
             for mine, theirs in zip(completions_of(one), completions_of(other), strict=True):
                 assert mine.token_ids.tolist() == theirs.token_ids.tolist()
                 assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5), "other rows beside it round otherwise"
-    assert alone.ask(TryRows(ROWS)) == together.ask(TryRows(ROWS))
+    assert alone.ask(ask.TryRows(ROWS)) == together.ask(ask.TryRows(ROWS))
     for node in (alone, together):
-        assert node.ask(AddEvaluation("other", "arithmetic-4", None, 11)) == 11
+        assert node.ask(ask.AddEvaluation("other", "arithmetic-4", None, 11)) == 11
     for also in (None, "other"):
-        one, other = (msgspec.structs.asdict(node.ask(Evaluate(also))) for node in (alone, together))
+        one, other = (msgspec.structs.asdict(node.ask(ask.Evaluate(also))) for node in (alone, together))
         for changing in ("seconds", "batch"):
             del one[changing], other[changing]
         assert other == pytest.approx(one)
@@ -186,40 +162,36 @@ def test_tokens_answers_and_their_figures_are_the_same(
     ),
 )
 def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
-    node_of: Callable[[str, int], Node], kind: str, saved: int, restored: int
+    node_of: NodeOf, kind: str, saved: int, restored: int
 ) -> None:
     first, second = node_of(kind, saved), node_of(kind, restored)
-    made = first.ask(Generate(ROWS)).groups
+    made = first.ask(ask.Generate(ROWS)).groups
     first.move(made, 2)
     kept = first.state()
-    second.ask(Restore(str(first._folder / "0"), 2))
+    second.ask(ask.Restore(str(first._folder / "0"), 2))
     assert all(torch.equal(kept[part][name], value) for part in (0, 1) for name, value in second.state()[part].items())
-    assert first.ask(Generate([1, 2, 3])).groups == second.ask(Generate([1, 2, 3])).groups
+    assert first.ask(ask.Generate([1, 2, 3])).groups == second.ask(ask.Generate([1, 2, 3])).groups
     first.move(made, 2)
     second.move(made, 2)
     assert distance(first.state()[0], second.state()[0]) <= 1e-3 * distance(first.state()[0], kept[0])
 
 
-@pytest.mark.parametrize(("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("shards", 3)]))
-def test_a_snapshot_is_of_its_moment_and_whole(
-    node_of: Callable[[str, int], Node], tmp_path: Path, kind: str, ranks: int
-) -> None:
+@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("shards", 3)]))
+def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, kind: str, ranks: int) -> None:
     node = node_of(kind, ranks)
-    made = node.ask(Generate(ROWS)).groups
+    made = node.ask(ask.Generate(ROWS)).groups
     node.move(made, 1)
     weights, moments = node.state()
-    node.ask(Snapshot(str(tmp_path)))
+    node.ask(ask.Snapshot(str(tmp_path)))
     node.move(made, 1)
-    node.ask(Write(str(tmp_path)))
+    node.ask(ask.Write(str(tmp_path)))
     kept, state = load_file(tmp_path / WEIGHTS), load_file(tmp_path / OPTIMISER)
     assert kept.keys() == weights.keys() and all(torch.equal(kept[name], weights[name]) for name in weights)
     assert all(torch.equal(state[name], moments[name]) for name in moments)
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {1.0}
 
 
-def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_a_moment_later(
-    tmp_path: Path,
-) -> None:
+def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_later(tmp_path: Path) -> None:
     """The embedding is the head's too, so it is in no layer's shards. Weights are in bf16, masters in parts."""
     command = [sys.executable, "-m", "tests.support.parts"]
     ranks = [subprocess.Popen([*command, str(rank), tmp_path / "place"], stdout=subprocess.PIPE) for rank in range(2)]
@@ -236,12 +208,12 @@ def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
     alone = opened_engine(load={"own_data": str(rows)}, run={"prompt_tokens": 96}, generation_batch=32)
     report = alone.step(batch_of(ROWS, alone.generate(ROWS).groups, uneven=True), own_data=3)
     node = Node(tmp_path, 2, rows)
-    made = node.ask(Generate(ROWS)).groups
-    told = node.ask(Step(batch_of(ROWS, made, uneven=True), own_data=3))
-    prompts = node.ask(Evaluate(OWN_DATA)).prompts
+    made = node.ask(ask.Generate(ROWS)).groups
+    told = node.ask(ask.Step(batch_of(ROWS, made, uneven=True), own_data=3))
+    prompts = node.ask(ask.Evaluate(ask.OWN_DATA)).prompts
     node.process.end()
     assert told.own_data_groups == report.own_data_groups == 3
-    assert told.own_data_reward == report.own_data_reward and prompts == alone.evaluate(OWN_DATA).prompts
+    assert told.own_data_reward == report.own_data_reward and prompts == alone.evaluate(ask.OWN_DATA).prompts
 
 
 # --- what goes wrong in one ----------------------------------------------------------------------------------------
@@ -263,11 +235,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         node.process.end()
 
 
-def test_where_memory_is_short_in_one_all_begin_anew(
-    failing: Callable[..., Node], node_of: Callable[[str, int], Node]
-) -> None:
+def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node], node_of: NodeOf) -> None:
     node, alone = failing("memory"), node_of("full", 1)
-    made = alone.ask(Generate(ROWS)).groups
+    made = alone.ask(ask.Generate(ROWS)).groups
     report = node.move(made, 1)
     assert report.memory_retries == 1 and report.skipped is None
     alone.move(made, 1)
@@ -278,13 +248,11 @@ def test_where_memory_is_short_in_one_all_begin_anew(
 def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[..., Node]) -> None:
     node = failing("memory", **KINDS["shards"])
     with pytest.raises(WorkerDied) as died:
-        node.move(node.ask(Generate(ROWS)).groups, 1)
+        node.move(node.ask(ask.Generate(ROWS)).groups, 1)
     assert died.value.no_room
 
 
-async def test_a_node_whose_shards_had_no_room_takes_half_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
     process._learned = LearnedSizes(tmp_path / "plan.json", "tiny-a")
@@ -297,11 +265,9 @@ async def test_a_node_whose_shards_had_no_room_takes_half_the_next_time(
 
 
 @pytest.mark.slow
-def test_what_fails_in_one_fails_in_all_and_changes_nothing(
-    failing: Callable[..., Node], node_of: Callable[[str, int], Node]
-) -> None:
+def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: NodeOf) -> None:
     node = failing("at once")
-    made = node_of("full", 1).ask(Generate(ROWS)).groups
+    made = node_of("full", 1).ask(ask.Generate(ROWS)).groups
     with pytest.raises(WorkerFault):
         node.move(made, 1)
     assert distance(node.state()[0], node.renewed) == 0
@@ -309,43 +275,41 @@ def test_what_fails_in_one_fails_in_all_and_changes_nothing(
 
 
 @pytest.mark.parametrize("work", ["generate", "step"])
-def test_an_interrupt_ends_the_work_of_all_and_not_what_comes_next(
-    node_of: Callable[[str, int], Node], work: str
-) -> None:
+def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of: NodeOf, work: str) -> None:
     node = node_of("full", 2)
-    made = node.ask(Generate(ROWS)).groups
-    long: Request[Any] = Generate(ROWS * 300)
+    made = node.ask(ask.Generate(ROWS)).groups
+    long: ask.Request[Any] = ask.Generate(ROWS * 300)
     if work == "step":
-        long = Step(batch_of(ROWS * 300, list(made) * 300, uneven=True))
+        long = ask.Step(batch_of(ROWS * 300, list(made) * 300, uneven=True))
     asked = node.process.ask(long)
     time.sleep(0.5)
-    node.ask(Interrupt())
+    node.ask(ask.Interrupt())
     with pytest.raises(WorkerFault):
         asked.result()
-    assert len(node.ask(Generate(ROWS)).groups) == len(ROWS)
+    assert len(node.ask(ask.Generate(ROWS)).groups) == len(ROWS)
     assert node.move(made, 1).skipped is None
 
 
 # --- a rank that dies ------------------------------------------------------------------------------------------------
 
 
-async def died(kind: type[Request[Any]], folder: Path) -> None:
+async def died(kind: type[ask.Request[Any]], folder: Path) -> None:
     """Kill the second rank in this work of a compute process: whoever waits is told, and nothing goes on."""
     worker = Worker()
     worker.start()
     settings = arithmetic_settings(device="cpu,cpu", lora=False, generation_batch=8)
-    load = asyncio.create_task(worker.call(Load(settings=settings, task="arithmetic")))
+    load = asyncio.create_task(worker.call(ask.Load(settings=settings, task="arithmetic")))
     assert worker.pid is not None
     parent = psutil.Process(worker.pid)
-    if kind is not Load:
+    if kind is not ask.Load:
         facts = await load
-        await worker.call(Open(arithmetic_run(facts)))
-        made = (await worker.call(Generate(ROWS))).groups
-        works: dict[type[Request[Any]], Request[Any]] = {
-            Generate: Generate(ROWS * 50),
-            Step: Step(batch_of(ROWS * 30, list(made) * 30, uneven=True)),
-            Evaluate: Evaluate(),
-            Save: Save(str(folder)),
+        await worker.call(ask.Open(arithmetic_run(facts)))
+        made = (await worker.call(ask.Generate(ROWS))).groups
+        works: dict[type[ask.Request[Any]], ask.Request[Any]] = {
+            ask.Generate: ask.Generate(ROWS * 50),
+            ask.Step: ask.Step(batch_of(ROWS * 30, list(made) * 30, uneven=True)),
+            ask.Evaluate: ask.Evaluate(),
+            ask.Save: ask.Save(str(folder)),
         }
         load = asyncio.create_task(worker.call(works[kind]))
         await asyncio.sleep(0.05)
@@ -361,16 +325,16 @@ async def died(kind: type[Request[Any]], folder: Path) -> None:
     ranks[0].send_signal(signal.SIGKILL)
     with pytest.raises(WorkerDied):
         await load
-        await worker.call(Evaluate())  # it was through already: then the next one is told
+        await worker.call(ask.Evaluate())  # it was through already: then the next one is told
     assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
     await worker.stop()
 
 
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Load, Generate, Evaluate, Save)]
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (ask.Load, ask.Generate, ask.Evaluate, ask.Save)]
 
 
-@pytest.mark.parametrize("kind", [Step, *LATER], ids=lambda kind: kind.op)
-async def test_a_rank_that_is_killed_ends_all(kind: type[Request[Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ask.Step, *LATER], ids=lambda kind: kind.op)
+async def test_a_rank_that_is_killed_ends_all(kind: type[ask.Request[Any]], tmp_path: Path) -> None:
     await asyncio.wait_for(died(kind, tmp_path), 120)
 
 

@@ -34,9 +34,7 @@ async def watched(inviter: Member, home: Path, name: str = "") -> str:
     return ended.stderr
 
 
-async def test_row_62_an_inviter_sends_the_invited_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own address, on loopback, is dialled as it is written; what it names there afterwards is not."""
     callers: list[Any] = []
     server = await asyncio.start_server(lambda _, writer: callers.append(writer), "127.0.0.1", 0)
@@ -71,10 +69,8 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
     dialled: list[Any] = []
     async with transport(EVE, tmp_path) as network:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", leads)
-        connect = network.p2p._client.connect
-        monkeypatch.setattr(
-            network.p2p._client, "connect", lambda peer, found: dialled.extend(found) or connect(peer, found)
-        )
+        client, connect = network.p2p._client, network.p2p._client.connect
+        monkeypatch.setattr(client, "connect", lambda peer, found: dialled.extend(found) or connect(peer, found))
         with pytest.raises(Unreachable, match="nothing listens" if reached else "no addresses"):
             await network.connect(identity(1).author, [f"/dns4/node.example/tcp/1025/p2p/{identity(1).peer_id}"])
     assert [str(one) for one in dialled] == ([f"/ip4/{host}/tcp/1025"] if reached else [])

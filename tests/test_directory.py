@@ -78,26 +78,12 @@ def test_row_38_a_record_lies_under_its_owners_keys_only() -> None:
     assert VALIDATOR.owner(OwnerSigned(BOB, OTHER_RUN.id).sign("", own(BOB), 100.0)) is None
 
 
-@given(
-    st.one_of(
-        st.binary(max_size=300),
-        st.recursive(
-            st.none() | st.integers() | st.floats() | st.binary(max_size=20),
-            lambda inner: st.lists(inner),
-            max_leaves=20,
-        ).map(
-            lambda value: b"\xc0" if isinstance(value, int) and abs(value) >= 2**63 else msgpack.packb(_small(value))
-        ),
-    )
-)
+LEAVES = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.binary(max_size=20)
+
+
+@given(st.binary(max_size=300) | st.recursive(LEAVES, lambda inner: st.lists(inner), max_leaves=20).map(msgpack.packb))
 def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer: bytes) -> None:
     assert check(KEY, answer, VALIDATOR) == {}
-
-
-def _small(value: object) -> object:
-    if isinstance(value, list):
-        return [_small(one) for one in value]
-    return value % 2**63 if isinstance(value, int) else value
 
 
 # --- what a node keeps ------------------------------------------------------------------------------------------------
@@ -249,9 +235,7 @@ def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept()
 
 
 @pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
-async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_records(
-    tmp_path: Path, count: int
-) -> None:
+async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path: Path, count: int) -> None:
     made = (MADE_UP * 16)[:count]
     async with (
         liar(tmp_path, pack(made)) as (mallory, at_mallory),
@@ -267,9 +251,8 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_r
         assert mallory.calls > 0, "it was asked"
         assert BOB.author in membership.addresses.strangers()
         assert len(membership.addresses.strangers()) <= 1 + PASSIVE_VIEW_MAX // REFERRER_PART
-        dialled = [
-            text for peer in membership.addresses.strangers() for text in membership.addresses.to_dial(peer) or ()
-        ]
+        book = membership.addresses
+        dialled = [text for peer in book.strangers() for text in book.to_dial(peer) or ()]
         assert len(dialled) <= 1 + DIALS_AT_ONCE
         assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
 
@@ -306,7 +289,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -
     assert threads and threading.get_ident() not in threads
 
 
-async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishes_everywhere_on_its_way(
+async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
@@ -326,9 +309,7 @@ async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishe
         assert alice._full >= {0, 1}
 
 
-async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):

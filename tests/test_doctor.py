@@ -85,9 +85,8 @@ def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path
     checks = [Check("breaks", breaks), Check("hangs", hangs, 0.05), Check("refuses", refuses, None)]
     found = list(examine(a_case(tmp_path), checks))
     forever.set()
-    assert [(one.subject, one.verdict) for one in found] == [
-        *(("breaks", "ok"), ("breaks", "fail"), ("hangs", "fail"), ("refuses", "fail"))
-    ]
+    assert [one.subject for one in found] == ["breaks", "breaks", "hangs", "refuses"]
+    assert [one.verdict for one in found] == ["ok", "fail", "fail", "fail"]
     assert "ZeroDivisionError" in found[1].text and "bugreport" in found[1].advice
     assert "0.05 s" in found[2].text
     assert (found[3].text, found[3].advice) == ("It is broken.", "Mend it.")
@@ -150,9 +149,7 @@ def test_a_machine_that_p2pd_is_not_made_for(tmp_path: Path, monkeypatch: pytest
     ],
     ids=["of a parent", "seen from within", "version 1", "version 1 without", "none"],
 )
-def test_the_memory_that_a_container_may_use(
-    groups: str, files: dict[str, str], limit: int | None, tmp_path: Path
-) -> None:
+def test_the_memory_a_container_may_use(groups: str, files: dict[str, str], limit: int | None, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_text(text + "\n")
@@ -172,9 +169,7 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("build", "said"), [("hip", "ROCm is untested"), ("mps", "MPS is untested")])
-def test_a_gpu_of_a_kind_that_no_node_ran_on_is_told(
-    build: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untried_kind_of_gpu_is_told(build: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if build == "hip":
         monkeypatch.setattr("torch.version.hip", "7.1")
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -185,9 +180,7 @@ def test_a_gpu_of_a_kind_that_no_node_ran_on_is_told(
     assert ("for ROCm 7.1" in told["warn"].text) == (build == "hip")
 
 
-def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_this_homes_daemon_uses_is_not_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subjects = [check.subject for check in listed("doctor")]
     assert subjects.index("home") < subjects.index("gpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -215,9 +208,7 @@ def test_a_device_that_fails_is_told_and_does_no_harm() -> None:
     assert found.verdict == "fail" and "cuda:77" in found.text
 
 
-def test_a_driver_that_refuses_growing_segments_is_told_with_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_refuses_growing_segments_gets_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that fails as under WSL2 (pytorch issue 192330), in place of the interpreter."""
     python = tmp_path / "python"
     python.write_text(
@@ -253,9 +244,7 @@ def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, ahe
 
 
 @pytest.mark.parametrize(("ahead", "verdict"), [(0.0, "ok"), (-900.0, "warn"), (4 * 3600.0, "fail")])
-def test_the_clock_is_compared_with_the_hubs(
-    ahead: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_clock_is_told(ahead: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = a_case(tmp_path)
     assert "Not known" in seen(models.clock, case)["warn"].text
     with hub_that(lambda _: 200, monkeypatch, ahead):
@@ -272,12 +261,8 @@ def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest
     forever.set()
 
 
-@pytest.mark.parametrize(
-    ("code", "says"), [(404, "has no model"), (401, "gated"), (403, "gated"), (503, "answers 503")]
-)
-def test_a_hub_that_does_not_give_the_model(
-    code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("code", "says"), [(404, "has no model"), (401, "gated"), (503, "answers 503")])
+def test_a_hub_without_the_model(code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.policy.availability.get_token", lambda: "hf_secretsecretsecret")
     with hub_that(lambda path: 200 if path == "/" else code, monkeypatch):
         found = seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))
@@ -365,13 +350,6 @@ def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
     assert list(found) == ["ok"] and load_run_file(tmp_path / "run.toml").run.id.hex() in found["ok"].text
 
 
-def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Cli, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("run =")
-    code, out, _ = doctor("--home", str(tmp_path), "--device", "cpu", "--json")
-    told = [one for one in json.loads(out)["findings"] if one["verdict"] == "fail" and one["subject"] == "home"]
-    assert code == 1 and "is not TOML" in told[0]["text"]
-
-
 async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
     peers = next(check for check in listed("doctor") if check.subject == "peers")
     async with member(1, tmp_path) as node:
@@ -450,7 +428,6 @@ def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
         assert "daemon on this home" in seen(place.port, case)["ok"].text
     case.status = None
     assert "is free" in seen(place.port, case)["ok"].text
-    assert (
-        "cannot listen on 192.0.2.77" in seen(place.port, a_case(tmp_path, host="192.0.2.77", port=number))["fail"].text
-    )
+    far = a_case(tmp_path, host="192.0.2.77", port=number)
+    assert "cannot listen on 192.0.2.77" in seen(place.port, far)["fail"].text
     assert "only dials" in seen(place.port, a_case(tmp_path, listen=False))["ok"].text

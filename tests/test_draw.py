@@ -22,14 +22,9 @@ U64 = st.integers(0, 2**64 - 1)
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector['round']}/{vector['slot']}")
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str | int]) -> None:
-    row = draw(
-        bytes.fromhex(str(vector["run_id"])),
-        bytes.fromhex(str(vector["author"])),
-        int(vector["round"]),
-        int(vector["slot"]),
-        int(vector["rows"]),
-    )
-    assert row == vector["row"]
+    run_id, author = (bytes.fromhex(str(vector[name])) for name in ("run_id", "author"))
+    round_, slot, rows = (int(vector[name]) for name in ("round", "slot", "rows"))
+    assert draw(run_id, author, round_, slot, rows) == vector["row"]
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=38, max_size=38), U64, U64, st.integers(1, 10**9))
@@ -48,23 +43,14 @@ def test_rows_are_drawn_evenly() -> None:
 
 
 def test_author_round_and_slot_each_change_the_draw() -> None:
-    rows = 10**9
-    drawn = {
-        draw(RUN, AUTHOR, 1, 2, rows),
-        draw(RUN, AUTHOR[:-1] + b"x", 1, 2, rows),
-        draw(RUN[:-1] + b"x", AUTHOR, 1, 2, rows),
-        draw(RUN, AUTHOR, 2, 2, rows),
-        draw(RUN, AUTHOR, 1, 3, rows),
-        draw(RUN, AUTHOR, 2, 1, rows),
-    }
-    assert len(drawn) == 6
+    parts = [(RUN, AUTHOR, *numbers) for numbers in ((1, 2), (2, 2), (1, 3), (2, 1))]
+    parts += [(RUN, AUTHOR[:-1] + b"x", 1, 2), (RUN[:-1] + b"x", AUTHOR, 1, 2)]
+    assert len({draw(*one, 10**9) for one in parts}) == 6
 
 
 def test_another_process_draws_the_same_rows() -> None:
     code = f"from ftis_node.draw import draw;print([draw({RUN!r}, {AUTHOR!r}, n, n % 5, 7473) for n in range(50)])"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "12345"}
-    ).stdout
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True, env={"PYTHONHASHSEED": "12345"})
     assert json.loads(printed) == [draw(RUN, AUTHOR, n, n % 5, 7473) for n in range(50)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,15 @@ import pytest
 import torch
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import UsageError
 from ftis_node.learner import choose_objective
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
-from ftis_node.policy import room
 from ftis_node.tasks import load_task
 from ftis_node.tokenizer.chat import prompt_ids
+from ftis_node.worker import messages
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.formats import TEXT_LETTERS
-from ftis_node.worker.messages import (
-    REQUESTS,
-    Evaluate,
-    Generate,
-    Generated,
-    Gpu,
-    Load,
-    ReadableGroup,
-    ScoredPacket,
-    ScoreGroup,
-    Step,
-    StepGroup,
-    Texts,
-    decoded,
-    encoded,
-)
 from tests.support.small_models import arithmetic_run as run_of
 from tests.support.small_models import arithmetic_settings as settings
 from tests.support.small_models import batch_of, completions_of, opened_engine, packed
@@ -46,12 +29,12 @@ from tests.support.small_models import batch_of, completions_of, opened_engine, 
 TASK = load_task("arithmetic")
 
 
-def uneven(engine: Engine, rows: list[int]) -> list[StepGroup]:
+def uneven(engine: Engine, rows: list[int]) -> list[messages.StepGroup]:
     """Groups generated now, with rewards that differ."""
     return batch_of(rows, engine.generate(rows).groups, uneven=True)
 
 
-def tokens(generated: Generated) -> list[bytes]:
+def tokens(generated: messages.Generated) -> list[bytes]:
     return [group.packet for group in generated.groups]
 
 
@@ -81,33 +64,34 @@ def test_opening_gives_the_digest_of_every_prompt() -> None:
 def test_groups_can_be_read_by_people(engine: Engine) -> None:
     generated = engine.generate([3]).groups[0]
     completions = completions_of(generated)
-    (text,) = engine.texts([ReadableGroup(3, generated.packet, 7)])
+    (text,) = engine.texts([messages.ReadableGroup(3, generated.packet, 7)])
     assert (text.question, text.answer) == (TASK.train[3].question, TASK.train[3].answer)
     tokenizer = engine.policy.tokenizer
     expected = [tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True) for one in completions]
     assert text.completions == expected[:7] and len(expected) == 8
     ids = np.full(5000, completions[0].token_ids[0], dtype="<u4")
-    (long,) = engine.texts([ReadableGroup(3, packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)]), 1)])
+    packet = packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)])
+    (long,) = engine.texts([messages.ReadableGroup(3, packet, 1)])
     assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
 
 
 def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
     generated = engine.generate([0, 1])
     answers = {
-        Load: Engine().load(settings(), "arithmetic"),
-        Generate: generated,
-        ScoreGroup: engine.score(0, generated.groups[0].packet),
-        Texts: engine.texts([ReadableGroup(0, generated.groups[0].packet, 8)]),
-        Step: opened_engine().step(batch_of([0, 1], generated.groups, uneven=True)),
-        Evaluate: engine.evaluate(),
-        Gpu: engine.gpu(),
+        messages.Load: Engine().load(settings(), "arithmetic"),
+        messages.Generate: generated,
+        messages.ScoreGroup: engine.score(0, generated.groups[0].packet),
+        messages.Texts: engine.texts([messages.ReadableGroup(0, generated.groups[0].packet, 8)]),
+        messages.Step: opened_engine().step(batch_of([0, 1], generated.groups, uneven=True)),
+        messages.Evaluate: engine.evaluate(),
+        messages.Gpu: engine.gpu(),
     }
     for request, answer in answers.items():
-        assert decoded(encoded(answer), request.answer()) == answer
+        assert messages.decoded(messages.encoded(answer), request.answer()) == answer
 
 
 def test_each_request_is_a_method_of_the_engine_with_the_same_arguments() -> None:
-    for op, request in REQUESTS.items():
+    for op, request in messages.REQUESTS.items():
         method = inspect.signature(getattr(Engine, op))
         assert [*method.parameters][1:] == [*request.__struct_fields__], op
 
@@ -165,31 +149,18 @@ def test_steps_teach_the_model_what_is_rewarded() -> None:
     """Rewards for a short completion, on one prompt: completions get shorter."""
     engine = opened_engine(learning_rate=2e-3, objective="grpo")
 
-    def mean_length(generated: Generated) -> float:
+    def mean_length(generated: messages.Generated) -> float:
         return sum(sum(decode(group.packet).lengths) for group in generated.groups) / 64
 
     rows = [4] * 8
     before = mean_length(engine.generate(rows))
     for _ in range(15):
         made = [
-            ScoredPacket(group.packet, [float(length < before) for length in decode(group.packet).lengths])
+            messages.ScoredPacket(group.packet, [float(length < before) for length in decode(group.packet).lengths])
             for group in engine.generate(rows).groups
         ]
         engine.step(batch_of(rows, made))
     assert mean_length(engine.generate(rows)) < before - 1
-
-
-def test_a_group_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["input_ids"].shape[0] > 7:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(room, "WAITS", ())
-    engine = opened_engine()
-    engine.policy = replace(engine.policy, lean=False)  # of modules, for those can be watched
-    engine.policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
-    with pytest.raises(FtisError, match="single prompt"):
-        engine.generate([1])
 
 
 def test_the_plan_fills_in_what_the_settings_leave_open_and_is_told() -> None:
@@ -212,14 +183,6 @@ def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> Non
     assert decided.plan.generation_batch == 12
     roomier = engine.load(settings(), "arithmetic", remembered=kept | {"budget": 1 << 20})
     assert roomier.plan.micro_batch_tokens > 300, "there is more memory than when it was learned"
-
-
-def test_a_wrong_objective_is_told_before_the_model_is_loaded() -> None:
-    engine = Engine()
-    with pytest.raises(UsageError, match="ftsi") as caught:
-        engine.load(settings(objective="ftsi"), "arithmetic")
-    assert "'ftis'" in caught.value.fix
-    assert not hasattr(engine, "policy")
 
 
 def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:

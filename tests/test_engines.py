@@ -11,25 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
@@ -44,15 +28,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from tests.support.small_models import (
-    logprob_errors,
-    logprobs_of,
-    seeded,
-    tiny_config,
-    tiny_policy,
-    tiny_tokenizer,
-    twin,
-)
+from tests.support import small_models
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 SIZES: dict[str, Any] = {
@@ -73,55 +49,65 @@ def make_model(kind: str) -> Any:
         torch.manual_seed(3)
         match kind:
             case "llama":
-                return LlamaForCausalLM(LlamaConfig(**SIZES))
+                return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
             case "llama biased":
-                model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16))
+                model: Any = transformers.LlamaForCausalLM(
+                    transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16)
+                )
                 for name, parameter in model.named_parameters():
                     if name.endswith("bias"):
                         torch.nn.init.normal_(parameter)
                 return model
             case "llama stretched":
-                return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=STRETCHED))
+                return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=STRETCHED))
             case "dynamic":
                 rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-                return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, max_position_embeddings=64))
+                return transformers.LlamaForCausalLM(
+                    transformers.LlamaConfig(**SIZES, rope_parameters=rope, max_position_embeddings=64)
+                )
             case "mistral" | "narrow mistral":
                 window = 24 if kind == "mistral" else 4
-                return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window))
+                return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=window))
             case "qwen3":
-                model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
+                model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=8))
                 for layer in model.model.layers:
                     torch.nn.init.uniform_(layer.self_attn.q_norm.weight, 0.5, 2)
                     torch.nn.init.uniform_(layer.self_attn.k_norm.weight, 0.5, 2)
                 return model
             case "gpt2":
-                return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3))
+                return transformers.GPT2LMHeadModel(
+                    transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
+                )
             case "gemma2":
                 caps = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
-                config = Gemma2Config(**SIZES, head_dim=8, sliding_window=4, **caps)
-                return Gemma2ForCausalLM(config)
+                config = transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=4, **caps)
+                return transformers.Gemma2ForCausalLM(config)
             case "lfm2":
-                return Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]))
+                return transformers.Lfm2ForCausalLM(
+                    transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
+                )
             case "mamba2":
                 small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
-                return Mamba2ForCausalLM(Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small))
+                return transformers.Mamba2ForCausalLM(
+                    transformers.Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
+                )
             case _:
                 lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True)
-                return get_peft_model(Qwen2ForCausalLM(tiny_config(vocab_size=40)), lora)
+                return get_peft_model(transformers.Qwen2ForCausalLM(small_models.tiny_config(vocab_size=40)), lora)
 
 
 @cache
 def policy_of(kind: str) -> Policy:
     match kind:
         case "qwen2":
-            return tiny_policy(vocab_size=40)
+            return small_models.tiny_policy(vocab_size=40)
         case "tied":
-            return tiny_policy(vocab_size=40, tie_word_embeddings=True)
+            return small_models.tiny_policy(vocab_size=40, tie_word_embeddings=True)
         case "ungrouped":
-            return tiny_policy(num_key_value_heads=4)
+            return small_models.tiny_policy(num_key_value_heads=4)
         case "lora":
-            return tiny_policy(vocab_size=40, lora=True)
-    return ready(Policy(kind, make_model(kind).eval(), tiny_tokenizer(), torch.device("cpu")))
+            return small_models.tiny_policy(vocab_size=40, lora=True)
+    return ready(Policy(kind, make_model(kind).eval(), small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
 def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> None:
@@ -148,17 +134,17 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str) -> None
 def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str, engine: Any) -> None:
     policy = replace(policy_of(kind), engine=engine)
     sampling = Sampling(14, 1.3, (1, 2, 3))
-    groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=seeded(1))
+    groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=small_models.seeded(1))
     assert len({len(completion) for completion in chain(*groups)}) > 4
-    assert logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
+    assert small_models.logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
 def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str) -> None:
-    policy = twin(policy_of(kind))
+    policy = small_models.twin(policy_of(kind))
     policy.model.to(torch.bfloat16)
-    groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=seeded(1))
-    assert logprob_errors(policy, PROMPTS, groups, 1.0).mean() < 0.03
+    groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=small_models.seeded(1))
+    assert small_models.logprob_errors(policy, PROMPTS, groups, 1.0).mean() < 0.03
 
 
 @pytest.mark.parametrize("group", [1, 5])
@@ -172,8 +158,8 @@ def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.M
         monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
         assert_same(generate(policy, prompts, group=1, sampling=sampling), never)
     monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
-    groups = generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))
-    assert logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
+    groups = generate(policy, prompts, group=group, sampling=sampling, generator=small_models.seeded(2))
+    assert small_models.logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "lfm2"])
@@ -199,27 +185,25 @@ def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
     )
 
 
-def test_a_device_that_cannot_do_what_the_decoder_asks_of_it_leaves_the_model_to_its_modules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise RuntimeError("not implemented for this device")
 
     policy = policy_of("qwen2")
     with monkeypatch.context() as device:
         device.setattr(cache_module, "_products", unsupported)
-        other = ready(twin(policy))
+        other = ready(small_models.twin(policy))
         assert not other.lean
         ours = generate(other, PROMPTS, group=2, sampling=GREEDY)
     assert_same(ours, generate(policy, PROMPTS, group=2, sampling=GREEDY))
 
 
 def test_weights_that_training_changes_are_used_as_they_are() -> None:
-    policy = twin(policy_of("lora"))
+    policy = small_models.twin(policy_of("lora"))
     before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     with torch.no_grad():
         for parameter in policy.model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
+            parameter += 0.1 * torch.randn(parameter.shape, generator=small_models.seeded(1))
     after = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     assert_same(after, generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=GREEDY))
     with pytest.raises(AssertionError):
@@ -229,9 +213,9 @@ def test_weights_that_training_changes_are_used_as_they_are() -> None:
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "dynamic"])
 def test_training_goes_on_after_generating(kind: str) -> None:
     """Tensors made in inference mode cannot take part in a backward pass."""
-    policy = twin(policy_of(kind))
-    generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=seeded(1))
-    logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
+    policy = small_models.twin(policy_of(kind))
+    generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=small_models.seeded(1))
+    small_models.logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
@@ -239,7 +223,9 @@ def test_training_goes_on_after_generating(kind: str) -> None:
 def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str, engine: Any) -> None:
     policy, sampling = replace(policy_of(kind), engine=engine), Sampling(10, 1.0, (1,))
     before = torch.get_rng_state()
-    one, same, other = (generate(policy, PROMPTS, group=4, sampling=sampling, generator=seeded(s)) for s in (7, 7, 8))
+    one, same, other = (
+        generate(policy, PROMPTS, group=4, sampling=sampling, generator=small_models.seeded(s)) for s in (7, 7, 8)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert_same(one, same)
     with pytest.raises(AssertionError):
@@ -249,7 +235,7 @@ def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 def test_weights_that_diverged_are_told(kind: str, engine: Any) -> None:
-    policy = twin(replace(policy_of(kind), engine=engine))
+    policy = small_models.twin(replace(policy_of(kind), engine=engine))
     with torch.no_grad():
         policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(FtisError, match="diverged"):
@@ -259,7 +245,7 @@ def test_weights_that_diverged_are_told(kind: str, engine: Any) -> None:
 def test_what_a_models_folder_says_of_sampling_is_not_followed() -> None:
     policy = replace(policy_of("qwen2"), engine="hf")
     plain = generate(policy, PROMPTS, group=1, sampling=GREEDY)
-    changed = twin(policy)
+    changed = small_models.twin(policy)
     changed.causal_lm.generation_config.repetition_penalty = 5.0
     changed.causal_lm.generation_config.min_new_tokens = 14
     assert_same(generate(changed, PROMPTS, group=1, sampling=GREEDY), plain)
@@ -267,7 +253,7 @@ def test_what_a_models_folder_says_of_sampling_is_not_followed() -> None:
 
 def test_the_engine_is_a_setting() -> None:
     for engine in ("native", "hf"):
-        model: Any = Qwen2ForCausalLM(tiny_config())
+        model: Any = transformers.Qwen2ForCausalLM(small_models.tiny_config())
         settings = Settings(model="tiny-a", device="cpu", engine=engine)
         assert make_policy(model, word_tokenizer(26), settings).engine == engine
 

@@ -54,9 +54,8 @@ class Hints(Scorer):
 
 
 def task(environment: Any = None) -> Task:
-    return replace(
-        arithmetic(), scorer=environment or Hints(), turns=TURNS, completion_tokens=24, reward="code:" + "0" * 40
-    )
+    changes: dict[str, Any] = {"turns": TURNS, "completion_tokens": 24, "reward": "code:" + "0" * 40}
+    return replace(arithmetic(), scorer=environment or Hints(), **changes)
 
 
 # --- how they grow ----------------------------------------------------------------------------------------------------
@@ -139,9 +138,8 @@ def test_a_chats_second_message_stands_where_its_template_puts_it() -> None:
 
 def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too() -> None:
     chat = chat_of(speaker(CHATML))
-    assert (
-        chat.digest() != chat.digest(2) and chat_with(speaker(CHATML), chat.digest(2), turns=2).between == chat.between
-    )
+    assert chat.digest() != chat.digest(2)
+    assert chat_with(speaker(CHATML), chat.digest(2), turns=2).between == chat.between
     with pytest.raises(UsageError, match="which this model has not"):
         chat_with(speaker(CHATML), chat.digest(), turns=2)
     run = make_run(packet=3, turns=2, chat=chat.digest(2))
@@ -274,10 +272,8 @@ def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: 
 def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine) -> None:
     made = engine.generate([0, 1])
     uneven = [[1.0, 0.0, 1.0, 0.0]] * 2
-    groups = [
-        StepGroup(row, [GroupPart("own", group.packet, rewards)])
-        for row, group, rewards in zip([0, 1], made.groups, uneven, strict=True)
-    ]
+    parts = [GroupPart("own", one.packet, rewards) for one, rewards in zip(made.groups, uneven, strict=True)]
+    groups = [StepGroup(row, [part]) for row, part in enumerate(parts)]
     report = engine.step(groups)
     assert report.skipped is None
     assert report.tokens == sum(sum(decode(group.packet).lengths) for group in made.groups)

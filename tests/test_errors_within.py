@@ -267,9 +267,7 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("instead", [{"state": "ONLINE", "pausing": False}, {"state": "STOPPING", "pausing": True}])
-def test_waiting_for_a_pause_ends_when_something_else_was_asked_for(
-    instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wait_for_a_pause_ends(instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
     monkeypatch.setattr(life, "ask_daemon", lambda *_, **__: next(answers))
     monkeypatch.setattr(life, "POLL_SECONDS", 0.0)

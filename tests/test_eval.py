@@ -109,9 +109,7 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[s
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_stays_where_it_is(
-    home: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_stays(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     path = shutil.copytree(home[0], tmp_path / "home")
     newest, older = (path / "checkpoints" / f"step-{step:08d}" for step in (12, 3))
     with (newest / WEIGHTS).open("r+b") as file:
@@ -135,9 +133,8 @@ def test_a_checkpoint_of_another_model(home: tuple[Path, dict[str, Any]]) -> Non
 
 def test_every_completion_is_written_down(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    figures = run_eval(
-        "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "30", "--out", str(out), "--batch", "7"
-    )
+    flags = ("--task", "arithmetic", "--prompts", "30", "--out", str(out), "--batch", "7")
+    figures = run_eval("--checkpoint", "tiny-a", *flags)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["question"] for row in rows] == [example.question for example in TASK.held_out[:30]]
     assert sum(row["reward"] for row in rows) == figures["correct"]
@@ -147,12 +144,10 @@ def test_every_completion_is_written_down(tmp_path: Path) -> None:
 
 def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
     data = tmp_path / "m.jsonl"
-    data.write_text(
-        "".join(json.dumps({"problem": f"{i}+1=", "answer": rf"\frac{{{i}}}{{7}}"}) + "\n" for i in range(4))
-    )
-    figures = run_eval(
-        *("--checkpoint", "tiny-a", "--task", "math500", "--data", str(data), "--completion-tokens", "20")
-    )
+    rows = [{"problem": f"{i}+1=", "answer": rf"\frac{{{i}}}{{7}}"} for i in range(4)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--task", "math500", "--data", str(data), "--completion-tokens", "20")
+    figures = run_eval("--checkpoint", "tiny-a", *flags)
     assert (figures["task"], figures["reward"], figures["prompts"]) == ("math500", "math", 4)
 
 

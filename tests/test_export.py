@@ -44,6 +44,7 @@ from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").held_out[:60]
 BASE = BUILT_IN_DIR / "tiny-a"
+Homes = dict[str, Path]
 
 
 def make_home(path: Path, *, lora: bool) -> Path:
@@ -99,9 +100,7 @@ KINDS = [("full", ()), ("lora", ()), ("lora", ("--merged",)), ("lora", ("--adapt
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_an_exported_model_has_the_mode_that_the_umask_leaves(
-    homes: dict[str, Path], umask: int, mode: int, tmp_path: Path
-) -> None:
+def test_the_umask_gives_a_model_its_mode(homes: Homes, umask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
         for kind, flags in (("full", ()), ("lora", ("--adapter",))):
@@ -113,9 +112,7 @@ def test_an_exported_model_has_the_mode_that_the_umask_leaves(
 
 
 @pytest.mark.parametrize(("kind", "flags"), KINDS)
-def test_plain_libraries_compute_what_the_policy_does(
-    homes: dict[str, Path], kind: str, flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_plain_libraries_compute_the_same(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     told = exported(homes[kind], tmp_path / "out", *flags)
     assert told["kind"] == ("full" if kind == "full" else "adapter" if "--adapter" in flags else "merged")
     assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
@@ -153,9 +150,7 @@ assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
 
 
 @pytest.mark.parametrize(("kind", "flags"), [KINDS[0], pytest.param(*KINDS[3], marks=pytest.mark.slow)])
-def test_greedy_pass_at_1_by_plain_generate_is_what_eval_says(
-    homes: dict[str, Path], kind: str, flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_pass_at_1_is_what_eval_says(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """In a process that has none of this package's code."""
     exported(homes[kind], tmp_path / "out", *flags)
     line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--device", "cpu")
@@ -176,7 +171,7 @@ def test_greedy_pass_at_1_by_plain_generate_is_what_eval_says(
     assert right / 60 == said["pass_at_1"]
 
 
-def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: Homes, tmp_path: Path) -> None:
     for flags, weights in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
         out = tmp_path / weights
         told = exported(homes["lora"], out, *flags)
@@ -193,7 +188,7 @@ def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: dict[str,
     assert set(adapter["target_modules"]) == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
-def test_the_card_tells_how_the_model_came_about(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_the_card_tells_how_the_model_came_about(homes: Homes, tmp_path: Path) -> None:
     exported(homes["lora"], tmp_path / "out", "--adapter")
     text = (tmp_path / "out" / "README.md").read_text()
     front = text.split("---\n")[1]
@@ -210,7 +205,7 @@ def test_the_card_tells_how_the_model_came_about(homes: dict[str, Path], tmp_pat
     assert "licence of that model applies" in text
 
 
-def test_a_stranger_s_template_stays_in_its_fence(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path) -> None:
     home = shutil.copytree(homes["full"], tmp_path / "home")
     run = (home / "run.toml").read_text()
     (home / "run.toml").write_text(run.replace('"{question}"', '"```\\n# Buy {question}"'))
@@ -219,7 +214,7 @@ def test_a_stranger_s_template_stays_in_its_fence(homes: dict[str, Path], tmp_pa
     assert "````\n```\n# Buy {question}\n````" in text
 
 
-def test_a_checkpoint_far_from_its_home_is_enough(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, tmp_path: Path) -> None:
     place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
     told = exported(place, tmp_path / "out", "--dtype", "bfloat16")
     assert told["dtype"] == "bfloat16"
@@ -227,14 +222,14 @@ def test_a_checkpoint_far_from_its_home_is_enough(homes: dict[str, Path], tmp_pa
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_was_trained_beside_four_bits_says_so(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_what_was_trained_beside_four_bits_says_so(homes: Homes, tmp_path: Path) -> None:
     found = replace(checkpoint_of(homes["lora"]), quantisation="nf4")
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     export(found, settings, tmp_path / "out")
     assert "in four bits (NF4); these layers belong to" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_large_models_are_cut(homes: Homes, tmp_path: Path) -> None:
     found = checkpoint_of(homes["full"])
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
@@ -245,7 +240,7 @@ def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:
     assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
 
 
-def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: Homes, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     exported(homes["full"], out)  # an empty one is as good as none
@@ -265,7 +260,7 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: dict[str,
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "notes", "raw/data.csv", "link.json"])
-def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path], name: str, tmp_path: Path) -> None:
+def test_a_folder_with_more_than_a_model_is_not_replaced(homes: Homes, name: str, tmp_path: Path) -> None:
     """A config.json makes no model of somebody's work."""
     out = shutil.copytree(BASE, tmp_path / "out")
     (out / name).parent.mkdir(exist_ok=True)
@@ -278,14 +273,14 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path],
     assert (out / name).exists() and (out / "config.json").exists()
 
 
-def test_the_base_model_is_not_replaced(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_the_base_model_is_not_replaced(homes: Homes, tmp_path: Path) -> None:
     base = shutil.copytree(BASE, tmp_path / "models" / "base")
     for to in (base, base.parent):
         assert "holds the base model" in not_exported(homes["lora"], to, "--model", base, "--overwrite").what
     assert (base / "model.safetensors").exists()
 
 
-def test_mistakes_are_told_before_anything_is_written(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "trained in full" in not_exported(homes["full"], out, "--adapter").what
     assert "is a model" in not_exported("tiny-a", out).what
@@ -298,9 +293,7 @@ def test_mistakes_are_told_before_anything_is_written(homes: dict[str, Path], tm
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
-    homes: dict[str, Path], tmp_path: Path, adapter: bool
-) -> None:
+def test_a_checkpoint_removed_meanwhile_says_try_again(homes: Homes, tmp_path: Path, adapter: bool) -> None:
     home = shutil.copytree(homes["lora"], tmp_path / "home")
     found = checkpoint_of(home)
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
@@ -316,7 +309,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_layers_that_hold_no_numbers_are_not_merged(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_layers_that_hold_no_numbers_are_not_merged(homes: Homes, tmp_path: Path) -> None:
     home = shutil.copytree(homes["lora"], tmp_path / "home")
     old = checkpoint_of(home).path
     weights = {name: torch.full_like(value, torch.nan) for name, value in load_file(old / WEIGHTS).items()}
@@ -337,9 +330,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
 
 
-def test_a_model_is_uploaded_private_unless_it_is_told_otherwise(
-    homes: dict[str, Path], tmp_path: Path, hub: Hub
-) -> None:
+def test_a_model_is_uploaded_private_unless_told_otherwise(homes: Homes, tmp_path: Path, hub: Hub) -> None:
     to = tmp_path / "model"
     exported(homes["full"], to, "--to-hub", "me/sums", "--yes")
     assert hub.made == {"me/sums": True}
@@ -352,9 +343,7 @@ def test_a_model_is_uploaded_private_unless_it_is_told_otherwise(
     assert hub.made["me/open"] is False
 
 
-def test_nothing_is_uploaded_without_a_yes(
-    homes: dict[str, Path], tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_yes_nothing_goes(homes: Homes, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("export", "--checkpoint", homes["full"], "--to", tmp_path / "model", "--to-hub", "me/sums")
     assert "Nobody can be asked" in refused(*words).what
     assert not (tmp_path / "model").exists() and not hub.asked
@@ -365,8 +354,8 @@ def test_nothing_is_uploaded_without_a_yes(
     assert "are for --to-hub" in refused(*words[:5], "--public").what
 
 
-def test_a_failed_upload_leaves_the_folder_and_says_how_to_go_on(
-    homes: dict[str, Path], tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_upload_leaves_a_folder(
+    homes: Homes, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     to = tmp_path / "model"

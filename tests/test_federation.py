@@ -74,9 +74,9 @@ def test_graded_rows_pay_ten_for_the_right_number_and_four_for_a_near_one():
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
+ALONE = {"lora": True, "objective": "grpo", "batch_groups": 3, "own_data_share": 0.6, "eval_prompts": 8}
 OWNERS = {
-    "settings": SETTINGS
-    | {"lora": True, "objective": "grpo", "batch_groups": 3, "own_data_share": 0.6, "eval_prompts": 8},
+    "settings": SETTINGS | ALONE,
     "nodes": [A | {"private": "additions"}, B | {"private": "graded", "model": "tiny-a"}],
     "evaluate": [{"name": "own data"}],
     "steps": 4,

@@ -126,10 +126,8 @@ async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair) 
     traffic = Traffic()
     await pair.serve(Uploads(holding(contents[:20]), traffic).serve)
     wanted = targets(contents)
-    got = [
-        (target.index, answer.packet or None)
-        async for target, answer in fetch(pair.alice, BOB.author, wanted, pair.traffic)
-    ]
+    answers = fetch(pair.alice, BOB.author, wanted, pair.traffic)
+    got = [(target.index, answer.packet or None) async for target, answer in answers]
     assert got == [*enumerate(contents[:20]), *((index, None) for index in range(20, 24))]
     assert pair.traffic.bytes_in == traffic.bytes_out > sum(map(len, contents[:20]))
     assert pair.traffic.bytes_out == traffic.bytes_in > 0
@@ -204,9 +202,7 @@ WRONG: dict[str, Callable[[list[bytes]], list[ftis_pb2.FetchChunk]]] = {
 }
 
 
-async def test_what_was_not_signed_or_asked_for_or_comes_twice_or_never_is_the_holders_fault(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unsigned_unasked_twice_or_never_is_its_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = bodies(3)
     for why, said in WRONG.items():
         monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3 if why == "Timeout" else 30.0)
@@ -225,9 +221,7 @@ async def test_a_holder_that_dies_half_way_is_at_fault(apart: Pair, monkeypatch:
     assert came == contents[:1]
 
 
-async def test_a_stream_that_its_holder_closes_early_is_the_holders_fault(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_closed_early_is_the_holders_fault(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = bodies(2)
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3)
 
@@ -240,9 +234,7 @@ async def test_a_stream_that_its_holder_closes_early_is_the_holders_fault(
     await apart.fault(targets(contents), contents[:1])
 
 
-async def test_a_holder_that_sends_just_often_enough_is_at_fault_in_the_end(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = bodies(30, 10)
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 1.0)

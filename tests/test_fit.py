@@ -40,9 +40,7 @@ def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def test_a_configuration_is_enough_and_no_hub_is_needed(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -87,17 +87,11 @@ def test_greedy_ids_are_those_of_transformers(kind: str) -> None:
     policy = POLICIES[kind]
     eos = (1, 4, 9)
     ours = generate(policy, PROMPTS, group=1, sampling=Sampling(16, 0.8, eos, greedy=True))
-    padded = list(range(policy.vocabulary, policy.causal_lm.config.vocab_size))
+    told: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": list(eos), "pad_token_id": 0}
+    told["suppress_tokens"] = list(range(policy.vocabulary, policy.causal_lm.config.vocab_size)) or None
     for prompt, (completion,) in zip(PROMPTS, ours, strict=True):
-        theirs = policy.model.generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=16,
-            eos_token_id=list(eos),
-            pad_token_id=0,
-            suppress_tokens=padded or None,
-        )
+        ids = torch.tensor([prompt])
+        theirs = policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **told)
         assert completion.token_ids.tolist() == theirs[0, len(prompt) :].tolist()
 
 
@@ -145,21 +139,6 @@ def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
     assert_well_ended(groups, sorted(eos), cap)
 
 
-@pytest.mark.parametrize("eos", [(1,), tuple(range(0, 26, 2)), tuple(range(25))], ids=["rare", "half", "nearly all"])
-def test_rows_that_end_at_very_different_times_stay_themselves(eos: tuple[int, ...]) -> None:
-    policy, prompts = POLICIES["full"], [[3, 4, 5 + row % 20] for row in range(40)]
-    sampling = Sampling(max_new_tokens=24, temperature=1.5, eos=eos)
-    groups = generate(policy, prompts, group=6, sampling=sampling, generator=seeded(4), batch=240)
-    assert_well_ended(groups, eos, 24)
-    assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 1e-4
-
-
-def test_the_completions_of_a_group_are_drawn_independently() -> None:
-    sampling = Sampling(max_new_tokens=12, temperature=2.0, eos=(1,))
-    (group,) = generate(POLICIES["full"], [PROMPTS[0]], group=12, sampling=sampling, generator=seeded(5))
-    assert len({tuple(completion.token_ids.tolist()) for completion in group}) > 6
-
-
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
 def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int) -> None:
     policy = replace(POLICIES["full"], lean=False)  # decoded by modules, whose rows can be watched
@@ -175,9 +154,7 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
 
 @pytest.mark.parametrize("kind", POLICIES)
 @pytest.mark.parametrize("batch", [1, 11, 13])
-def test_rows_that_wait_take_the_places_of_those_that_ended_and_draw_what_their_seeds_say(
-    batch: int, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = POLICIES[kind]
     prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
@@ -196,9 +173,8 @@ def test_rows_that_wait_take_the_places_of_those_that_ended_and_draw_what_their_
     side_by_side = max(1, batch // 4) * 4
     assert max(tokens) == side_by_side
     lengths = [[len(completion) for completion in group] for group in few]
-    one_after_another = sum(
-        max(map(max, lengths[first : first + side_by_side // 4])) - 1 for first in range(0, 9, side_by_side // 4)
-    )
+    at_once = side_by_side // 4
+    one_after_another = sum(max(map(max, lengths[first : first + at_once])) - 1 for first in range(0, 9, at_once))
     assert len(tokens) < 0.9 * one_after_another
 
 
@@ -222,13 +198,8 @@ def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]
     run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
     context = AdmissionContext(run, prompt_digests(PROMPTS))
     rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
-    groups = generate(
-        policy,
-        [PROMPTS[row] for row in rows],
-        group=run.group,
-        sampling=Sampling(run.completion_tokens, run.temperature, run.eos),
-        generator=seeded(9),
-    )
+    prompts, sampling = [PROMPTS[row] for row in rows], Sampling(run.completion_tokens, run.temperature, run.eos)
+    groups = generate(policy, prompts, group=run.group, sampling=sampling, generator=seeded(9))
     for slot, (row, completions) in enumerate(zip(rows, groups, strict=True)):
         packet = content(run, author, 3, slot, completions, prompt_ids=PROMPTS[row])
         verdict = admit(context, author, encode(packet), announced=(3, slot))
@@ -237,8 +208,7 @@ def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]
 
 
 def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler() -> None:
-    groups = generate(
-        POLICIES["full"], [PROMPTS[0]], group=400, sampling=Sampling(20, 3.0, (1,)), generator=seeded(1), batch=400
-    )
+    sampling = Sampling(20, 3.0, (1,))
+    groups = generate(POLICIES["full"], [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
     lowest = min(float(completion.logprobs.min()) for completion in groups[0])
     assert lowest > -(math.log(26) + 18)

@@ -13,6 +13,7 @@ from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
+from tests.support.damage import damaged
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
 
@@ -28,17 +29,12 @@ def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob: Talker) 
     forged = bytearray(made_by(ALICE).encode())
     forged[-1] ^= 1
     assert refused(bob, entry(bytes(forged))) == {"forged": 1}
-    assert bob.hear([entry(made_by(ALICE))], MALLORY.author) == 1
-
-
-def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> None:
-    bob.hear([entry(made_by(ALICE, packets=2))], ALICE.author)
+    assert bob.hear([entry(made_by(ALICE, packets=2))], MALLORY.author) == 1
     forged = bytearray(made_by(ALICE, packets=3).encode())
     forged[-1] ^= 1
     bob.hear([entry(bytes(forged))], MALLORY.author)
-    assert bob.gossip.counts["forged"] == 1
-    assert bob.reputation.banned(ALICE.author) is None
-    assert bob.knows(made_by(ALICE))
+    assert bob.gossip.counts["forged"] == 2 and bob.knows(made_by(ALICE, packets=2))
+    assert bob.reputation.banned(ALICE.author) is None, "a forged contradiction quarantines nobody"
 
 
 HOURS = 3600
@@ -149,12 +145,7 @@ def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None
             st.one_of(
                 st.binary(max_size=400),
                 st.integers(0, 2**64 - 1).map(lambda round: made_by(ALICE, round, packets=1).encode()),
-                st.tuples(st.integers(0, 200), st.integers(0, 255)).map(
-                    lambda flip: bytes(
-                        byte ^ flip[1] if index == flip[0] else byte
-                        for index, byte in enumerate(made_by(CAROL).encode())
-                    )
-                ),
+                damaged(made_by(CAROL).encode()),
             ),
             st.integers(0, 2**64 - 1),
             st.binary(max_size=20),
@@ -178,9 +169,7 @@ _IDS = st.integers(0, 2**64 - 1)
     wanted=st.lists(_IDS, max_size=100),
     again=st.booleans(),
 )
-def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
-    mentions: list[ftis_pb2.Mention], wanted: list[int], again: bool
-) -> None:
+def test_no_mention_raises_or_is_believed(mentions: list[ftis_pb2.Mention], wanted: list[int], again: bool) -> None:
     bob = Talker(BOB)
     bob.gossip.announce(made_by(BOB))
     for number in range(3):

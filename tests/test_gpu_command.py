@@ -37,9 +37,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
     return ran
 
 
-def test_without_a_card_or_a_library_it_says_so_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lack_of_card_or_library_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2 and "no CUDA device" in capsys.readouterr().err
     assert gpu.main(["--list"]) == 0

@@ -70,9 +70,7 @@ def logprobs(groups: Any) -> Any:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", DECODED)
-def test_replayed_tokens_are_those_of_the_same_uniform_numbers_without_graphs(
-    kind: str, fused: bool, recorded: list[pretended.CUDAGraph]
-) -> None:
+def test_replayed_tokens_are_those_without_graphs(kind: str, fused: bool, recorded: list[pretended.CUDAGraph]) -> None:
     policy = twin(policy_of(kind))
     expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
     if fused:
@@ -85,9 +83,7 @@ def test_replayed_tokens_are_those_of_the_same_uniform_numbers_without_graphs(
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "llama biased"])
-def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay_what_they_are(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     shrink = SharedCache.shrink
 
@@ -106,9 +102,8 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay_what_they_are(
     assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 2e-5
     assert len(sizes) > 3 and all(size == bucket(size) for size in sizes)
     greedy = replace(GREEDY, max_new_tokens=30)
-    with_graphs, without = (
-        generate(replace(policy, graphs=graphs), prompts, group=1, sampling=greedy) for graphs in (True, False)
-    )
+    plain = replace(policy, graphs=False)
+    with_graphs, without = (generate(one, prompts, group=1, sampling=greedy) for one in (policy, plain))
     assert tokens_of(with_graphs) == tokens_of(without)
 
 
@@ -124,19 +119,17 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are() -> None:
     assert tokens_of(after) == tokens_of(generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=GREEDY))
 
 
-def test_graphs_are_kept_for_the_next_call_until_what_they_read_lies_elsewhere(
-    recorded: list[pretended.CUDAGraph],
-) -> None:
+def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: list[pretended.CUDAGraph]) -> None:
     policy = replace(twin(policy_of("lora")), graphs=True)
 
     def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
         """Made by another generation, whose tokens are right."""
         before = len(recorded)
-        ours = generate(policy, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
-        plain = replace(policy, graphs=False)
-        assert tokens_of(ours) == tokens_of(
-            generate(plain, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
+        ours, expected = (
+            generate(one, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
+            for one in (policy, replace(policy, graphs=False))
         )
+        assert tokens_of(ours) == tokens_of(expected)
         return len(recorded) - before
 
     assert captures() == 2
@@ -234,9 +227,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
     assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
 
 
-def test_a_capture_that_fails_is_warned_of_once_and_generation_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 

@@ -17,7 +17,6 @@ import pytest
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.tasks import check_named, judge, load_evaluation, load_task, source_of
-from ftis_node.tasks.gym_child import parse
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.packaged import PackageJudge, ReasoningGym
 from ftis_node.tasks.trial import unskilled
@@ -27,9 +26,7 @@ from tests.support.learning import learn, pair
 from tests.support.swarm import make_run
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
-pytestmark = pytest.mark.skipif(
-    not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"
-)
+pytestmark = pytest.mark.skipif(not can_lock_in(), reason="nothing locks scorers in here (landlock, seccomp, x86-64)")
 
 SLOW = pytest.mark.slow
 NAME = "reasoning-gym:letter_counting,gcd*2"
@@ -212,9 +209,7 @@ def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("payload", "names"), turns(*touching(Path("x"))))
-def test_no_payload_runs_or_is_worth_anything_in_the_jail(
-    payload: str, names: Sequence[str], tmp_path: Path, scorer: PackageJudge
-) -> None:
+def test_no_payload_runs_or_pays(payload: str, names: Sequence[str], tmp_path: Path, scorer: PackageJudge) -> None:
     path = tmp_path / "ran"
     worth_nothing(scorer, touching(path)[payload], names)
     assert not path.exists()
@@ -286,10 +281,6 @@ def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch: pytest.MonkeyPat
         load_task("reasoning-gym:gcd,letter_counting*7")
 
 
-def test_what_is_named_and_what_weighs_how_much() -> None:
-    assert parse("a,b@2*3") == [("a", -1, 1), ("b", 2, 3)]
-
-
 def test_data_of_ones_own_and_other_rules_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="makes its own data"):
         load_task(NAME, data=tmp_path)
@@ -314,9 +305,7 @@ def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatc
         load_task("reasoning-gym:gcd,letter_counting*6")
 
 
-def test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_a_jail_is_told_by_dry_run_and_judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nowhere = tmp_path / "jail.py"
     nowhere.write_text("import sys\nsys.exit(1)")
     monkeypatch.setattr(judge, "_JAIL", nowhere)
@@ -341,9 +330,8 @@ def test_it_says_that_rows_are_made_once(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     for _ in range(2):
         load_task("reasoning-gym:count_bits,gcd")
-    assert [one.message for one in caplog.records].count(
-        "Making the rows of reasoning-gym:count_bits,gcd; some tasks take minutes for that."
-    ) == 1
+    said = "Making the rows of reasoning-gym:count_bits,gcd; some tasks take minutes for that."
+    assert [one.message for one in caplog.records].count(said) == 1
 
 
 def test_eval_counts_its_questions(cli: Cli) -> None:

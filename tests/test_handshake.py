@@ -40,10 +40,8 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
     async with node(ALICE, tmp_path, major=1) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=3600.0)
-    assert (
-        f"it speaks protocol 1, this node speaks {PROTOCOL_MAJOR}: its owner has to upgrade ftis-node"
-        in error.value.what
-    )
+    said = f"it speaks protocol 1, this node speaks {PROTOCOL_MAJOR}: its owner has to upgrade ftis-node"
+    assert said in error.value.what
     assert error.value.fix.startswith("Upgrade ftis-node")
 
 

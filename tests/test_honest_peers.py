@@ -14,9 +14,7 @@ MODELS = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cap", [12, None], ids=["cap 12", "the task's cap"])
-def test_no_honest_peer_is_refused_doubted_or_banned_in_a_run_of_any_tokenizer(
-    cap: int | None, join: Join, tmp_path: Path
-) -> None:
+def test_no_honest_peer_is_refused_or_banned_in_any_run(cap: int | None, join: Join, tmp_path: Path) -> None:
     run_file = str(tmp_path / "run.toml")
     caps = () if cap is None else ("--completion-tokens", str(cap))
     assert run_cli("run", "new", "--any-tokenizer", *caps, "-o", run_file).returncode == 0

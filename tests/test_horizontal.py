@@ -211,9 +211,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
     assert counts.total() == 2 + RUN.parts, "a group's worth of newcomers' parts, a quarter of a batch but no less"
 
 
-async def test_a_listener_makes_no_part_and_trains_when_others_fill_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
     async def train(batch: StepBatch, began: float) -> None:
@@ -236,9 +234,7 @@ def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ago", [0, EPOCH])
-def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(
-    tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 17_600_000 * EPOCH + EPOCH // 2
     monkeypatch.setattr(assembly, "unix_seconds", lambda: float(now))
     rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, now + epoch * EPOCH) for epoch in (-1, 0, 1)]
@@ -252,9 +248,7 @@ def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
-async def test_a_step_waits_for_the_parts_that_lack_and_counts_only_those_that_it_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (node, source), asked = horizontal(tmp_path), []
     monkeypatch.setattr(node, "patience", lambda missing: asked.append(missing) or 0.0)
     await source._wait(asyncio.Event())
@@ -317,10 +311,9 @@ def test_a_node_alone_in_such_a_run_trains_on_its_own_parts(tmp_path: Path) -> N
 
 
 def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
-    found, without = (
-        run(spec(FREE | {"speed": {"B": speed}}, steps=20, seconds=60, run={"group": 4, "epoch": 60}), tmp_path / name)
-        for speed, name in ((0.2, "slow"), (1e-6, "dead"))
-    )
+    lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
+    slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
+    found, without = run(slow, tmp_path / "slow"), run(dead, tmp_path / "dead")
     fast, slow = (kind(found, "step", node) for node in "AB")
     assert len(fast) >= len(kind(without, "step", "A")) > 0 and len(fast) > len(slow) > 0
     assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0

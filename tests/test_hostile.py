@@ -178,9 +178,7 @@ async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(
         *(text.Row01Layout, text.Row04Pieces, text.Row05Ends, text.Row06OtherVersion),
     ],
 )
-async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_what_it_is(
-    ground: Stage, kind: type[Attack]
-) -> None:
+async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_it(ground: Stage, kind: type[Attack]) -> None:
     """Ids, lengths and ends that cannot be; log-probs that are none; answers to other rows than drawn; false pieces."""
     async with attacked(ground, kind) as fight:
         await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
@@ -210,9 +208,7 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
         *(content.Row46GroundKeys, text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty),
     ],
 )
-async def test_row_09_to_12_46_47_groups_that_lie_within_the_format_leave_every_step_finite(
-    ground: Stage, kind: type[Attack]
-) -> None:
+async def test_row_09_to_12_46_47_lies_within_the_format_leave_steps_finite(ground: Stage, kind: type[Attack]) -> None:
     async with attacked(ground, kind) as fight:
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
         steps = fight.steps()
@@ -246,9 +242,7 @@ async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_i
 
 
 @pytest.mark.parametrize("kind", [wire.Row16Eclipse, directory.Row38MadeUp])
-async def test_row_16_38_made_up_addresses_records_and_answers_put_nobody_into_the_view_or_out_of_it(
-    stage: Stage, kind: type[Attack]
-) -> None:
+async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(stage: Stage, kind: type[Attack]) -> None:
     async with attacked(stage, kind) as fight:
         await until(fight.has_struck(4), "it has struck")
         reports = stage.ring.peers()
@@ -271,9 +265,7 @@ HEARD = {
 
 
 @pytest.mark.parametrize("kind", [*STRIKES, *HEARD])
-async def test_row_07_17_31_34_36_37_44_who_ages_stops_crawls_floods_calls_or_has_many_keys_holds_nobody_up(
-    stage: Stage, kind: type[Attack]
-) -> None:
+async def test_row_07_17_31_34_36_37_44_who_crawls_or_floods_holds_nobody_up(stage: Stage, kind: type[Attack]) -> None:
     """Keys that cost nothing neither silence the honest nor choose prompts."""
     async with attacked(stage, kind) as fight:
         received = fight.heard(HEARD[kind]) if kind in HEARD else fight.has_struck(STRIKES[kind])
@@ -282,9 +274,7 @@ async def test_row_07_17_31_34_36_37_44_who_ages_stops_crawls_floods_calls_or_ha
 
 
 @pytest.mark.parametrize("kind", [content.Row32NoSignal, text.Row47Unreadable])
-async def test_row_32_47_groups_without_signal_or_that_nobody_can_read_are_counted_and_never_trained_on(
-    ground: Stage, kind: type[Attack]
-) -> None:
+async def test_row_32_47_groups_without_signal_or_text_are_not_trained_on(ground: Stage, kind: type[Attack]) -> None:
     async with attacked(ground, kind) as fight:
         await until(
             lambda: all(
@@ -297,9 +287,7 @@ async def test_row_32_47_groups_without_signal_or_that_nobody_can_read_are_count
 
 
 @pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
-async def test_row_33_streams_that_are_not_read_or_stay_half_open_leave_no_socket(
-    stage: Stage, kind: type[Attack]
-) -> None:
+async def test_row_33_streams_not_read_or_half_open_leave_no_socket(stage: Stage, kind: type[Attack]) -> None:
     before = stage.ring.sample().files
     async with attacked(stage, kind) as fight:
         await until(fight.has_struck(4), "it has struck")

@@ -35,29 +35,17 @@ PACKAGE = Path(main.__code__.co_filename).parent.parent
 HOSTILE = "[/x] [red]a[link=http://e.example] :smile: \x1b[31m\x9b1m\x07\r\nFORGED\u202eb\x7f\u2028"
 SHOWN = "[/x] [red]a[link=http://e.example] :smile: \\x1b[31m"
 STATUS = TRAINING | {
-    "name": HOSTILE,
-    "model": HOSTILE,
-    "kind": HOSTILE,
-    "reason": HOSTILE,
-    "advice": HOSTILE,
-    "addresses": [HOSTILE],
-    "run": HOSTILE,
-    "page": f"http://127.0.0.1:1/{HOSTILE}",
-    "curve": [[0, 0.5]],
-    "pausing": True,
-    "finishing": False,
-    "stalled": False,
+    **dict.fromkeys(("name", "model", "kind", "reason", "advice", "run"), HOSTILE),
+    **{"addresses": [HOSTILE], "page": f"http://127.0.0.1:1/{HOSTILE}", "curve": [[0, 0.5]]},
+    **{"pausing": True, "finishing": False, "stalled": False},
 }
-PEERS = {
-    "peers": [peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])],
-    "left_out": [{"id": "x", "reason": HOSTILE}],
-}
+BANNED = peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])
+PEERS = {"peers": [BANNED], "left_out": [{"id": "x", "reason": HOSTILE}]}
 
 
 def plain(text: str) -> bool:
-    return all(c.isprintable() or c == "\n" for c in text) and not any(
-        line.lstrip().startswith("FORGED") for line in text.splitlines()
-    )
+    lines = text.splitlines()
+    return all(map(str.isprintable, text.replace("\n", ""))) and not any(one.lstrip()[:6] == "FORGED" for one in lines)
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +144,8 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(
 
 def test_row_45_the_views_show_it(tmp_path: Path) -> None:
     status = read(STATUS, Status)
-    for view in (
-        node_view(status, read(PEERS, Peers).peers, [HOSTILE], HOSTILE),
-        nodes_view([status], [[0.5]], HOSTILE),
-    ):
+    one = node_view(status, read(PEERS, Peers).peers, [HOSTILE], HOSTILE)
+    for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()
             terminal.file, terminal.width = file, 2000
@@ -208,14 +194,9 @@ def test_row_45_columns_of_progress_read_no_markup() -> None:
 
 
 ALLOWED = {  # where a print, a Text or a Console may be made: these make them safe, or print no names
-    "text.py": {"print"},
-    "cli/common.py": {"print"},
-    "observe/terminal.py": {"Text", "Console", "TextColumn"},
-    "observe/live.py": {"Text"},
-    "preflight/smoke.py": {"print"},
-    "lab/warmup.py": {"print"},
-    "lab/reporting/index.py": {"print"},
-    "lab/bench/host.py": {"print"},
+    **{"observe/terminal.py": {"Text", "Console", "TextColumn"}, "observe/live.py": {"Text"}},
+    **{name: {"print"} for name in ("text.py", "cli/common.py", "preflight/smoke.py", "lab/warmup.py")},
+    **{name: {"print"} for name in ("lab/reporting/index.py", "lab/bench/host.py")},
 }
 
 

@@ -39,9 +39,7 @@ def open_files(node: Member) -> tuple[int, int]:
 
 
 @pytest.mark.slow  # each row has quick tests of its own
-async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_33_to_44_at_once_silence_and_blame_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "STALL_SECONDS", 5.0)
     async with member(1, tmp_path, unix=time.time) as bob, member(2, tmp_path, [bob.address], unix=time.time) as alice:
         nodes = (alice, bob)
@@ -73,10 +71,7 @@ async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothi
 
         def nothing_is_left() -> bool:
             now = {node.address: open_files(node) for node in nodes}
-            return all(
-                after <= earlier + SOME_FILES
-                for one in now
-                for after, earlier in zip(now[one], before[one], strict=True)
-            )
+            pairs = [pair for one in now for pair in zip(now[one], before[one], strict=True)]
+            return all(after <= earlier + SOME_FILES for after, earlier in pairs)
 
         await eventually(nothing_is_left, "all that the attackers held is let go")

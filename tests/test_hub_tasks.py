@@ -135,9 +135,7 @@ def test_messages_are_a_question(offered: Hub) -> None:
     assert {row.question for row in task.train} <= {f"Be brief.\n\nWhat is {n} + 1?" for n in range(40)}
 
 
-def test_rows_without_an_answer_under_the_rule_are_left_out_if_they_are_few(
-    offered: Hub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, caplog: pytest.LogCaptureFixture) -> None:
     odd = [{"question": f"Why {n}?", "answer": "because"} for n in range(7)]
     offered.offer("dan/odd", train_jsonl=json_lines(ROWS + odd), test_jsonl=json_lines(ROWS[:5] + odd))
     task = load_task("hf:dan/odd")
@@ -211,9 +209,7 @@ def repeated(length: int, count: int) -> dict[str, Any]:
         ("train.jsonl", lambda: b'{"question": "7", "answer": [' + b"[]," * 9_000_000 + b"7]}", "a row of more than"),
     ],
 )
-def test_row_63_what_a_dataset_unpacks_to_is_bounded(
-    file: str, made: Callable[[], bytes], what: str, offered: Hub
-) -> None:
+def test_row_63_unpacking_a_dataset_is_bounded(file: str, made: Callable[[], bytes], what: str, offered: Hub) -> None:
     offered.offer("eve/bomb", **{file.replace(".", "_"): made()})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=what) as refused:

@@ -22,9 +22,7 @@ SCRIPT = "import sys; from ftis_node.__main__ import main; sys.exit(main())"  # 
         (("-m", "ftis_node"), "numpy", ("fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic")),
     ],
 )
-def test_ctrl_c_while_a_command_is_being_imported_ends_it_quietly(
-    begun: tuple[str, str], imported: str, command: tuple[str, ...]
-) -> None:
+def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, command: tuple[str, ...]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *begun, *command],
         stdout=subprocess.DEVNULL,

@@ -204,9 +204,7 @@ source: __import__('linecache').getlines(os.__file__); module: __import__('sqlit
 
 
 @pytest.mark.parametrize("layers", ["both", "seccomp"])
-def test_row_53_and_54_no_process_and_nothing_of_the_machine_can_be_reached(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str
-) -> None:
+def test_row_53_and_54_the_machine_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str) -> None:
     """Also where landlock, which differs from kernel to kernel, does nothing."""
     old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
     with changed(monkeypatch, tmp_path, old, new) as judge:

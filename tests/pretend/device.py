@@ -183,9 +183,8 @@ class Pretend(torch.Tensor):
             with torch.no_grad():
                 copy: Any = Pretend(self.inner.detach().clone())
             parameter = isinstance(self, torch.nn.Parameter)
-            memo[id(self)] = (
-                torch.nn.Parameter(copy, self.requires_grad) if parameter else copy.requires_grad_(self.requires_grad)
-            )
+            grown = self.requires_grad
+            memo[id(self)] = torch.nn.Parameter(copy, grown) if parameter else copy.requires_grad_(grown)
         return memo[id(self)]
 
     @classmethod
@@ -519,10 +518,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
     """Reads the product with `pretend` for `cuda`, line for line."""
 
     def get_code(self, fullname: str) -> Any:
-        text = re.sub(r"(?<!backends\.)\bcuda\b", NAME, self.get_data(self.path).decode()).replace(
-            "is_cuda", f"is_{NAME}"
-        )
-        return compile(text, self.path, "exec", dont_inherit=True)
+        text = re.sub(r"(?<!backends\.)\bcuda\b", NAME, self.get_data(self.path).decode())
+        return compile(text.replace("is_cuda", f"is_{NAME}"), self.path, "exec", dont_inherit=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

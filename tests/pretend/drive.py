@@ -30,14 +30,7 @@ from transformers import Qwen2ForCausalLM  # noqa: E402
 from ftis_node.policy.generate.kept import vacate  # noqa: E402
 from ftis_node.worker.engine import Engine  # noqa: E402
 from ftis_node.worker.messages import ScoredPacket  # noqa: E402
-from tests.support.small_models import (  # noqa: E402
-    arithmetic_run,
-    arithmetic_settings,
-    batch_of,
-    completions_of,
-    tiny_config,
-    tiny_tokenizer,
-)
+from tests.support import small_models  # noqa: E402
 
 SHORT, LONG, ROWS = 9, 25, 3
 
@@ -47,15 +40,10 @@ class Drive:
 
     def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        Qwen2ForCausalLM(tiny_config(num_hidden_layers=asked.layers)).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)
-        self.flags: dict[str, Any] = {
-            "model": str(folder),
-            "lora": asked.lora,
-            "dtype": "bfloat16" if asked.bf16 else "float32",
-            "gradient_checkpointing": asked.checkpointing,
-            "eval_prompts": 8,
-        }
+        Qwen2ForCausalLM(small_models.tiny_config(num_hidden_layers=asked.layers)).save_pretrained(folder)
+        small_models.tiny_tokenizer().save_pretrained(folder)
+        self.flags: dict[str, Any] = {"model": str(folder), "lora": asked.lora, "eval_prompts": 8}
+        self.flags |= {"dtype": "bfloat16" if asked.bf16 else "float32", "gradient_checkpointing": asked.checkpointing}
         self.told: dict[str, Any] = {}
 
     @contextmanager
@@ -70,8 +58,8 @@ class Drive:
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
         engine = Engine()
-        facts = engine.load(arithmetic_settings(**self.flags, device=place), "arithmetic")
-        engine.open(arithmetic_run(facts, completion_tokens=LONG))
+        facts = engine.load(small_models.arithmetic_settings(**self.flags, device=place), "arithmetic")
+        engine.open(small_models.arithmetic_run(facts, completion_tokens=LONG))
         return engine
 
     def run(self, directory: str) -> None:
@@ -101,12 +89,12 @@ class Drive:
                 engine.score(row, group.packet)
         for step in ("first step", "step"):
             with self.phase(step):
-                report = engine.step(batch_of(rows, made, uneven=True))
+                report = engine.step(small_models.batch_of(rows, made, uneven=True))
             assert report.skipped is None, report.skipped
         with self.phase("after a step"):
             engine.generate(rows)
         engine._before_training = vacate  # as by a plan that has no room for both
-        engine.step(batch_of(rows, made, uneven=True))
+        engine.step(small_models.batch_of(rows, made, uneven=True))
         with self.phase("after a step that needed the memory"):
             engine.generate(rows)
         with self.phase("evaluate"):
@@ -116,9 +104,8 @@ class Drive:
         expected = engine.generate(rows[:2]).groups
         with self.phase("restore"):
             engine.restore(directory, 2)
-        self.told["same after restoring"] = [one.packet for one in engine.generate(rows[:2]).groups] == [
-            one.packet for one in expected
-        ]
+        again = engine.generate(rows[:2]).groups
+        self.told["same after restoring"] = [one.packet for one in again] == [one.packet for one in expected]
         on_cpu = self.opened("cpu")
         on_cpu.restore(directory, 2)
         on_cpu.save(directory)
@@ -126,7 +113,7 @@ class Drive:
 
 
 def _same_tokens(some: ScoredPacket, others: ScoredPacket) -> bool:
-    pairs = zip(completions_of(some), completions_of(others), strict=True)
+    pairs = zip(small_models.completions_of(some), small_models.completions_of(others), strict=True)
     return all(one.token_ids.tolist() == other.token_ids.tolist() for one, other in pairs)
 
 

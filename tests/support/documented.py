@@ -21,12 +21,7 @@ EVENTS = ("started", "changed", "resumed", "restored", "evaluation", "step")
 NOT_YET = {f"ftis_node_{name}" for name in ("packets_refused_total", "gpu_memory_bytes", "gpu_utilization")}
 NOT_YET |= {"ftis_node_generator_mismatch_nats"}  # a vLLM server's
 _ENTRY = re.compile(r"\* (`[^(]+`) \(([^)]+)\)")  # * `name`, `another` (number or null): what they are
-_TYPES = {
-    "string": str,
-    "boolean": bool,
-    "list": list,
-    "object": dict,
-}
+_TYPES = {"string": str, "boolean": bool, "list": list, "object": dict}
 _TABLES = {"figures": "Figures", "phases": "Phases", "works": "Works"}  # types that are tables of their own
 
 
@@ -59,10 +54,8 @@ def sections() -> dict[str, list[tuple[str, str]]]:
 
 
 def keys(heading: str) -> dict[str, Key]:
-    return {
-        name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?"))
-        for name, told in sections()[heading]
-    }
+    found = sections()[heading]
+    return {name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?")) for name, told in found}
 
 
 def metrics(heading: str = "Prometheus") -> dict[str, Exposed]:

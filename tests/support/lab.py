@@ -28,14 +28,8 @@ B = {"name": "B", "model": "tiny-b"}
 def experiment(cell: dict[str, Any] | None = None, **parts: Any) -> Experiment:
     """Two built-in models, four groups of four a step, and one cell."""
     whole: dict[str, Any] = {
-        "name": "small",
-        "seeds": [3],
-        "steps": 3,
-        "keep": False,
-        "run": {"group": 4},
-        "settings": SETTINGS,
-        "nodes": [A, B],
-        "cells": [{"name": "cell"} | (cell or {})],
+        **{"name": "small", "seeds": [3], "steps": 3, "keep": False, "run": {"group": 4}, "settings": SETTINGS},
+        **{"nodes": [A, B], "cells": [{"name": "cell"} | (cell or {})]},
     }
     return Experiment.model_validate(whole | parts)
 
@@ -61,10 +55,8 @@ def cut(spec: TrialSpec, directory: Path, *stopping: bool) -> None:
 @cache
 def opened(model: str, run: tuple[tuple[str, Any], ...]) -> Engine:
     """An engine with this model in such a run, which is not to be changed."""
-    made, engine = (
-        spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": "lying"}], run=dict(run)),
-        Engine(),
-    )
+    engine = Engine()
+    made = spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": "lying"}], run=dict(run))
     settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
     facts = Load(settings=settings, task="arithmetic").answered_by(engine)
     Open(run_of(made, facts)).answered_by(engine)

@@ -40,9 +40,8 @@ class Laboratory:
 
         said: of every step, see `lab.payloads.Watch.take`.
         """
-        self.cells.append(
-            {"name": name, "label": name.upper(), "collaboration": "vertical", "pace": "lockstep"} | facts
-        )
+        named = {"name": name, "label": name.upper(), "collaboration": "vertical", "pace": "lockstep"}
+        self.cells.append(named | facts)
         self.nodes |= dict.fromkeys(finals)
         for seed in self.seeds:
             directory = Path("trials") / f"{name}-{seed}"
@@ -59,10 +58,8 @@ class Laboratory:
         return self
 
     def claim(self, compare: str, a: str, b: str, **facts: Any) -> Laboratory:
-        self.claims.append(
-            {"text": f"{a} {compare} {b}", "source": "paper", "family": "one", "compare": compare} | facts
-        )
-        self.claims[-1] |= {"a": a, "b": b}
+        said = {"text": f"{a} {compare} {b}", "source": "paper", "family": "one", "compare": compare}
+        self.claims.append(said | facts | {"a": a, "b": b})
         return self
 
     def write(self) -> Path:

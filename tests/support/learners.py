@@ -19,7 +19,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from tests.support.objective_by_hand import Completion as HandCompletion
 from tests.support.objective_by_hand import Group
-from tests.support.small_models import plain_logprobs, tiny_policy, twin
+from tests.support.small_models import plain_logprobs, seeded, tiny_policy, twin
 
 TEMPERATURE = 1.3
 POLICY = tiny_policy(vocab_size=32)
@@ -57,17 +57,9 @@ def changed(group: TrainingGroup, **changes: Any) -> TrainingGroup:
 
 def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list[TrainingGroup]:
     """A group for each prompt, with the rewards above."""
-    groups = generate(
-        policy,
-        PROMPTS,
-        group=4,
-        sampling=Sampling(10, TEMPERATURE, tuple(range(1, 5))),
-        generator=torch.Generator().manual_seed(seed),
-    )
-    return [
-        vertical(source, prompt, completions, rewards, weight)
-        for prompt, completions, rewards in zip(PROMPTS, groups, REWARDS, strict=True)
-    ]
+    sampling = Sampling(10, TEMPERATURE, tuple(range(1, 5)))
+    groups = generate(policy, PROMPTS, group=4, sampling=sampling, generator=seeded(seed))
+    return [vertical(source, *made, weight) for made in zip(PROMPTS, groups, REWARDS, strict=True)]
 
 
 OWN = sampled(POLICY, "own", seed=1)
@@ -75,11 +67,9 @@ FOREIGN = sampled(PEER, "peer", seed=2)
 BATCH = [*OWN, *FOREIGN]
 
 
-def learner(
-    policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **kw: Any
-) -> Learner:
+def learner(policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **k: Any) -> Learner:
     """A learner on its own copy of `policy`."""
-    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0, **kw})
+    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0, **k})
     subject = Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
     subject.optimiser._adam.register_step_pre_hook(lambda *_: GRADIENTS.update({subject: _gradient(subject)}))
     return subject
@@ -128,8 +118,7 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float 
 def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
     made = group.parts[0].completions
     return changed(
-        group,
-        completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made],
+        group, completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made]
     )
 
 

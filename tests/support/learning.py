@@ -28,18 +28,13 @@ def pair(path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = 
 
 
 def learn(
-    tmp_path: Path,
-    join: Join,
-    models: list[Path],
-    *flags: str,
-    one_tokenizer: bool = False,
-    completion_tokens: int = 64,
+    path: Path, join: Join, models: list[Path], *flags: str, one_tokenizer: bool = False, completion_tokens: int = 64
 ) -> None:
     """Both daemons' mean reward comes to rise by a half, from the first ten steps to the last third.
 
     Each trained on the other's groups.
     """
-    run_file = tmp_path / "run.toml"
+    run_file = path / "run.toml"
     kind = ("--model", str(models[0])) if one_tokenizer else ("--any-tokenizer",)
     cap = ("--completion-tokens", str(completion_tokens))
     made = run_cli("run", "new", *kind, *flags, *cap, "-o", str(run_file), "--json")

@@ -31,12 +31,15 @@ def a_task(*rows: str) -> dict[str, Any]:
     return {"files": {"rows.jsonl": "".join(f"{row}\n" for row in rows)}}
 
 
+GROUP = f"group = {RUN.group}"
 EOS = f"eos = {list(RUN.eos)}", "eos = [1]"
 GOOD = '{"question": "1+1", "answer": "2"}'
 OTHER = GOOD.replace("1+1", "2+0")
+ONES = "{tmp}/rows.jsonl"
 EVAL = "eval --checkpoint"
 TASK = f"{JOIN} --task {{tmp}}/rows.jsonl"
 CHANGED = f"{JOIN} --run {{tmp}}/changed.toml"
+PEERS, OTHER_KIND = f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001", "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 NEW = "run new -o {tmp}/run.toml"
 SHOW = "run show {tmp}/changed.toml"
 CHECK = "run show {tmp}/file"
@@ -49,9 +52,7 @@ ROWS = {
     "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
     "a value that is no number": Row(f"{JOIN} --set betas=0.9,x", "'betas' from flags.*valid number", "valid value"),
     "no settings file": Row(f"{JOIN} --settings {{tmp}}/none.toml", "cannot be read", "path"),
-    "a settings file that is no TOML": Row(
-        f"{JOIN} --settings {{tmp}}/file", "is not TOML", "line", files={"file": "="}
-    ),
+    "settings that are no TOML": Row(f"{JOIN} --settings {{tmp}}/file", "is not TOML", "line", files={"file": "="}),
     "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
     "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite"),
@@ -66,17 +67,12 @@ ROWS = {
     "a rule without data of one's own": Row(f"{JOIN} --own-reward exact", "--own-reward is the rule", "both"),
     "no data of one's own": Row(f"{JOIN} --own-data {{tmp}}/none.jsonl", "Cannot read", "JSONL file that exists"),
     "a batch without room for one's own data": Row(
-        f"{JOIN} --own-data {{tmp}}/rows.jsonl --set batch_groups=1",
-        "no room for --own-data",
-        "batch_groups=2",
-        **a_task(GOOD),
+        f"{JOIN} --own-data {ONES} --set batch_groups=1", "no room for --own-data", "batch_groups=2", **a_task(GOOD)
     ),
     # models
     "an unknown model": Row(f"{JOIN} --model tiny-q", "no model 'tiny-q'", "tiny-a"),
     "a folder without a model": Row(f"{JOIN} --model {{tmp}}", "holds no model", "save_pretrained"),
-    "a folder with half a model": Row(
-        f"{JOIN} --model {{tmp}}", "cannot be loaded", "--model FOLDER", 1, files={"config.json": "{"}
-    ),
+    "half a model": Row(f"{JOIN} --model {{tmp}}", "cannot be loaded", "--model FOLDER", 1, files={"config.json": "{"}),
     "a model that is none": Row(
         f"{JOIN} --model {{tmp}}", "no model that can be planned", "Qwen", files={"config.json": '{"model_type": "t5"}'}
     ),
@@ -85,18 +81,10 @@ ROWS = {
     "a port that is taken": Row(f"{JOIN} --host 127.0.0.1 --port {{taken}}", "port .* is taken", "--port", 1),
     "a host of another machine": Row(f"{JOIN} --host 192.0.2.77", "cannot listen on 192.0.2.77", "--host", 1),
     "peers at no address": Row(f"{JOIN} --peers localhost:4001", "not a multiaddr", "ip4"),
-    "peers without an id": Row(f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001", "/p2p/ID", "ftis-node id"),
-    "a peer id that is none": Row(
-        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmFoo", "not a multiaddr", "ftis-node id"
-    ),
-    "a peer id of another kind": Row(
-        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC",
-        "bad peer id",
-        "ftis-node id",
-    ),
-    "peers that nobody answers at": Row(
-        f"{JOIN} --peers {DEAD} --set patience=0", "None of the peers", "--run FILE", 1
-    ),
+    "peers without an id": Row(PEERS, "/p2p/ID", "ftis-node id"),
+    "a peer id that is none": Row(f"{PEERS}/p2p/QmFoo", "not a multiaddr", "ftis-node id"),
+    "a peer id of another kind": Row(f"{PEERS}/p2p/{OTHER_KIND}", "bad peer id", "ftis-node id"),
+    "peers that are gone": Row(f"{JOIN} --peers {DEAD} --set patience=0", "None of the peers", "--run FILE", 1),
     "nothing to announce": Row(f"{JOIN} --port 4001 --announce nonsense", "is no multiaddr", "192.0.2.7"),
     "announced without a port": Row(f"{JOIN} --announce /ip4/1.2.3.4/tcp/1", "takes any", "--port"),
     "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
@@ -104,9 +92,7 @@ ROWS = {
     "a flag before net": Row("doctor --vram 8 net", "belong to `doctor`", "doctor net --vram"),
     "an empty invitation": Row('join --home {tmp}/home ""', "invitation is empty", "variable"),
     "an address in place of an invitation": Row(f"{JOIN} {DEAD}", "is no invitation", "with --peers"),
-    "an invitation in place of a task": Row(
-        f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"
-    ),
+    "an invitation for a task": Row(f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"),
     "an invitation in place of peers": Row("watch --peers ftis:abc", "--peers was given an invitation", "stands alone"),
     **{
         f"nothing after {option}": Row(f'{JOIN} {option} ""', f"{option} is followed by an empty value", "variable")
@@ -117,10 +103,7 @@ ROWS = {
     "a home that is a file, in earnest": Row("join --home {tmp}/file", "home .* cannot be used", "--home", 1),
     "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
     "a home of another run": Row(
-        f"{JOIN} --run {{tmp}}/other.toml",
-        "belongs to run",
-        "another --home",
-        run=((f"group = {RUN.group}", "group = 7"),),
+        f"{JOIN} --run {{tmp}}/other.toml", "belongs to run", "another --home", run=((GROUP, "group = 7"),)
     ),
     "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
     "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
@@ -133,7 +116,7 @@ ROWS = {
     "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
     "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
     "a key that is none": Row(
-        "keys import {tmp}/file --home {tmp}/home", "holds no key", "keys export", files={"file": "nonsense"}
+        "keys import {tmp}/file --home {tmp}", "holds no key", "keys export", files={"file": "x"}
     ),
     "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
     "a key into a file": Row("keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1),
@@ -146,13 +129,10 @@ ROWS = {
     "a run file too long": Row(CHECK, "has over", "right file", files={"file": "#" * 70_000}),
     "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
     "an unknown key": Row(SHOW, "temprature", "temperature", run=(("temperature =", "temprature ="),)),
-    "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"group = {RUN.group}\n", ""),)),
-    "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((f"group = {RUN.group}", "group = 1"),)),
+    "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"{GROUP}\n", ""),)),
+    "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((GROUP, "group = 1"),)),
     "a horizontal run": Row(
-        CHANGED,
-        "horizontal",
-        "lab run",
-        run=(('collaboration = "vertical"', f'collaboration = "horizontal"\nparts = {RUN.group}'),),
+        CHANGED, "horizontal", "lab run", run=(('"vertical"', f'"horizontal"\nparts = {RUN.group}'),)
     ),
     "a file that the run names": Row(
         CHANGED, "not a run's to say", "--data", run=((f'task = "{RUN.task}"', 'task = "a/../../x.jsonl"'),)
@@ -160,9 +140,7 @@ ROWS = {
     "a model of another tokenizer": Row(CHANGED, "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)),
     "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
     "packets too large": Row(f"{NEW} --completion-tokens 100000", "packets", "Change"),
-    "a run for whichever tokenizer": Row(
-        f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, OTHER)
-    ),
+    "a run of no model": Row(f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, OTHER)),
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
     "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),
@@ -180,9 +158,7 @@ ROWS = {
     ),
     "no data": Row(TASK, "is empty", "in every line", **a_task()),
     "one question": Row(TASK, r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
-    "a line that is no JSON": Row(
-        TASK, "rows.jsonl, line 2, is not JSON in U", "Correct or", **a_task(GOOD, "not json")
-    ),
+    "a line that is no JSON": Row(TASK, "rows.jsonl, line 2, is not JSON in U", "Correct", **a_task(GOOD, "no json")),
     "a line that is no object": Row(TASK, "line 1, .*object", "Write", **a_task("[]")),
     "no question": Row(TASK, "no text in", "Add the question", **a_task("{}")),
     "no answer": Row(TASK, "has no `answer`", "Add the answer", **a_task('{"question": "1"}')),
@@ -195,13 +171,9 @@ ROWS = {
     "a misspelt model": Row("fit --model qwen2.5-0,5b --vram 24", "no model 'qwen2.5-0,5b'", "Did you mean"),
     "a model that no hub gives": Row("fit --model someone/unheard-of --vram 24", "cannot be loaded", "--model", 1),
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of 'x'", "--prompt-tokens"),
-    "a model in place of a checkpoint": Row(
-        f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
-    ),
+    "a model for a checkpoint": Row(f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"),
     "a checkpoint that is missing": Row(f"{EVAL} {{tmp}}/step-00000007 --task arithmetic", "no checkpoint", "home"),
-    "a folder of nothing": Row(
-        f"{EVAL} {{tmp}}/empty --task arithmetic", "neither a model nor", ".", files={"empty/file": ""}
-    ),
+    "a folder of nothing": Row(f"{EVAL} {{tmp}}/e --task arithmetic", "neither a model nor", ".", files={"e/file": ""}),
     "a home without a checkpoint": Row(
         f"{EVAL} {{tmp}}/home --task arithmetic", "no checkpoint yet", "first step", 1, files={"home/run.toml": ""}
     ),
@@ -213,16 +185,11 @@ ROWS = {
     "an unknown test": Row(f"{EVAL} tiny-a --task poetry", "no task 'poetry'", "math500"),
     "verdicts to nowhere": Row(f"{EVAL} tiny-a --task arithmetic --out {{tmp}}/none/x", "cannot be written", "--out"),
     "verdicts over the questions": Row(
-        f"{EVAL} tiny-a --task {{tmp}}/rows.jsonl --out {{tmp}}/rows.jsonl",
-        "holds the questions",
-        "--out",
-        **a_task(GOOD, OTHER),
+        f"{EVAL} tiny-a --task {ONES} --out {ONES}", "holds the questions", "--out", **a_task(GOOD, OTHER)
     ),
     "verdicts over the data": Row(
-        f"{EVAL} tiny-a --task gsm8k --data {{tmp}}/rows.jsonl --out {{tmp}}/rows.jsonl",
-        "holds the questions",
-        "--out",
-        files={"rows.jsonl": '{"question": "1+1", "answer": "#### 2"}\n'},
+        *(f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}", "holds the questions", "--out"),
+        **a_task('{"question": "1+1", "answer": "#### 2"}'),
     ),
     "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
     "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
@@ -255,8 +222,6 @@ ROWS = {
         "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
     ),
     "a demo under a file": Row("demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1),
-    "a report to nowhere": Row(
-        "bugreport --home {tmp}/home --out {tmp}/none/x.tar.gz", "cannot be written", "--out", 1
-    ),
+    "a report to nowhere": Row("bugreport --home {tmp}/home --out {tmp}/none/x.gz", "cannot be written", "--out", 1),
     "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out"),
 }

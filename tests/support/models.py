@@ -45,11 +45,9 @@ def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     return _llama(path, GPT2Tokenizer.from_pretrained(GPT2_TOKENIZER), hidden, layers, seed)
 
 
-def taught_qwen(
-    path: Path, questions: list[str], *, hidden: int, layers: int, seed: int, instruct: bool = False
-) -> Path:
+def taught_qwen(path: Path, asked: list[str], *, hidden: int, layers: int, seed: int, instruct: bool = False) -> Path:
     """A random Qwen2 that was shown the answer format."""
-    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed, instruct=instruct), questions, seed=seed)
+    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed, instruct=instruct), asked, seed=seed)
 
 
 def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:

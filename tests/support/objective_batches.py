@@ -21,14 +21,11 @@ FORMULAS = {
     "k3_reverse": lambda d: math.exp(-d) - 1 + d,
 }
 Samples = Sequence[Sequence[float]]
+Maybe = Samples | None
 
 
 def packed(
-    start: Samples,
-    advantages: Sequence[float],
-    new: Samples | None = None,
-    generator: Samples | None = None,
-    **more: Any,
+    start: Samples, advantages: Sequence[float], new: Maybe = None, generator: Maybe = None, **more: Any
 ) -> dict[str, Any]:
     """The arguments of `terms`, in float64; lists among `more` become tensors.
 

@@ -103,12 +103,8 @@ def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[
             if std == 0:
                 continue
             verdicts.append(kept)
-            terms = [
-                term_by_hand(rule, *token, advantage)
-                for token in zip(
-                    completion.new[:length], completion.start[:length], completion.generator[:length], strict=True
-                )
-            ]
+            columns = (values[:length] for values in (completion.new, completion.start, completion.generator))
+            terms = [term_by_hand(rule, *token, advantage) for token in zip(*columns, strict=True)]  # type: ignore[misc]
             if not kept or not terms:
                 continue
             total = group.weight * torch.stack(terms).sum()

@@ -32,10 +32,8 @@ def write_database(path: Path, run: bytes, rows: int = 3) -> None:
     db.executescript("PRAGMA journal_mode = WAL;" + DATABASE)
     db.execute("INSERT INTO rounds VALUES (?, 7)", (run,))
     for number in range(rows):
-        db.execute(
-            "INSERT INTO packets VALUES (?, ?, ?, ?, 0, 1, ?, 10, ?)",
-            (bytes([number]) * 32, run, b"author", number, float(number), bytes(10)),
-        )
+        row = (bytes([number]) * 32, run, b"author", number, float(number), bytes(10))
+        db.execute("INSERT INTO packets VALUES (?, ?, ?, ?, 0, 1, ?, 10, ?)", row)
     db.commit()
     db.close()
 

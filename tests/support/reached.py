@@ -29,11 +29,8 @@ def sites(source: str, name: str) -> Iterator[tuple[str, range, str]]:
 
 def unreached(found: Iterable[tuple[str, range, str]], reached: set[tuple[str, int]]) -> list[str]:
     """Those of the places where no error was made."""
-    return [
-        f"{name}:{lines[0]}: {words}"
-        for name, lines, words in found
-        if not any((name, line) in reached for line in lines)
-    ]
+    missed = (place for place in found if reached.isdisjoint((place[0], line) for line in place[1]))
+    return [f"{name}:{lines[0]}: {words}" for name, lines, words in missed]
 
 
 def noted(folder: Path) -> set[tuple[str, int]]:

@@ -41,18 +41,10 @@ def tiny_tokenizer() -> Any:
 def tiny_config(**changes: Any) -> Qwen2Config:
     """A Qwen2 of two layers whose random weights are large enough to make its distributions uneven."""
     sizes: dict[str, Any] = {
-        "vocab_size": 26,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
+        **{"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
+        **{"initializer_range": 0.3, "tie_word_embeddings": False},
+        **{"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
     }
     return Qwen2Config(**sizes | changes)
 
@@ -180,10 +172,9 @@ def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, Mod
     """An engine on the arithmetic task, whose run file it leaves in the home; and what it said of model and task."""
     engine = Engine()
     facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=eval_prompts), "arithmetic")
-    run = arithmetic_run(facts)
-    engine.open(run)
+    engine.open(arithmetic_run(facts))
     home.mkdir(parents=True, exist_ok=True)
-    (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=engine.run)))
     return engine, facts
 
 

@@ -45,18 +45,9 @@ PROMPTS = [[row, row + 1] for row in range(ROWS)]
 
 def make_run(**changes: Any) -> Run:
     fields: dict[str, Any] = {
-        "task": "arithmetic",
-        "data": "0" * 64,
-        "template": "{question}",
-        "reward": "arithmetic",
-        "group": 3,
-        "slots": 16,
-        "prompt_tokens": 16,
-        "completion_tokens": CAP,
-        "temperature": 1.0,
-        "eos": (EOS,),
-        "tokenizer": "0" * 64,
-        "vocabulary": VOCABULARY,
+        **{"task": "arithmetic", "data": "0" * 64, "template": "{question}", "reward": "arithmetic"},
+        **{"group": 3, "slots": 16, "prompt_tokens": 16, "completion_tokens": CAP, "temperature": 1.0},
+        **{"eos": (EOS,), "tokenizer": "0" * 64, "vocabulary": VOCABULARY},
     }
     return Run(**(fields | changes))
 
@@ -107,21 +98,11 @@ def group(author: bytes, body: bytes, run: Run = RUN) -> Group:
 
 
 def announcement(
-    author: Identity,
-    round: int,
-    bodies: list[bytes],
-    *,
-    run: Run = RUN,
-    issued_at: int | None = None,
+    author: Identity, round: int, bodies: list[bytes], *, run: Run = RUN, issued_at: int | None = None
 ) -> Announcement:
-    return announce(
-        author,
-        run_id=run.id,
-        round=round,
-        policy_step=round,
-        issued_at=int(time.time()) if issued_at is None else issued_at,
-        packets=[PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)],
-    )
+    issued_at = int(time.time()) if issued_at is None else issued_at
+    refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
+    return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=refs)
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:

@@ -71,11 +71,9 @@ class Talker:
         self.gossip.answer(ftis_pb2.ExchangeRequest(entries=entries), first_sender)
         return self.gossip.counts["new"] - before
 
-    def answers(
-        self, asker: bytes, mentions: Sequence[ftis_pb2.Mention] = (), **fields: Any
-    ) -> ftis_pb2.ExchangeResponse:
+    def answers(self, who: bytes, mentions: Sequence[ftis_pb2.Mention] = (), **asked: Any) -> ftis_pb2.ExchangeResponse:
         """Its answer to whoever mentions something, or asks for it."""
-        return self.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions, **fields), asker)
+        return self.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions, **asked), who)
 
     def fill(self, count: int) -> None:
         """Hears of so many announcements, of an author each."""

@@ -82,9 +82,8 @@ def sentencepiece_unigram() -> Any:
     """As T5's kind, but falling back to bytes and keeping all spaces."""
     trained = Tokenizer(Unigram())
     trained.pre_tokenizer = _metaspace()
-    trained.train_from_iterator(
-        CORPUS, UnigramTrainer(vocab_size=200, show_progress=False, special_tokens=["<unk>"], unk_token="<unk>")
-    )
+    unknown: dict[str, Any] = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
+    trained.train_from_iterator(CORPUS, UnigramTrainer(vocab_size=200, show_progress=False, **unknown))
     learnt = [tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"] if entry[0] != "<unk>"]
     words = [(word, 0.0) for word in SPECIALS] + [(word, -100.0) for word in BYTES] + learnt
     made = Tokenizer(Unigram(words, unk_id=0, byte_fallback=True))
@@ -128,17 +127,14 @@ SMALL = {
     "byte-level": byte_level,
     "no decoder": unigram_without_decoder,
 }
-REAL = {
-    "qwen": (QWEN, lambda: AutoTokenizer.from_pretrained(QWEN)),
-    "gpt2": (GPT2, lambda: GPT2Tokenizer.from_pretrained(GPT2)),
-}
+REAL = {"qwen": (QWEN, AutoTokenizer), "gpt2": (GPT2, GPT2Tokenizer)}
 KINDS = [*SMALL, *(name for name, (folder, _) in REAL.items() if folder.is_dir())]
 """Names for `codec`: the small ones, and of the real ones those that are there."""
 
 
 @cache
 def tokenizer(kind: str) -> Any:
-    return SMALL[kind]() if kind in SMALL else REAL[kind][1]()
+    return SMALL[kind]() if kind in SMALL else REAL[kind][1].from_pretrained(REAL[kind][0])
 
 
 @cache

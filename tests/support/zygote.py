@@ -50,12 +50,8 @@ PASSED = (
     *("NOTIFY_SOCKET", "WATCHDOG_", PARENT, *SET_BY_IMPORTS, *QUIET),
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-HEAVY = {
-    "join",
-    "demo",
-    "ftis_node.worker",
-    "tests.support.program",
-}  # they import what a zygote does, or start what does
+# They import what a zygote does, or start what does.
+HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.program"}
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
@@ -303,12 +299,8 @@ def _have(job: Job) -> None:
     be_quiet()
     sys.path[0] = job.folder
     torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
-    huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in (
-        "1",
-        "ON",
-        "YES",
-        "TRUE",
-    )
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
+    huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
 
 
 def _keep(descriptors: set[int]) -> None:
