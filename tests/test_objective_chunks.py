@@ -101,12 +101,7 @@ def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[b
     diagnostics = Diagnostics()
     terms = objective.terms(**drawn(), generator=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
     diagnostics.add(
-        terms,
-        advantages=ADVANTAGES,
-        lengths=LENGTHS,
-        sources=["a", "a", "b"],
-        own="own",
-        chunked=torch.tensor(chunked),
+        terms, advantages=ADVANTAGES, lengths=LENGTHS, sources=["a", "a", "b"], own="own", chunked=torch.tensor(chunked)
     )
     diagnostics.add_unreadable("b", 2, judged=1)
     return diagnostics.summary().sources

@@ -148,8 +148,7 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
 
 
 @pytest.mark.parametrize(
-    ("rewards", "advantages"),
-    [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])],
+    ("rewards", "advantages"), [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])]
 )
 def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]) -> None:
     assert imitated(rewards, 0.1) == advantages

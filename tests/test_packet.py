@@ -178,13 +178,7 @@ def test_a_group_is_known_by_author_round_and_slot() -> None:
 
 def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet:
     return pack_group(
-        run_id=bytes(16),
-        author=b"me",
-        round=0,
-        slot=0,
-        policy_step=0,
-        prompt_ids=prompt_ids,
-        completions=completions,
+        run_id=bytes(16), author=b"me", round=0, slot=0, policy_step=0, prompt_ids=prompt_ids, completions=completions
     )
 
 

@@ -12,16 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.packet import (
-    Completion,
-    Group,
-    Packet,
-    PacketError,
-    decode,
-    encode,
-    pack_group,
-    prompt_digests,
-)
+from ftis_node.packet import Completion, Group, Packet, PacketError, decode, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run

@@ -311,7 +311,7 @@ def test_row_44_a_run_at_its_bounds_is_one() -> None:
 # --- runs for models of any tokenizer ---------------------------------------------------------------------------------
 
 TEXT_FIELDS = {key: value for key, value in FIELDS.items() if key not in ("prompt_tokens", "eos", "vocabulary")} | {
-    **{"packet": 2, "tokenizer": "any", "prompt_bytes": 2560, "completion_bytes": 1280},
+    **{"packet": 2, "tokenizer": "any", "prompt_bytes": 2560, "completion_bytes": 1280}
 }
 
 

@@ -230,9 +230,7 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     writer.close()
 
 
-async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
-    scene: Scene,
-) -> None:
+async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(scene: Scene) -> None:
     for sent in (p2pd.SENT_AHEAD, 100 * p2pd.SENT_AHEAD):
         scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
         _, writer = await scene.open()

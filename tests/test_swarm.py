@@ -91,9 +91,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
     await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
 
 
-async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(
-    swarms: Swarms,
-) -> None:
+async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(swarms: Swarms) -> None:
     first, second, third = await swarms.meeting(3)
     made = first.make(4)
     await gets(second, made)
