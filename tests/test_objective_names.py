@@ -33,10 +33,8 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor, **more: Tensor) -> Terms:
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
-    more = {"own": torch.tensor(OWN)} | more
-    return objective.terms(
-        new=new, start=start, generator=generator, lengths=torch.tensor(LENGTHS), advantages=advantages, **more
-    )
+    more = {"own": torch.tensor(OWN), "lengths": torch.tensor(LENGTHS)} | more
+    return objective.terms(new=new, start=start, generator=generator, advantages=advantages, **more)
 
 
 def samples(values: Tensor) -> list[Tensor]:
