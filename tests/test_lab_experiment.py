@@ -42,8 +42,6 @@ def written(path: Path, text: str) -> Path:
         (HEAD.replace("[0]", "[0, 0]") + CELL, "two seeds are the same", "Mend"),
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
-        (HEAD + "cells = [", "is not TOML", "Correct"),
-        (HEAD + "x = " + "[" * 5000, "nests too deeply", "flatter"),
         (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
@@ -63,11 +61,6 @@ def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text
     with pytest.raises(UsageError) as caught:
         load_experiment(written(tmp_path, text))
     assert what in caught.value.what and fix in caught.value.fix
-
-
-def test_a_missing_file_is_told() -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_experiment(Path("no-such-file.toml"))
 
 
 def test_lists_that_vary_make_a_cell_for_each_combination() -> None:
@@ -118,11 +111,8 @@ def test_a_trials_id_is_what_happens_in_it_and_nothing_else() -> None:
 
 def test_twins_start_from_one_checkpoint_and_strangers_from_their_own() -> None:
     warm = {"recipe": "tiny-a", "harder": 0.25}
-    nodes = [
-        {"name": "A", "warm": warm},
-        {"name": "L", "warm": {**warm, "like": "A"}, "settings": {"lora": True}},
-        {"name": "C", "warm": warm},
-    ]
+    nodes: list[dict[str, Any]] = [{"name": name, "warm": warm} for name in "AC"]
+    nodes.insert(1, {"name": "L", "warm": {**warm, "like": "A"}, "settings": {"lora": True}})
     found = starts(trials(experiment(nodes=nodes, seeds=[0, 1])))
     assert [start.seed for start in found] == ["0/A", "0/C", "1/A", "1/C"]
 
@@ -131,9 +121,6 @@ def test_some_of_a_file_can_be_run() -> None:
     made = experiment(seeds=[0, 1, 2])
     assert [t.seed for t in trials(narrowed(made, seeds="2,0", steps=1))] == [2, 0]
     assert narrowed(made, seeds="1,1").seeds == (1,)
-    for wrong in ("3", "a"):
-        with pytest.raises(UsageError):
-            narrowed(made, seeds=wrong)
 
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.rglob("*.toml")), ids=lambda file: str(file.relative_to(SHIPPED)))

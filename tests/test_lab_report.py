@@ -95,20 +95,14 @@ def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path) -> No
 def test_one_seed_without_peers_makes_a_report_without_intervals(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path / "lab", seeds=1).cell("only", {"A": 0.5}).claim("same", "only", "only")
     text = write_report(lab.write()).read_text()
-    assert "| ONLY | 0.200 → 0.500 – | 1 |" in text
-    assert "nan" not in text
+    assert "| ONLY | 0.200 → 0.500 – | 1 |" in text and "nan" not in text
 
 
 def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no manifest\.json.*lab run"):
-        write_report(tmp_path)
     lab = Laboratory(tmp_path, seeds=2).cell("only", {"A": 0.5}, unfinished=[0], absent=[1])
     with pytest.raises(UsageError, match=r"No trial .* has finished.*Run"):
         write_report(lab.write())
     assert not (tmp_path / "report").exists()
-    (tmp_path / "manifest.json").write_text('{"schema": 2}')
-    with pytest.raises(UsageError, match="no manifest of an experiment"):
-        write_report(tmp_path)
 
 
 def test_what_let_nothing_through_has_no_direction(tmp_path: Path) -> None:
@@ -166,9 +160,7 @@ def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: P
 
 
 @pytest.mark.parametrize(("target", "reached"), [(0.9, "0 of 3"), (0.1, "3 of 3")])
-def test_a_target_that_none_or_all_were_at_from_the_start_has_no_gain(
-    tmp_path: Path, target: float, reached: str
-) -> None:
+def test_a_target_that_none_or_all_had_from_the_start_has_no_gain(tmp_path: Path, target: float, reached: str) -> None:
     lab = Laboratory(tmp_path, seeds=3, target=target)
     lab.cell("alone", {"A": 0.6}, pace="free").cell("two", {"A": 0.6}, pace="free")
     assert [speed.gains for speed in speeds(read_results(lab.write())).values()] == [{}, {}]

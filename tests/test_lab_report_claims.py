@@ -63,8 +63,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
 @pytest.mark.parametrize("line", VERDICTS)
 def test_each_verdict(found: list[Finding], line: tuple[str, float, float, str]) -> None:
     finding = found[VERDICTS.index(line)]
-    assert finding.verdict == line[3]
-    assert finding.evidence.difference.mean == pytest.approx(line[1])
+    assert finding.verdict == line[3] and finding.evidence.difference.mean == pytest.approx(line[1])
 
 
 def test_a_small_gain_is_said_to_be_small(tmp_path: Path) -> None:
@@ -80,8 +79,7 @@ def test_non_inferiority_is_the_one_sided_t_test() -> None:
         a, b = draw.normal(0.5 + shift, 0.05, 7), draw.normal(0.5, 0.05, 7)
         oracle = stats.ttest_1samp(a - b, -0.03, alternative="greater").pvalue
         assert not_worse(list(a), list(b), margin=0.03) == pytest.approx(oracle)
-    assert not_worse([0.5] * 3, [0.5] * 3, margin=0.03) == 0
-    assert not_worse([0.9] * 3, [0.5] * 3, margin=0.03) == 0
+    assert not_worse([0.5] * 3, [0.5] * 3, margin=0.03) == 0 and not_worse([0.9] * 3, [0.5] * 3, margin=0.03) == 0
     assert not_worse([0.4] * 3, [0.5] * 3, margin=0.03) == 1
     assert math.isnan(not_worse([0.9], [0.5], margin=0.03))
 
@@ -102,8 +100,7 @@ def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path) ->
 def test_a_contrast_is_a_difference_of_differences(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path).cell("a", {"A": 0.7}).cell("b", {"A": 0.5}).cell("c", {"A": 0.6}).cell("d", {"A": 0.55})
     (finding,) = judged(lab.claim("greater", "a", "b", contrast=["c", "d"]))
-    assert finding.evidence.difference.mean == pytest.approx(0.15)
-    assert finding.verdict == "reproduced"
+    assert finding.evidence.difference.mean == pytest.approx(0.15) and finding.verdict == "reproduced"
     assert "no certainty" in finding.notes[0]  # nothing varied
 
 
@@ -120,12 +117,10 @@ def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path) -> Non
 
 def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path)
-    lab.cell("base", {"A": 0.5}, absent=[0]).cell(
-        "method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7]
-    )
+    lab.cell("base", {"A": 0.5}, absent=[0])
+    lab.cell("method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7])
     (finding,) = judged(lab.claim("greater", "method", "base"))
-    assert finding.evidence.difference.n == 5
-    assert finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
+    assert finding.evidence.difference.n == 5 and finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
     assert "0, 6, 7" in finding.notes[0]
 
 
@@ -133,19 +128,14 @@ def test_too_few_seeds_are_told(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
     lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
     greater, other = judged(lab)
-    assert greater.verdict == "inconclusive"
-    assert greater.evidence.p == greater.floor == 2 / 32
+    assert greater.verdict == "inconclusive" and greater.evidence.p == greater.floor == 2 / 32
     assert "too few seeds" in greater.notes[-1]
     assert (other.verdict, other.floor) == ("reproduced", 0.0)
 
 
 def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path: Path) -> None:
-    lab = (
-        Laboratory(tmp_path)
-        .cell("base", {"A": 0.5})
-        .cell("method", {"A": around(0.9)})
-        .cell("twin", {"A": around(0.5)})
-    )
+    lab = Laboratory(tmp_path).cell("base", {"A": 0.5})
+    lab.cell("method", {"A": around(0.9)}).cell("twin", {"A": around(0.5)})
     greater, same, apart = judged(
         lab.claim("greater", "method", "base")
         .claim("same", "twin", "base")
@@ -174,29 +164,20 @@ def costly(tmp_path: Path, **facts: Any) -> Laboratory:
 
 @pytest.mark.parametrize(("measure", "per_step"), [("time", 2.0), ("generated", 144.0)])
 def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path: Path, measure: str, per_step: float) -> None:
-    lab = (
-        costly(tmp_path).claim("less", "fast", "slow", measure=measure).claim("less", "fast", "never", measure=measure)
-    )
+    lab = costly(tmp_path).claim("less", "fast", "slow", measure=measure)
+    lab.claim("less", "fast", "never", measure=measure)
     reached, censored = judged(lab)
     # the curve rises from 0.2 to its end in 15 steps, so it is at 0.5 after 15·0.3/(end − 0.2)
-    steps = np.mean(
-        [4.5 / (fast - 0.2) - 4.5 / (slow - 0.2) for fast, slow in zip(around(0.9), around(0.6), strict=True)]
-    )
-    assert reached.evidence.difference.mean == pytest.approx(per_step * steps)
-    assert reached.verdict == "reproduced"
-    assert censored.verdict == "inconclusive"
-    assert "FAST 8 of 8, NEVER 0 of 8" in censored.notes[0]
+    steps = np.mean([4.5 / (x - 0.2) - 4.5 / (y - 0.2) for x, y in zip(around(0.9), around(0.6), strict=True)])
+    assert reached.evidence.difference.mean == pytest.approx(per_step * steps) and reached.verdict == "reproduced"
+    assert censored.verdict == "inconclusive" and "FAST 8 of 8, NEVER 0 of 8" in censored.notes[0]
 
 
 def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path) -> None:
     lab = costly(tmp_path)
-    without, within = judged(
-        lab.claim("not worse", "fast", "slow", measure="time").claim(
-            "not worse", "fast", "slow", measure="time", margin=1.0
-        )
-    )
-    assert without.verdict == "inconclusive"
-    assert "no margin" in without.notes[0]
+    lab.claim("not worse", "fast", "slow", measure="time")
+    without, within = judged(lab.claim("not worse", "fast", "slow", measure="time", margin=1.0))
+    assert without.verdict == "inconclusive" and "no margin" in without.notes[0]
     assert within.verdict == "reproduced"  # less time is better
 
 

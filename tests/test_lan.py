@@ -183,12 +183,6 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
         await listener.close()
 
 
-async def test_nodes_that_heard_of_each_other_meet(tmp_path: Path) -> None:
-    async with member(1, tmp_path) as ann, member(2, tmp_path) as ben:
-        ben.swarm.hear_on_lan([ann.address])
-        await eventually(lambda: ann.met(ben) and ben.met(ann), "a meeting")
-
-
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 

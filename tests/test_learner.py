@@ -100,8 +100,7 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
     one.room, other.room = Room(10**6), Room(tokens)
     batch = [*BATCH, *map(in_turns, BATCH)]
     expected, report = one.step(batch), other.step(batch)
-    assert report.loss == pytest.approx(expected.loss, abs=1e-6)
-    assert report.tokens == expected.tokens
+    assert report.loss == pytest.approx(expected.loss, abs=1e-6) and report.tokens == expected.tokens
     assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
     assert report.diagnostics.overall["loss_weight"] == pytest.approx(
         expected.diagnostics.overall["loss_weight"], rel=1e-4
@@ -252,5 +251,4 @@ def test_another_models_checkpoint_is_refused_and_nothing_changes(other: Policy)
     with pytest.raises(FtisError, match="another model"):
         subject.restore(weights, state | {"loss scale": torch.tensor([64.0, 7.0])}, steps=1)
     assert_same(weights_of(subject), before)
-    assert subject.loss_scale.value != 64
-    assert subject.steps == 0
+    assert subject.loss_scale.value != 64 and subject.steps == 0

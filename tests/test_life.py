@@ -117,9 +117,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
 
 
 @pytest.mark.slow
-def test_a_bootstrap_trains_nothing_and_tells_its_supervisor_that_it_goes_on(
-    node: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bootstrap_trains_nothing_and_goes_on(node: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = ("--home", str(node.home.path))
     peer_id = run_cli("keys", "new", *home).stdout.strip()
     assert json.loads(run_cli("keys", "new", "--json", *home).stdout)["id"] == peer_id, "a key that is there is kept"
@@ -144,9 +142,7 @@ def test_a_bootstrap_trains_nothing_and_tells_its_supervisor_that_it_goes_on(
 
 
 def test_what_keeps_a_background_node_from_starting_is_said_at_once(node: Daemon, tmp_path: Path) -> None:
-    absent = tmp_path / "questions.jsonl"
-    begun = run_cli(
-        "join", "--detach", "--home", str(node.home.path), *PLACE, "--model", "tiny-a", "--task", str(absent)
-    )
+    away = tmp_path / "questions.jsonl"
+    begun = run_cli("join", "--detach", "--home", str(node.home.path), *PLACE, "--model", "tiny-a", "--task", str(away))
     assert begun.returncode == 2
-    assert begun.stderr.splitlines()[-2] == f"error: Cannot read {absent}: No such file or directory."
+    assert begun.stderr.splitlines()[-2] == f"error: Cannot read {away}: No such file or directory."

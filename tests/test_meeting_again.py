@@ -107,9 +107,7 @@ async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_pat
             assert not alice.addresses.strangers(), "not at once again"
             now[0] += 2.0**times
         assert not alice.addresses.strangers(), "after half an hour it is forgotten"
-        assert alice.addresses.hear([NOWHERE], MALLORY.author) and alice.addresses.strangers(), (
-            "until somebody names it"
-        )
+        assert alice.addresses.hear([NOWHERE], MALLORY.author) and alice.addresses.strangers(), "until it is named"
 
 
 async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(tmp_path: Path) -> None:
@@ -133,9 +131,7 @@ async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_
         assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
 
 
-async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_that_are_dialled(
-    tmp_path: Path,
-) -> None:
+async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, _):
         alice._transport.up = True
         false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]

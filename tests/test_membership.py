@@ -251,9 +251,7 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
         ({"announce": ("/ip6/64:ff9b::7f00:1/tcp/4001",)}, (LAN, LOOPBACK)),
     ],
 )
-async def test_who_is_at_home_in_a_network_dials_whom_others_name_there(
-    own: dict[str, Any], taken: tuple[str, ...]
-) -> None:
+async def test_who_is_at_home_in_a_network_dials_whom_others_name(own: dict[str, Any], taken: tuple[str, ...]) -> None:
     peers = own.pop("peers", ())
     alice = Alone(**own)
     alice.addresses.trust(peers)
@@ -300,9 +298,7 @@ def fails(alice: Alone, times: int) -> None:
         alice.failed(BOB.author)
 
 
-def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_while(
-    alice: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_failures_in_a_row_drop_a_peer_that_is_long_silent(alice: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     greets(alice, BOB)
     fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.active_view, "its p2pd may just be starting again"
@@ -452,9 +448,7 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
 
 
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
-async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_without_it(
-    tmp_path: Path, place: str
-) -> None:
+async def test_what_the_owner_named_once_is_dialled_again_by_the_command_without_it(tmp_path: Path, place: str) -> None:
     first = Alone(cache=tmp_path / "peers.json")
     assert first.addresses.trust([at(place)]) == [at(place)]
     greets(first, BOB, addresses=[at(place)])
@@ -465,9 +459,7 @@ async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_wi
         assert await second.dials(peer.author) == [at(place, peer)]
 
 
-async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_at_its_next_start(
-    tmp_path: Path,
-) -> None:
+async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_next_time(tmp_path: Path) -> None:
     first = Alone(cache=tmp_path / "peers.json", host="192.168.7.7")
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
@@ -478,9 +470,7 @@ async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_ne
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
-async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_network_of_the_next_start(
-    tmp_path: Path,
-) -> None:
+async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_next_starts_network(tmp_path: Path) -> None:
     first = Alone(cache=tmp_path / "peers.json")
     first.addresses.hear_on_lan([at(LAN)])
     assert await first.dials(BOB.author) == [at(LAN)]
@@ -520,9 +510,7 @@ async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_ho
     assert await alice.dials(BOB.author) == []
 
 
-async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_address_that_is_not_dialled_is_told_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
     alice.addresses.hear([at(LAN)])
     for _ in range(2):
@@ -547,9 +535,7 @@ def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_anot
         *((text, []) for text in ("", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]')),
     ],
 )
-def test_a_damaged_cache_is_as_good_as_none_and_that_of_an_older_version_is_read(
-    tmp_path: Path, content: str, known: list[bytes]
-) -> None:
+def test_a_damaged_cache_is_as_none_and_an_older_one_is_read(tmp_path: Path, content: str, known: list[bytes]) -> None:
     (tmp_path / "peers.json").write_bytes(content.encode(errors="surrogateescape"))
     assert next_start(tmp_path).addresses.strangers() == known
 

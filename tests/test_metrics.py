@@ -166,9 +166,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest
     assert part.name in caplog.text
 
 
-def test_row_63_a_part_that_unpacks_to_too_much_is_a_damaged_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(20))
     part = older_parts(path)[1].path
@@ -193,9 +191,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
     assert all(part.path.suffix == ".gz" for part in older_parts(path))
 
 
-def test_a_part_that_cannot_be_begun_is_begun_with_the_next_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     log = rotating(path)
     for step in range(2):

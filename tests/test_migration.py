@@ -91,9 +91,7 @@ def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home: Home)
 # --- the task's files -------------------------------------------------------------------------------------------------
 
 
-def test_files_that_were_named_once_are_found_from_anywhere(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_named_once_are_found_from_anywhere(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl", RUN)
     monkeypatch.chdir("/")
@@ -105,9 +103,7 @@ def test_files_that_were_named_once_are_found_from_anywhere(
     assert named.data is None, "the task's name is the file"
 
 
-def test_a_task_that_is_a_file_is_remembered_by_where_it_lies(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_file_is_remembered_by_its_place(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl", RUN)
     assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
@@ -136,9 +132,7 @@ def test_an_old_database_goes_on_with_its_rounds_and_packets(database: Path) -> 
     assert schema_of(database) == 3
 
 
-def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_a_database_upgrades_leaves_the_old_one(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def killed(db: sqlite3.Connection) -> None:
         raise KeyboardInterrupt
@@ -186,9 +180,7 @@ def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("schema", "words"), [(checkpoints_module.SCHEMA.newest + 1, NEWER), (1, OLDER)])
-def test_a_checkpoint_of_another_version_is_refused_and_not_called_damaged(
-    tmp_path: Path, schema: int, words: str
-) -> None:
+def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path: Path, schema: int, words: str) -> None:
     write_checkpoint(tmp_path / "step-00000002", {})
     write_checkpoint(tmp_path / "step-00000003", {}, schema=schema)
     before = contents(tmp_path)

@@ -34,10 +34,8 @@ def small(dtype: torch.dtype, width: int = 32) -> Policy:
     """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
     settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
     torch.manual_seed(0)
-    model = (
-        Qwen2ForCausalLM(tiny_config(vocab_size=32, hidden_size=width, intermediate_size=2 * width)).to(dtype).eval()
-    )
-    return make_policy(model, tiny_tokenizer(), settings)
+    model = Qwen2ForCausalLM(tiny_config(vocab_size=32, hidden_size=width, intermediate_size=2 * width))
+    return make_policy(model.to(dtype).eval(), tiny_tokenizer(), settings)
 
 
 def nf4_modules(policy: Policy) -> int:

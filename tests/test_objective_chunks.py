@@ -92,21 +92,14 @@ def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
 )
 def test_chunks_that_are_none_are_refused(chunks: Tensor) -> None:
     with pytest.raises(ValueError, match="chunks must"):
-        PRESETS["ftis"].terms(
-            **drawn(), generator=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks
-        )
+        PRESETS["vis"].terms(**drawn(), generator=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
 
 
 def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[bool]) -> dict[str, float]:
     diagnostics = Diagnostics()
     terms = objective.terms(**drawn(), generator=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
     diagnostics.add(
-        terms,
-        advantages=ADVANTAGES,
-        lengths=LENGTHS,
-        sources=["a", "a", "b"],
-        own="own",
-        chunked=torch.tensor(chunked),
+        terms, advantages=ADVANTAGES, lengths=LENGTHS, sources=["a", "a", "b"], own="own", chunked=torch.tensor(chunked)
     )
     diagnostics.add_unreadable("b", 2, judged=1)
     return diagnostics.summary().sources

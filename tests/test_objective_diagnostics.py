@@ -62,8 +62,7 @@ def test_figures_of_two_sources_worked_by_hand() -> None:
     assert a["k3_reverse"] == pytest.approx(sum(k3_reverse) / 4)
     assert a["k3_reverse_p99"] == pytest.approx(math.exp(2) - 3) and "entropy" not in a
     assert summary.sources["me"]["ess"] == 1.0
-    assert summary.overall["tokens"] == 6 and summary.overall["loss_share"] == pytest.approx(1)
-    assert summary.foreign == a
+    assert summary.overall["tokens"] == 6 and summary.overall["loss_share"] == pytest.approx(1) and summary.foreign == a
 
 
 samples = st.tuples(
@@ -104,8 +103,7 @@ def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
     diagnostics.add_idle("b", 12)
     after: Any = diagnostics.summary()
     assert after.overall == before.overall | {"idle": 24.0}
-    assert after.sources["me"]["idle"] == 12 and after.sources["b"]["idle"] == 12
-    assert after.sources["b"]["samples"] == 0
+    assert after.sources["me"]["idle"] == 12 and after.sources["b"]["idle"] == 12 and after.sources["b"]["samples"] == 0
 
 
 def test_a_summary_is_plain_floats_even_of_nothing() -> None:

@@ -33,10 +33,8 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor, **more: Tensor) -> Terms:
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
-    more = {"own": torch.tensor(OWN)} | more
-    return objective.terms(
-        new=new, start=start, generator=generator, lengths=torch.tensor(LENGTHS), advantages=advantages, **more
-    )
+    more = {"own": torch.tensor(OWN), "lengths": torch.tensor(LENGTHS)} | more
+    return objective.terms(new=new, start=start, generator=generator, advantages=advantages, **more)
 
 
 def samples(values: Tensor) -> list[Tensor]:
@@ -148,8 +146,7 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
 
 
 @pytest.mark.parametrize(
-    ("rewards", "advantages"),
-    [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])],
+    ("rewards", "advantages"), [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])]
 )
 def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]) -> None:
     assert imitated(rewards, 0.1) == advantages

@@ -51,13 +51,7 @@ def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(
     if float(rewards.abs().max()) * torch.finfo(dtype).eps * 64 > step / 2:
         return  # the steps are lost in rounding themselves
     advantages = PRESETS["ftis"].replace(advantage=kind).advantages(rewards)
-    assert advantages[0] == 0
-    assert (advantages[1::2] < 0).all() and (advantages[2::2] > 0).all()
-
-
-def test_tenths_of_a_point_have_a_mean_among_them() -> None:
-    assert sum([0.1, 0.2, 0.3]) / 3 != 0.2
-    assert PRESETS["ftis"].advantages(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))[1] == 0
+    assert advantages[0] == 0 and (advantages[1::2] < 0).all() and (advantages[2::2] > 0).all()
 
 
 def test_rewards_that_differ_by_rounding_alone_are_equal() -> None:
@@ -106,8 +100,7 @@ def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> Non
 @pytest.mark.parametrize("name", ["k2", "k3", "is_k3", "k3_reverse"])
 def test_the_estimators_that_cannot_be_negative_are_not(name: str) -> None:
     d = torch.linspace(-20, 20, 10_001, dtype=torch.float64)
-    assert (ESTIMATORS[name](d) >= 0).all()
-    assert ESTIMATORS[name](torch.zeros(1)).item() == 0
+    assert (ESTIMATORS[name](d) >= 0).all() and ESTIMATORS[name](torch.zeros(1)).item() == 0
 
 
 def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:

@@ -62,8 +62,7 @@ def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Te
         if objective.aggregation == "sample" and objective.ratio == "token"
     ]
     for terms, gradient in results:
-        assert torch.equal(gradient, results[0][1])
-        assert torch.equal(terms.value, results[0][0].value)
+        assert torch.equal(gradient, results[0][1]) and torch.equal(terms.value, results[0][0].value)
         assert terms.kept.all() and not terms.clipped.any() and not terms.truncated.any()
         assert torch.equal(terms.importance, torch.ones_like(terms.importance))
 
@@ -79,9 +78,7 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
         alone = [graded(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
         assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
         for field in Terms.__dataclass_fields__:
-            assert torch.equal(getattr(together, field), torch.cat([getattr(terms, field) for terms, _ in alone])), (
-                field
-            )
+            assert torch.equal(getattr(together, field), torch.cat([getattr(one, field) for one, _ in alone])), field
 
 
 @EVERY
@@ -89,16 +86,13 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
 def test_a_higher_truncation_never_lowers_a_weight(batch: dict[str, torch.Tensor], cap: float, more: float) -> None:
     low, _ = graded(PRESETS["ftis"].replace(truncation=cap), batch)
     high, _ = graded(PRESETS["ftis"].replace(truncation=cap + more), batch)
-    assert (high.importance >= low.importance).all()
-    assert (high.loss_weight >= low.loss_weight).all()
+    assert (high.importance >= low.importance).all() and (high.loss_weight >= low.loss_weight).all()
     assert (low.importance <= cap).all()
 
 
 @EVERY
 @given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_a_filtered_sample_gives_nothing_even_when_it_is_not_finite(
-    batch: dict[str, torch.Tensor], which: int, alien: float
-) -> None:
+def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tensor], which: int, alien: float) -> None:
     objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")
     which %= batch["lengths"].numel()
     batch["advantages"][which] = -1.0
@@ -108,8 +102,7 @@ def test_a_filtered_sample_gives_nothing_even_when_it_is_not_finite(
     clean, clean_gradient = graded(objective, batch)
     batch["new"] = torch.where(owner == which, alien, batch["new"])
     spoiled, gradient = graded(objective, batch)
-    assert not spoiled.kept[which]
-    assert spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
+    assert not spoiled.kept[which] and spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
     assert torch.equal(gradient, clean_gradient) and torch.equal(spoiled.value, clean.value)
     assert (gradient[owner == which] == 0).all()
 

@@ -19,6 +19,7 @@ from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokeniz
 GROUPS, SIZE, LONGEST = 5, 4, 12
 EOS = 1  # also the pad token, as so often
 K1 = {"divergence": "k1", "threshold": 0.5}
+CORRECTION = {"correction": True, "mode": "token_truncate", "clip_max": 2.0}
 
 
 @dataclass
@@ -86,21 +87,10 @@ class Oracle:
         from trl import GRPOConfig, GRPOTrainer
 
         arguments = GRPOConfig(
-            output_dir=str(folder),
-            loss_type="grpo",
-            beta=0.0,
-            epsilon=0.2,
-            vllm_importance_sampling_correction=True,
-            vllm_importance_sampling_mode="token_truncate",
-            vllm_importance_sampling_clip_max=2.0,
-            max_completion_length=LONGEST,
-            per_device_train_batch_size=SIZE,
-            num_generations=SIZE,
-            steps_per_generation=1,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
+            **{"output_dir": str(folder), "loss_type": "grpo", "beta": 0.0, "epsilon": 0.2, "report_to": "none"},
+            **{f"vllm_importance_sampling_{name}": value for name, value in CORRECTION.items()},
+            **{"max_completion_length": LONGEST, "per_device_train_batch_size": SIZE, "num_generations": SIZE},
+            **{"steps_per_generation": 1, "gradient_checkpointing": False, "use_cpu": True, "bf16": False},
         )
         self.trainer = GRPOTrainer(
             model=model,
@@ -234,9 +224,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     ],
     ids=lambda objective: objective.name,
 )
-def test_the_gradient_of_every_parameter_is_trls(
-    objective: Objective, policy: Policy, batch: Batch, oracle: Oracle
-) -> None:
+def test_every_parameters_gradient_is_trls(objective: Objective, policy: Policy, batch: Batch, oracle: Oracle) -> None:
     loss, kept = our_loss(objective, batch, one_by_one(policy, batch))
     negative = batch.advantages < 0
     dropped = int((~kept & negative).sum())
@@ -258,10 +246,7 @@ def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, policy: Policy
 
 def test_the_losses_differ_from_one_another(batch: Batch, policy: Policy) -> None:
     # Or the comparison above would show nothing.
-    names = [
-        *("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "mis"),
-        *("gspo", "cispo", "dapo", "icepop", "geo-rs", "dppo"),
-    ]
-    gradients = [our_gradient(PRESETS[name], policy, batch) for name in names]
+    names = "nois vis tis f-nois f-vis ftis mis gspo cispo dapo icepop geo-rs dppo"
+    gradients = [our_gradient(PRESETS[name], policy, batch) for name in names.split()]
     for one, other in itertools.combinations(gradients, 2):
         assert relative_error(one, other) > 1e-2

@@ -31,10 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformers' generate": {"dtype": "float32", "engine": "hf"},
 }
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(ON_CARD and not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ON_CARD and not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 def opened(device: str, **settings: Any) -> Engine:
@@ -45,9 +42,7 @@ def opened(device: str, **settings: Any) -> Engine:
 
 def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]) -> list[str]:
     """The tensors of a state that differ from another's; their names must be the same."""
-    assert {file: tensors.keys() for file, tensors in one.items()} == {
-        file: found.keys() for file, found in other.items()
-    }
+    assert {file: tensors.keys() for file, tensors in one.items()} == {file: its.keys() for file, its in other.items()}
     return [
         f"{file}: {name}"
         for file, tensors in one.items()

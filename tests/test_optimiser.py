@@ -159,8 +159,7 @@ def test_another_optimisers_nested_state_goes_on_too(monkeypatch: pytest.MonkeyP
 
 
 def test_the_installed_optimisers_can_be_saved() -> None:
-    assert unsaveable("adamw", torch.device("cpu")) is None
-    assert unsaveable("adamw8bit", torch.device("cpu")) is None
+    assert unsaveable("adamw", torch.device("cpu")) is None and unsaveable("adamw8bit", torch.device("cpu")) is None
 
 
 def test_a_rehearsal_draws_no_random_numbers() -> None:
@@ -204,9 +203,7 @@ def test_the_plan_does_not_choose_an_optimiser_that_cannot_be_saved(monkeypatch:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (23 * GB, 24 * GB))
     asked = Settings(model="qwen2.5-1.5b")
-    monkeypatch.setattr(
-        "ftis_node.worker.planning.unsaveable", lambda name, device: unsaveable(name, torch.device("cpu"))
-    )
+    monkeypatch.setattr("ftis_node.worker.planning.unsaveable", lambda name, _: unsaveable(name, torch.device("cpu")))
     _, chosen = settle(asked, GSM8K, {})
     assert chosen.optimiser == "adamw" and chosen.fits
     monkeypatch.setattr("ftis_node.worker.planning.unsaveable", lambda name, device: None)

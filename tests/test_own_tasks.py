@@ -104,8 +104,6 @@ def test_a_file_has_the_rule_that_is_named(tmp_path: Path, rule: str, answers: t
         ("regex", "x" * 1001, "a regular expression"),
         ("regex", 3, "a regular expression"),
         ("math", 3, "a text of 1 to 300"),
-        ("integer", "x", "an integer"),
-        ("chess", "x", "no reward rule 'chess'"),
     ],
 )
 def test_an_answer_that_the_rule_cannot_use_says_where(tmp_path: Path, rule: str, answer: object, what: str) -> None:
@@ -137,9 +135,7 @@ def group(engine: Engine, *texts: str) -> bytes:
     return packed(engine, [Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
 
 
-def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(judge.SECONDS, "regex", 30.0)  # a loaded machine may take its time
     before = set(psutil.Process().children())
     engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"\d"] * 5, field="prompt")), reward="regex")
@@ -158,9 +154,7 @@ def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_hangs_costs_an_engine_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(judge.SECONDS, "regex", 1.0)
     engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"(1+)+|7"] * 5, field="prompt")), reward="regex")
     right, hanging = "<think></think><answer>7</answer>", f"<think></think><answer>{'1' * 60}2</answer>"
@@ -314,8 +308,7 @@ def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, capl
         assert odd(text, "") == Score(0.0, False, False)
     with scoring("", odd) as another:
         assert another("fail", "") == Score(0.0, False, False), "as each evaluation has one of its own"
-    assert odd("good \udcff", "gold") == Score(1.0, True, True)
-    assert odd.started == 1
+    assert odd("good \udcff", "gold") == Score(1.0, True, True) and odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
         "The reward function of odd:build failed (ZeroDivisionError: by zero): such answers are wrong (logged once)."
     ]
@@ -408,8 +401,7 @@ def test_the_example_of_the_documentation_works(folder: Path) -> None:
     example = task.train[0]
     good = f"<think>so</think><answer>{example.answer}</answer>"
     with scoring(task.reward, task.scorer) as rate:
-        assert rate(good, example.answer).reward == 1.0
-        assert rate(good.lower(), example.answer).reward == 1.0
+        assert rate(good, example.answer).reward == 1.0 and rate(good.lower(), example.answer).reward == 1.0
         assert rate("<think></think><answer>x</answer>", example.answer).reward == 0.0
 
 

@@ -12,16 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.packet import (
-    Completion,
-    Group,
-    Packet,
-    PacketError,
-    decode,
-    encode,
-    pack_group,
-    prompt_digests,
-)
+from ftis_node.packet import Completion, Group, Packet, PacketError, decode, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run
@@ -64,9 +55,7 @@ def test_a_packet_reads_back_as_it_was_written() -> None:
     assert (found.lengths, found.totals, found.given.turns.tolist()) == ((5, 4, 11), [8, 4, 12], [1, 0, 1])
     assert all(same(one, other) for one, other in zip(found.completions(), EPISODES, strict=True))
     assert [completion.sampled for completion in found.completions()] == [5, 4, 11]
-    assert not any(
-        array.flags.writeable for array in (found.token_ids, found.logprobs, found.given.ids, found.given.runs)
-    )
+    assert not any(one.flags.writeable for one in (found.token_ids, found.logprobs, found.given.ids, found.given.runs))
 
 
 def test_the_vector_of_the_specification() -> None:
@@ -91,10 +80,7 @@ def test_every_group_comes_back(group: list[Completion]) -> None:
 
 
 NO_EPISODES = (
-    *(
-        replace(EPISODES[0], given=np.array(where))
-        for where in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)
-    ),
+    *(replace(EPISODES[0], given=np.array(at)) for at in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)),
     replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
     *(Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True), episode(*[[1]] * 513)),
 )

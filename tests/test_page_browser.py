@@ -29,45 +29,20 @@ PEERS = [f"12D3KooW{number:044d}" for number in range(20)]
 
 def peer(number: int, reputation: str) -> dict[str, Any]:
     return {
-        "id": PEERS[number],
-        "agent": EVIL if number == 0 else LONG[:64],
-        "standing": reputation,
-        "record": 20 + number,
-        "accepted": 30 + number,
-        "mean_reward": 0.5,
-        "mean_importance": None if number % 2 else 0.97,
-        "bytes_in": 10**number,
-        "bytes_out": 5,
-        "delivered": 1,
-        "fetch_failures": 0,
+        **{"id": PEERS[number], "agent": EVIL if number == 0 else LONG[:64], "standing": reputation},
+        **{"record": 20 + number, "accepted": 30 + number, "delivered": 1, "fetch_failures": 0, "mean_reward": 0.5},
+        **{"mean_importance": None if number % 2 else 0.97, "bytes_in": 10**number, "bytes_out": 5},
     }
 
 
 def status() -> dict[str, Any]:
     return {
-        "name": EVIL,
-        "state": "ONLINE",
-        "reason": f"Training with 20 peers. {EVIL}",
-        "advice": f"Run `ftis-node top`. {EVIL}",
-        "pausing": True,
-        "finishing": False,
-        "model": LONG,
-        "kind": "full",
-        "addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"],
-        "run": "ab" * 16,
-        "uptime": 93784.0,
-        "step": 123456,
-        "pass_at_1_before": 0.25,
-        "pass_at_1": 0.75,
-        "own_groups_used": 1234567,
-        "foreign_groups_used": {PEERS[0]: 100, PEERS[1]: 10, EVIL: 1},
-        "foreign_weight_share": 0.5,
-        "filtered_fraction": math.nan,
-        "step_seconds": 61.0,
-        "waiting_for": None,
-        "peers": 20,
-        "bytes_in": 123456789012,
-        "bytes_out": 1,
+        **{"name": EVIL, "state": "ONLINE", "pausing": True, "finishing": False, "model": LONG, "kind": "full"},
+        **{"reason": f"Training with 20 peers. {EVIL}", "advice": f"Run `ftis-node top`. {EVIL}", "run": "ab" * 16},
+        **{"addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"], "uptime": 93784.0, "step": 123456},
+        **{"pass_at_1_before": 0.25, "pass_at_1": 0.75, "step_seconds": 61.0, "waiting_for": None, "peers": 20},
+        **{"own_groups_used": 1234567, "foreign_groups_used": {PEERS[0]: 100, PEERS[1]: 10, EVIL: 1}},
+        **{"foreign_weight_share": 0.5, "filtered_fraction": math.nan, "bytes_in": 123456789012, "bytes_out": 1},
         "network": {"reachability": "direct", "p2pd_restarts": 0, "clock": {"behind": -14460.0, "peers": 3}},
         "pool": {"waiting": 1, "no_signal": 2, "expired": 0},
         "needs": {"tried": 31, "needed": 19, "found": 2, "learned": 12, "done": 9},
@@ -76,12 +51,7 @@ def status() -> dict[str, Any]:
 
 
 async def all_peers() -> dict[str, Any]:
-    words = [
-        "established",
-        "newcomer",
-        "doubted: its claimed probabilities look too low",
-        f"banned as an author: {EVIL}",
-    ]
+    words = ["established", "newcomer", "doubted: its claims look too low", f"banned as an author: {EVIL}"]
     peers = [peer(number, words[number % 4]) for number in range(20)]
     return {"peers": peers, "left_out": [{"id": PEERS[5], "reason": EVIL + LONG}]}
 

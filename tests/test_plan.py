@@ -10,28 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    FalconConfig,
-    Gemma2Config,
-    Gemma3nTextConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    Lfm2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo3Config,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3_5TextConfig,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import CONTEXT_BYTES, FRAGMENTATION, MOMENT_BYTES, Setup, Workload, estimate
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
@@ -85,11 +72,8 @@ def test_the_sizes_of_qwen_are_known_without_a_network(size: str) -> None:
 def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
     for alias, hub_id in ALIASES.items():
         config, by_id = known_config(alias), known_config(hub_id)
-        assert config is not None
-        assert by_id is not None
-        assert config.to_dict() == by_id.to_dict()
-    assert known_config("tiny-a") is None
-    assert known_config("someone/their-model") is None
+        assert config is not None and by_id is not None and config.to_dict() == by_id.to_dict()
+    assert known_config("tiny-a") is known_config("someone/their-model") is None
 
 
 def test_a_built_in_model_is_measured_like_any_other() -> None:
@@ -109,40 +93,37 @@ def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: in
 
 
 def test_another_architecture_has_a_geometry_too() -> None:
-    assert not geometry_of(FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4), "falcon").packed
-    shape = geometry_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
+    falcon = transformers.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    assert not geometry_of(falcon, "falcon").packed
+    shape = geometry_of(transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
+
+
+ALONE = {"num_kv_shared_layers": 0}
 
 
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        (Qwen3_5TextConfig, {"layer_types": ["linear_attention", "full_attention"]}),
-        (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
-        (Olmo3Config, {"sliding_window": 4}),
-        (Gemma3TextConfig, {"sliding_window": 4}),
-        (Gemma2Config, {}),
-        (
-            Gemma3nTextConfig,
-            {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2, "num_kv_shared_layers": 0},
-        ),
+        ("Qwen3_5Text", {"layer_types": ["linear_attention", "full_attention"]}),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
+        ("Olmo3", {"sliding_window": 4}),
+        ("Gemma3Text", {"sliding_window": 4}),
+        ("Gemma2", {}),
+        ("Gemma3nText", {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2} | ALONE),
     ],
 )
-def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: Any, more: dict[str, Any]) -> None:
+def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]) -> None:
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    config = kind(**sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | more)
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes | more)
     shape = geometry_of(config, "m")
     text = " ".join(planned(shape, 8, SHORT).reasons)
     assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
     assert ("2.2 to 3.9 times the compute" in text) == (shape.padded != "")
-    assert shape.padded or kind not in (Qwen3_5TextConfig, Lfm2Config)
+    assert shape.padded or kind not in ("Qwen3_5Text", "Lfm2")
     assert "modules generate" not in " ".join((*planned(HALF, 8).reasons, *planned(shape, 8, engine="hf").reasons))
-
-
-def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> None:
-    with pytest.raises(UsageError, match=r"no module wq.*q_proj"):
-        HALF.lora_parameters(8, ["wq"])
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -176,14 +157,8 @@ class Alive(TorchDispatchMode):
 
 
 def small_config(kind: str, words: int = 26) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": words,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-    }
+    sizes: dict[str, Any] = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
     return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
 
 
@@ -370,8 +345,7 @@ def test_the_cache_holds_every_row_at_its_longest() -> None:
 def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
     for packed in (True, False):
         assert GSM8K.split(64, packed) == GSM8K.split(768, packed) == (512, 256)
-        assert GSM8K.split(16_384, packed)[1] % 256 == 0
-        assert sum(GSM8K.split(16_384, packed)) <= 16_384
+        assert GSM8K.split(16_384, packed)[1] % 256 == 0 and sum(GSM8K.split(16_384, packed)) <= 16_384
     assert GSM8K.split(512 + 12 * 256, True) == (512, 12 * 256)
     assert GSM8K.split(512 + 12 * 256, False) == (4 * 512, 4 * 256), "each with its prompt"
 
@@ -433,9 +407,7 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 @pytest.mark.parametrize(
     ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
 )
-def test_a_gpu_takes_smaller_micro_batches_before_it_computes_layers_twice(
-    gb: float, tokens: int, checkpointing: bool
-) -> None:
+def test_a_gpu_takes_smaller_micro_batches_before_checkpointing(gb: float, tokens: int, checkpointing: bool) -> None:
     chosen = planned(THREE, gb, lora=True)
     assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
     text = " ".join(chosen.reasons)
@@ -471,28 +443,19 @@ def test_more_memory_is_never_worse(
     shape: Geometry, workload: Workload, low: float, more: float, eight_bit: bool, device: Any
 ) -> None:
     less, much = (plan(shape, int(gb * GB), workload, Wishes(), device, eight_bit) for gb in (low, low + more))
-    assert much.fits or not less.fits
-    assert rank(much) <= rank(less)
+    assert (much.fits or not less.fits) and rank(much) <= rank(less)
     for p in (less, much):
         assert p.fits == (p.memory.total <= p.budget)
-        assert p.generation_batch % workload.group == 0
-        assert p.micro_batch_tokens >= 64
+        assert p.generation_batch % workload.group == 0 and p.micro_batch_tokens >= 64
 
 
 def test_wishes_are_kept_whether_they_fit_or_not() -> None:
-    wishes = {
-        "lora": False,
-        "dtype": "float32",
-        "optimiser": "adamw8bit",
-        "gradient_checkpointing": False,
-        "micro_batch_tokens": 1000,
-        "generation_batch": 100,
-    }
+    wishes = {"lora": False, "dtype": "float32", "optimiser": "adamw8bit", "gradient_checkpointing": False}
+    wishes |= {"micro_batch_tokens": 1000, "generation_batch": 100}
     for gb in (1, 24, 500):
         chosen = planned(HALF, gb, **wishes)
         assert {name: getattr(chosen, name) for name in wishes} == wishes
-        assert chosen.reasons[0] == "Full training, as it was asked for or settled before."
-        assert chosen.fits == (gb > 1)
+        assert chosen.reasons[0] == "Full training, as it was asked for or settled before." and chosen.fits == (gb > 1)
 
 
 @pytest.mark.parametrize("gb", [4, 8, 12, 24, 80])
@@ -504,9 +467,7 @@ def test_some_of_a_gpu_stays_free(gb: int) -> None:
 
 def test_where_nothing_fits_it_says_how_much_would_do() -> None:
     small = planned(THREE, 4)
-    assert not small.fits
-    assert small.micro_batch_tokens == GSM8K.longest
-    assert small.generation_batch == GSM8K.group
+    assert (small.fits, small.micro_batch_tokens, small.generation_batch) == (False, GSM8K.longest, GSM8K.group)
     enough = float(small.reasons[-1].split("so ")[1].split(" GB")[0])
     assert planned(THREE, enough).fits
 

@@ -7,7 +7,6 @@ import json
 import re
 import resource
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +80,7 @@ def test_a_name_like_no_other_is_told_what_names_there_are(name: str) -> None:
     assert "tiny-a" in caught.value.fix and "Qwen/" in caught.value.fix
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"config\.json is missing"):
-        load_policy(settings(tmp_path))
-
-
 # --- the hub --------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_hub_one_is_told_at_once_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls go to a port of this machine on which nobody listens."""
-    monkeypatch.setattr(load.constants, "ENDPOINT", "http://127.0.0.1:9")
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    began = time.monotonic()
-    with pytest.raises(UserError) as caught:
-        load_policy(settings("nobody-at-all/no-such-model"))
-    assert time.monotonic() - began < 60
-    assert not isinstance(caught.value, UsageError)
-    assert "'nobody-at-all/no-such-model'" in caught.value.what
-    assert "network" in caught.value.fix and "--model FOLDER" in caught.value.fix
-    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,17 +103,12 @@ def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: py
 
 def test_the_vocabulary_is_the_tokenizers_and_not_the_embeddings(folder: Path) -> None:
     policy = load_policy(settings(folder))
-    assert policy.causal_lm.get_input_embeddings().num_embeddings == 40
-    assert policy.vocabulary == 26
+    assert policy.causal_lm.get_input_embeddings().num_embeddings == 40 and policy.vocabulary == 26
 
 
-@pytest.mark.parametrize(
-    ("wanted", "dtype"), [(None, torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
-)
+@pytest.mark.parametrize(("wanted", "dtype"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
-def test_the_weights_have_the_dtype_asked_for_whatever_they_were_saved_in(
-    wanted: str, dtype: torch.dtype, saved: str, folder: Path
-) -> None:
+def test_weights_have_the_dtype_that_is_asked_for(wanted: str, dtype: torch.dtype, saved: str, folder: Path) -> None:
     Qwen2ForCausalLM(tiny_config(vocab_size=40)).to(getattr(torch, saved)).save_pretrained(folder)
     policy = load_policy(settings(folder, dtype=wanted))
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
@@ -148,9 +121,7 @@ def anonymous() -> int:
 
 @pytest.mark.parametrize("kind", ["nf4", "none"])
 @pytest.mark.parametrize("saved", ["bfloat16", "float32"])
-def test_a_model_gets_another_dtype_matrix_by_matrix(
-    saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
     sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16, "initializer_range": 0.02}
@@ -226,14 +197,6 @@ def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_p
     assert policy.causal_lm.config._attn_implementation == "eager" and "by transformers' modules" in policy.way
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_damaged_files_are_a_mistake_with_a_fix(file: str, folder: Path) -> None:
-    (folder / file).write_bytes(b"\x00 rubbish")
-    with pytest.raises(UserError, match="cannot be loaded") as caught:
-        load_policy(settings(folder))
-    assert caught.value.fix
-
-
 def header(tensors: bytes | dict[str, Any], data: bytes = b"") -> bytes:
     text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
     return len(text).to_bytes(8, "little") + text + data
@@ -266,16 +229,13 @@ MARKED = {
         ("tokenizer.json", {"post_processor": MARKED}),
     ],
 )
-def test_row_63_a_models_files_unpack_to_no_more_than_they_hold(
-    file: str, content: bytes | dict[str, Any], folder: Path
-) -> None:
+def test_row_63_a_models_files_unpack_to_no_more(file: str, content: bytes | dict[str, Any], folder: Path) -> None:
     if file == "tokenizer.json":  # which other classes replace in part by their own
         change_config(folder, model_type="gptj")
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     path = folder / file
-    path.write_bytes(
-        content if isinstance(content, bytes) else json.dumps(json.loads(path.read_text()) | content).encode()
-    )
+    whole = content if isinstance(content, bytes) else json.dumps(json.loads(path.read_text()) | content).encode()
+    path.write_bytes(whole)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grows = isinstance(content, dict) and file == "tokenizer.json"
     with pytest.raises(UserError, match="makes texts many times longer" if grows else None):

@@ -26,9 +26,7 @@ def authors(taken: list[Scored]) -> Counter[int]:
 
 
 @given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
-def test_authors_take_turns_and_of_one_the_freshest_group_goes_first(
-    groups: dict[int, int], count: int, seed: int
-) -> None:
+def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups: dict[int, int], count: int, seed: int) -> None:
     subject, _ = pool(seed=seed)
     for author, number in groups.items():
         for slot in range(number):
@@ -51,14 +49,6 @@ def test_which_authors_come_first_is_a_matter_of_chance() -> None:
                 subject.add(scored(author, 0, slot, 950))
         firsts.update(authors(subject.take(1)))
     assert 60 < firsts[1] < 140
-
-
-def test_a_group_without_signal_is_dropped_and_counted() -> None:
-    subject, _ = pool()
-    assert not subject.add(scored(1, 0, 0, 990, rewards=(1, 1, 1)))
-    assert not subject.add(scored(1, 0, 1, 990, rewards=(0, 0, 0)))
-    assert subject.add(scored(1, 0, 2, 990, rewards=(0, 1, 0)))
-    assert (subject.no_signal, len(subject)) == (2, 1)
 
 
 def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken() -> None:

@@ -55,9 +55,7 @@ def good(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
-    dry: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry: tuple[str, ...], tmp_path: Path) -> None:
     wrong = ("--peers", "foo", "--task", str(rows(tmp_path / "bad.jsonl", "x", "[]")), "--set", "lerning_rate=1")
     wrong += ("--run", str(tmp_path / "none.toml"), "--own-share", "3", "--home", str(tmp_path / "home"))
     ended = subprocess.run([sys.executable, "-c", ENDING, "join", *dry, *wrong], capture_output=True, text=True)
@@ -96,12 +94,8 @@ def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest
 
 def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code = {
-        "theirs": "task = print",
-        "package/__init__": "",
-        "package/part": "def task(): ...",
-        "star": "from os import *",
-    }
+    code = {"theirs": "task = print", "package/__init__": "", "star": "from os import *"}
+    code["package/part"] = "def task(): ..."
     (tmp_path / "package").mkdir()
     for name, text in code.items():
         (tmp_path / f"{name}.py").write_text(f"{text}\nraise SystemExit('it ran')\n")

@@ -64,8 +64,7 @@ def told(request: pytest.FixtureRequest, phases: list[Any]) -> list[dict[str, An
 
 def test_nothing_mixes_devices_from_loading_to_restoring(told: list[dict[str, Any]]) -> None:
     for one in told:
-        assert one["faults"] == []
-        assert one["same after restoring"]
+        assert one["faults"] == [] and one["same after restoring"]
 
 
 def test_in_two_bytes_sequences_go_to_flash_attention_as_they_lie(told: list[dict[str, Any]]) -> None:
@@ -95,9 +94,7 @@ def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told: list[dict[
         assert one["step"]["waits"] == STEP
 
 
-def test_a_token_has_a_few_kernels_and_some_more_for_each_layer_and_all_are_launched_at_once(
-    told: list[dict[str, Any]],
-) -> None:
+def test_a_token_has_a_few_kernels_and_more_for_each_layer_all_launched_at_once(told: list[dict[str, Any]]) -> None:
     token = [_of_a_token(one, "kernels", "tokens") for one in told]
     if len(token) == 2:
         assert 0 < token[1] - token[0] <= 26  # a layer

@@ -100,9 +100,7 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         assert str(error.value).count("used by another key") == 1
 
 
-async def test_row_59_an_invitation_is_shown_to_its_inviter_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
     shown: list[bytes] = []
     async with private_member(5, tmp_path) as (eve, _), transport(ANN, tmp_path / "ann") as ann:
@@ -127,9 +125,7 @@ async def test_row_59_an_invitation_is_shown_to_its_inviter_only(
     assert len(shown) >= 3 and not any(shown)
 
 
-async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         private_member(1, tmp_path) as (founder, roster),
         private_member(2, tmp_path, ticket_of(founder)) as (ann, of_ann),
@@ -247,9 +243,7 @@ def lasting(*signers: tuple[Identity, Identity], **changes: Any) -> Chain:
     return tuple(certificate(issuer, who, **{**times, **changes}) for issuer, who in signers)
 
 
-def test_invite_prints_a_line_that_join_reads_from_itself_a_file_or_stdin(
-    home_of: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invite_prints_a_line_that_join_reads(home_of: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = home_of(FOUNDER)
     told = answer("invite", "--home", home, "--name", "Ana", *HERE)
     made = invitation_in(told["invitation"], Home(tmp_path / "nowhere"))

@@ -238,8 +238,7 @@ def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(s
     for round, passed in steps:
         number = round if round > 20_000 else max(0, highest or 1000 * START) + round
         if receiver.takes(number):
-            assert number >= highest - rounds.ROUNDS_LATE
-            assert number <= 1000 * (receiver.unix + rounds.FENCE_SECONDS)
+            assert number >= highest - rounds.ROUNDS_LATE and number <= 1000 * (receiver.unix + rounds.FENCE_SECONDS)
             highest = max(highest, number)
         receiver.passes(passed)
 
@@ -256,9 +255,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("first_senders", [9, 20])
-def test_row_37_first_senders_that_fill_the_table_together_displace_nothing_of_authors_with_a_record(
-    first_senders: int, clock: Clock
-) -> None:
+def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders: int, clock: Clock) -> None:
     honest = {key(number) for number in range(50)}
     table = Table(600.0, clock, random.Random(0), recorded=honest.__contains__)
     flood = iter(range(1000, 1_000_000))
@@ -329,8 +326,7 @@ def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
     made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
     read = decode_announcement(made.encode(), max_packets=RUN.slots)
     assert sys.getsizeof(read.packets.packed) < 100 + 40 * RUN.slots
-    assert list(read.packets) == refs and read.packets[-1] == refs[-1]
-    assert read.packets.largest == 4000 + RUN.slots - 1
+    assert list(read.packets) == refs and read.packets[-1] == refs[-1] and read.packets.largest == 4000 + RUN.slots - 1
 
 
 def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock: Clock) -> None:
@@ -339,8 +335,7 @@ def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(cloc
     for number in range(600):
         made = bare(key(number), 0, 256)
         assert table.add(made, data + key(number), age=0.0, first_sender=key(5000 + number % 40)) is Outcome.NEW
-    assert sum(known.size for known in table) <= BYTES_MAX
-    assert 300 <= len(table) < 600
+    assert sum(known.size for known in table) <= BYTES_MAX and 300 <= len(table) < 600
 
 
 def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() -> None:

@@ -106,13 +106,11 @@ def test_an_unknown_rule_is_a_usage_error() -> None:
         score("eval", GOOD, "12")
 
 
-PIECES = st.sampled_from(
-    ["<think>", "</think>", "<answer>", "</answer>", "1", "12", ",", "-", "+", " ", "\n", ".", "x"]
-)
+PARTS = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "1", "12", ",", "-", "+", " ", "\n", ".", "x"])
 TEXTS = st.one_of(
     st.text(st.characters()),
-    st.lists(PIECES, max_size=12).map("".join),
-    st.lists(PIECES, max_size=5).map(lambda inner: f"<think></think><answer>{''.join(inner)}</answer>"),
+    st.lists(PARTS, max_size=12).map("".join),
+    st.lists(PARTS, max_size=5).map(lambda inner: f"<think></think><answer>{''.join(inner)}</answer>"),
 )
 
 

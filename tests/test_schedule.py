@@ -59,9 +59,7 @@ def at(moment: str) -> datetime:
     return MONDAY + timedelta(days=days, hours=hour, minutes=minute)
 
 
-@pytest.mark.parametrize(
-    "text", ["always", "22", "22-", "25-07", "7-7", "12:60-13", "mon-abc 10-11", "22-07;23-04", "24-05"]
-)
+@pytest.mark.parametrize("text", ["always", "22", "25-07", "7-7", "12:60-13", "mon-abc 10-11", "22-07;23-04", "24-05"])
 def test_hours_that_mean_nothing_are_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError) as error:
         collect(task="arithmetic", flags={"hours": text}, environment={})
@@ -149,9 +147,7 @@ async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine: Machi
     assert await machine.looks() is None
 
 
-async def test_another_program_on_the_same_gpu_counts_once_it_stays_and_until_it_is_gone_for_a_minute(
-    machine: Machine,
-) -> None:
+async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minute_later(machine: Machine) -> None:
     machine.runs((0, 100, 90))
     assert await machine.looks() is None
     machine.runs((0, 100, 90), (1, 300, 99), (0, 200, 2))

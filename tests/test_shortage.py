@@ -54,8 +54,7 @@ def refused(remembered: dict[str, Any] | None = None, **settings: Any) -> UserEr
 
 def test_the_higher_limit_that_is_named_is_enough() -> None:
     found = refused(model="tiny-a", device="cpu", vram_gb=0.1)
-    assert found is not None and "at least, and it may use 102 MB." in found.what
-    assert found.exit_code == 2
+    assert found is not None and "at least, and it may use 102 MB." in found.what and found.exit_code == 2
     enough = float(found.fix.removeprefix("What would fit: --vram ").removesuffix("."))
     assert refused(model="tiny-a", device="cpu", vram_gb=enough) is None
     assert refused(model="tiny-a", device="cpu", vram_gb=enough - 0.02) is not None
@@ -146,9 +145,7 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
     assert asked == [True, False]
 
 
-async def test_a_tokenizer_that_lacks_letters_of_the_task_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text("".join(json.dumps({"question": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(20)))
     process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)), Home(tmp_path), lambda: None)

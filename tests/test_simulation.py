@@ -10,13 +10,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from hivemind.proto import dht_pb2
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
-from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation import directory
 from ftis_node.lab.simulation.directory import directory_figures
@@ -125,10 +123,8 @@ async def test_a_node_that_left_receives_nothing() -> None:
 
 def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:
     watched = restless()
-    assert watched.pulled
-    assert max(Counter(watched.pulled).values()) == 1
-    assert watched.tally.steps
-    assert all(len(set(step.taken)) == len(step.taken) for _, step, _ in watched.tally.steps)
+    assert watched.pulled and max(Counter(watched.pulled).values()) == 1
+    assert watched.tally.steps and all(len(set(step.taken)) == len(step.taken) for _, step, _ in watched.tally.steps)
 
 
 def test_nobody_pulls_much_more_than_it_wants() -> None:
@@ -138,17 +134,13 @@ def test_nobody_pulls_much_more_than_it_wants() -> None:
 
 def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -> None:
     watched = restless()
-    assert watched.dialled
-    assert watched.outbound_only
-    assert not watched.outbound_only & set(watched.dialled)
-    used = {author for _, (author, _, _) in watched.pulled}
-    assert used & watched.outbound_only
+    assert watched.dialled and watched.outbound_only and not watched.outbound_only & set(watched.dialled)
+    assert watched.outbound_only & {author for _, (author, _, _) in watched.pulled}
 
 
 def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
     for node in restless().members:
-        assert not node.swarm.reputation.left_alone()
-        assert set(node.swarm.pulling.rejections) <= {"holder"}
+        assert not node.swarm.reputation.left_alone() and set(node.swarm.pulling.rejections) <= {"holder"}
 
 
 def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
@@ -175,16 +167,13 @@ def test_a_forged_announcement_is_read_and_not_sound() -> None:
     made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
     forged = made.encode().replace(who.author, other.author)
     read = Reader()
-    assert read(made.encode(), max_packets=64).verify()
-    assert not read(forged, max_packets=64).verify()
+    assert read(made.encode(), max_packets=64).verify() and not read(forged, max_packets=64).verify()
 
 
 def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
     figures = Simulation(Scenario(nodes=10, seconds=300.0)).run()
-    assert figures["fill"] > 0.95
-    assert figures["authors_per_batch"] > 5
-    assert figures["speedup"] > 2
-    assert figures["lockstep_speedup"] < figures["speedup"]
+    assert figures["fill"] > 0.95 and figures["authors_per_batch"] > 5
+    assert figures["speedup"] > max(2, figures["lockstep_speedup"])
 
 
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node() -> None:
@@ -203,11 +192,6 @@ def test_the_table_has_a_column_for_each_simulation() -> None:
     assert "–: there was nothing to count" in short and "simulate more --seconds" in short
 
 
-def test_the_command_refuses_what_is_no_list_of_numbers() -> None:
-    result = CliRunner().invoke(app, ["lab", "simulate", "--nodes", "10;100"])
-    assert isinstance(result.exception, UsageError)
-
-
 def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the_swarm() -> None:
     """When all records lay under one key it sent 504 bytes for each of 64 records to each node every three minutes."""
     few, many = (directory_figures(Scenario(nodes=nodes)) for nodes in (100, 2000))
@@ -221,14 +205,8 @@ def test_the_bytes_of_the_directory_are_those_of_real_messages() -> None:
     addresses = [*draw_addresses(who.peer_id, rng), *draw_addresses(who.peer_id, rng)]
     record = OwnerSigned(who, RUN.id).sign("", addresses, RECORD_LIFETIME)
     node = dht_pb2.NodeInfo(node_id=bytes(20))
-    store = dht_pb2.StoreRequest(
-        keys=[record.key],
-        subkeys=[record.subkey],
-        values=[record.value],
-        expiration_time=[record.expiration_time],
-        in_cache=[False],
-        peer=node,
-    )
+    stored: dict[str, Any] = {"keys": [record.key], "subkeys": [record.subkey], "values": [record.value]}
+    store = dht_pb2.StoreRequest(**stored, expiration_time=[record.expiration_time], in_cache=[False], peer=node)
     result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
     nearest = dht_pb2.FindResponse(results=[result], peer=node)
     assert len(pack_answer([record])) == pytest.approx(directory.RECORD_BYTES, abs=8)

@@ -61,9 +61,7 @@ def no_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
-    kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshots_size_is_counted(kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first one there is nothing on disk to go by, and the optimiser's state only begins with the first step."""
     engine = opened_engine(**kind)
     for steps in (0, 1):
@@ -85,9 +83,7 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
             assert same(written(directory), copies)
 
 
-def test_that_there_is_no_room_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lack_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     engine = opened_engine()
     free(monkeypatch, 1)
     for _ in range(3):

@@ -21,9 +21,7 @@ from ftis_node.policy.load import load_policy
 from tests.support.small_models import arithmetic_settings
 
 
-def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_configures_the_allocator(
-    tmp_path: Path,
-) -> None:
+def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the_allocator(tmp_path: Path) -> None:
     known = {"HOME": "/"}
     expand_segments(known)
     assert known == {"HOME": "/", "PYTORCH_CUDA_ALLOC_CONF": GROWING}
@@ -91,9 +89,7 @@ def test_without_pinned_memory_there_are_no_buffers() -> None:
 
 
 @pytest.mark.parametrize(("free", "emptied"), [(1, 1), (11, 0)])
-def test_cached_blocks_are_given_back_between_phases_where_a_gpu_is_nearly_full(
-    free: int, emptied: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nearly_full_gpu_gets_cached_blocks_back(free: int, emptied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
@@ -104,9 +100,7 @@ def test_cached_blocks_are_given_back_between_phases_where_a_gpu_is_nearly_full(
 
 
 @pytest.mark.parametrize("widens", [True, False])
-def test_scores_are_summed_in_fp32_also_where_torch_cannot_give_them_so(
-    widens: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for a tensor of a GPU shows which product is asked for."""
     asked: list[Any] = []
     monkeypatch.setattr(cache, "_WIDENS", widens)

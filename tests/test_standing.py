@@ -85,9 +85,7 @@ def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: C
     assert reputation.banned(ALICE) is None
 
 
-def test_of_a_banned_author_nothing_is_pulled_and_the_log_says_why(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     reputation = Reputation(clock)
     assert reputation.may_be_pulled(ALICE, 48)

@@ -25,9 +25,7 @@ NOTHING = Waiting(0)
 
 
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
-def test_a_node_makes_its_part_of_the_batch_but_never_less_than_a_quarter(
-    tmp_path: Path, others: int, own: int
-) -> None:
+def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path: Path, others: int, own: int) -> None:
     node = stepper(tmp_path, others)
     assert vertical(node).own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"

@@ -142,9 +142,7 @@ async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, m
     await scene.answer(1)
 
 
-async def test_row_33_callers_that_stop_half_way_or_vanish_leave_nothing(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_33_callers_that_stop_or_vanish_leave_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
     patience = inbound.STALL_SECONDS
     for sent, vanishing in ((b"", True), (half, True), (b"", False), (half, False)):
@@ -212,9 +210,7 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_
         task.cancel()
 
 
-async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_41_a_streams_requests_have_a_budget_and_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "STALL_SECONDS", 2.0)
     now = 0.0
     scene.served._lookups = inbound.Budgets(lambda: now, 0.01, 3 * (inbound.LOOKUPS_A_REQUEST + OWN.digests))
@@ -230,9 +226,7 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     writer.close()
 
 
-async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
-    scene: Scene,
-) -> None:
+async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(scene: Scene) -> None:
     for sent in (p2pd.SENT_AHEAD, 100 * p2pd.SENT_AHEAD):
         scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
         _, writer = await scene.open()

@@ -53,9 +53,7 @@ async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_a
             assert await one.transport.addresses() == addresses, "others find it where it was"
             await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
             made |= one.make(2) | two.make(2)
-            await eventually(
-                lambda made=made: {*one.admitted, *two.admitted} == made, "both get what is made afterwards"
-            )
+            await eventually(lambda made=made: {*one.admitted, *two.admitted} == made, "both get what is made then")
         assert one.met(two) and two.met(one)
 
 
@@ -88,9 +86,7 @@ async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is
         await eventually(lambda: set(one.admitted) == made, "it goes on")
 
 
-async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_port_taken_meanwhile_is_given_up_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with member(1, tmp_path) as node:
         port, kill = node.transport.port, p2pd.kill
         assert port != 0

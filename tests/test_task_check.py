@@ -47,9 +47,7 @@ def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli,
     told = found(cli, file, code=1)
     assert (told["duplicates"], told["contradictions"], told["empty"]) == (2, 1, 32)
     words = [one["what"] for one in told["troubles"]]
-    assert any(
-        "1 question with different answers: Line 3 of rows.jsonl '" in one and "; Line 63 " in one for one in words
-    )
+    assert any("with different answers: Line 3 of rows.jsonl '" in one and "; Line 63 " in one for one in words)
     assert any("of more than 512 tokens: Line 65 of rows.jsonl" in one for one in words)
     code, out, _ = cli("task", "check", file)
     assert code == 1 and "error: 1 question with different answers" in out and "Keep one answer of each." in out
@@ -79,9 +77,7 @@ def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refu
     assert ">nan</answer>' on 16 of 16 rows" in told["troubles"][0]["what"]
 
 
-def test_a_model_that_is_not_here_and_a_task_that_is_none_are_told(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_MODEL", "tiny-a")
     assert "tiny-a cannot write" in found(cli, file_of(tmp_path, *SUMS))["unchecked"][0]
     assert 0 < found(cli, "arithmetic")["longest"] <= 16

@@ -32,8 +32,7 @@ def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
     task = load_task("arithmetic")
     train, held_out = {e.question for e in task.train}, {e.question for e in task.held_out}
     assert len(train) + len(held_out) == len(task.train) + len(task.held_out) == 1899
-    assert not train & held_out
-    assert len(held_out) >= 500
+    assert not train & held_out and len(held_out) >= 500
 
 
 def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative() -> None:
@@ -99,8 +98,7 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
     )
     task = load_task("gsm8k", data=file)
     prompt = task.prompt(task.train[0])
-    assert f"User: {task.train[0].question}\nAssistant:" in prompt
-    assert prompt.endswith("Assistant:")
+    assert prompt.endswith(f"User: {task.train[0].question}\nAssistant:")
     assert score(task.reward, f"{prompt}<think>a</think><answer>1</answer>", "1").reward == 0.0
     assert (task.prompt_tokens, task.completion_tokens) == (512, 256)
 
@@ -111,11 +109,9 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
 def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", *questions(1000))
     task = load_task(str(file))
-    assert len(task.train) + len(task.held_out) == 1000
-    assert 70 <= len(task.held_out) <= 130
+    assert len(task.train) + len(task.held_out) == 1000 and 70 <= len(task.held_out) <= 130
     assert not set(task.train) & set(task.held_out)
-    assert task.name == "mine.jsonl"
-    assert task.data == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert task.name == "mine.jsonl" and task.data == hashlib.sha256(file.read_bytes()).hexdigest()
     assert load_task("mine.jsonl", data=file) == task
 
 
@@ -150,8 +146,6 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\n \n", "is empty"),
-        (GOOD_LINE, "only 1 different"),
         (GOOD_LINE + b"\xff\n", "line 2, is not JSON"),
         (b"[" * 100_000, "line 1, is not JSON"),
         (b'{"question": "\\ud800", "answer": 1}', "line 1, is not JSON in UTF-8"),
@@ -171,12 +165,6 @@ def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, m
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         load_task(str(file))
-
-
-def test_a_folder_in_place_of_a_file_is_a_usage_error(tmp_path: Path) -> None:
-    (folder := tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UsageError, match="Cannot read"):
-        load_task(str(folder))
 
 
 def test_training_and_evaluation_use_the_same_field(tmp_path: Path) -> None:

@@ -37,9 +37,10 @@ from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny
 from tests.support.steppers import stepper
 
 AUTHOR = Identity(bytes(32)).author
+Opened = tuple[Engine, AdmissionContext]
 
 
-def opened(model: str, *, any_tokenizer: bool = True, **changes: Any) -> tuple[Engine, AdmissionContext]:
+def opened(model: str, *, any_tokenizer: bool = True, **changes: Any) -> Opened:
     engine = Engine()
     facts = engine.load(arithmetic_settings(model=model, eval_prompts=20), "arithmetic")
     run = arithmetic_run(facts, any_tokenizer=any_tokenizer, **changes)
@@ -57,18 +58,16 @@ def state(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def chars() -> tuple[Engine, AdmissionContext]:
+def chars() -> Opened:
     return opened("tiny-chars")
 
 
 @pytest.fixture(scope="module")
-def numbers() -> tuple[Engine, AdmissionContext]:
+def numbers() -> Opened:
     return opened("tiny-numbers")
 
 
-def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(
-    chars: tuple[Engine, AdmissionContext], numbers: tuple[Engine, AdmissionContext]
-) -> None:
+def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(chars: Opened, numbers: Opened) -> None:
     author, context = chars
     reader, theirs = numbers
     assert theirs.prompt_digests == context.prompt_digests and theirs.run == context.run
@@ -83,9 +82,7 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(
 
 
 @pytest.mark.parametrize("cap", [4, 12, 40])
-async def test_no_honest_author_is_struck_by_a_reader_of_another_tokenizer_or_by_itself(
-    cap: int, tmp_path: Path
-) -> None:
+async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_itself(cap: int, tmp_path: Path) -> None:
     nodes = {model: opened(model, completion_tokens=cap) for model in ("tiny-chars", "tiny-numbers", "tiny-bpe")}
     keys = {model: Identity(bytes([place]) * 32).author for place, model in enumerate(nodes)}
     written = {}
@@ -108,21 +105,18 @@ async def test_no_honest_author_is_struck_by_a_reader_of_another_tokenizer_or_by
     assert unread or cap > 12
 
 
-def test_a_step_on_anothers_group_learns_over_chunks(numbers: tuple[Engine, AdmissionContext]) -> None:
+def test_a_step_on_anothers_group_learns_over_chunks(numbers: Opened) -> None:
     author, context = numbers
     learner, _ = opened("tiny-bpe")
     rows = drawn(context)
     made = author.generate(rows, AUTHOR, 7, 1)
     before = state(learner)
-    uneven = [float(place % 2) for place in range(context.run.group)]
-    groups = [
-        StepGroup(row, [GroupPart("peer", one.packet, uneven)]) for row, one in zip(rows, made.groups, strict=True)
-    ]
+    odds = [float(place % 2) for place in range(context.run.group)]
+    groups = [StepGroup(row, [GroupPart("peer", one.packet, odds)]) for row, one in zip(rows, made.groups, strict=True)]
     report = learner.step(groups)
     figures = report.diagnostics.sources["peer"]
     assert figures["samples"] + figures.get("unreadable", 0) == 4 * context.run.group
-    assert figures["chunked"] > 0.8 * figures["samples"]
-    assert 0.2 < figures["ratio_p50"] < 5
+    assert figures["chunked"] > 0.8 * figures["samples"] and 0.2 < figures["ratio_p50"] < 5
     assert report.gradient_norm > 0
     assert any(not torch.equal(before[name], after) for name, after in state(learner).items())
 
@@ -184,7 +178,7 @@ def refusal(context: AdmissionContext, data: bytes, parts: Mapping[str, Any] = {
     return found.reason if isinstance(found, Rejection) else None
 
 
-def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: tuple[Engine, AdmissionContext]) -> None:
+def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: Opened) -> None:
     engine, context = chars
     packets = text_packets(engine, context.run, completion_bytes=5)
     made = [completion(text, engine.policy.tokenizer) for text in ("1234", "12345", "123456789")]
@@ -194,7 +188,7 @@ def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: tuple[En
     assert refusal(context, data, completion_bytes=5) is None
 
 
-def test_a_token_without_text_ends_a_completion_unfinished(chars: tuple[Engine, AdmissionContext]) -> None:
+def test_a_token_without_text_ends_a_completion_unfinished(chars: Opened) -> None:
     engine, context = chars
     tokenizer = engine.policy.tokenizer
     plain = completion("12", tokenizer)
@@ -210,9 +204,7 @@ def test_a_token_without_text_ends_a_completion_unfinished(chars: tuple[Engine, 
     assert own is not None and own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
 
 
-def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(
-    chars: tuple[Engine, AdmissionContext], numbers: tuple[Engine, AdmissionContext]
-) -> None:
+def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars: Opened, numbers: Opened) -> None:
     author, context = numbers
     reader, _ = chars
     long = "<think>12 13</think><answer>13</answer>"
@@ -257,7 +249,7 @@ def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> Te
         (written(b"1", end=0.5), Reason.LOGPROB_OUT_OF_RANGE),
     ],
 )
-def test_admission_of_text(chars: tuple[Engine, AdmissionContext], made: TextCompletion, reason: Reason | None) -> None:
+def test_admission_of_text(chars: Opened, made: TextCompletion, reason: Reason | None) -> None:
     engine, context = chars
     slot, two = Slot(AUTHOR, 7, 0, 1), [made, written(b"1")]
     data = text_packets(engine, context.run).write(slot, "", [], [completion("1", engine.policy.tokenizer)])
@@ -272,7 +264,7 @@ def test_admission_of_text(chars: tuple[Engine, AdmissionContext], made: TextCom
     assert refusal(context, data, parts, completion_tokens=4, completion_bytes=6) is reason
 
 
-def test_packets_of_the_other_kind_are_refused(chars: tuple[Engine, AdmissionContext]) -> None:
+def test_packets_of_the_other_kind_are_refused(chars: Opened) -> None:
     engine, context = chars
     tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
     for one, other in ((engine, token_context), (tokens, context)):
@@ -286,7 +278,7 @@ def test_packets_of_the_other_kind_are_refused(chars: tuple[Engine, AdmissionCon
         tokens.packets.completions(engine.generate([0], AUTHOR, 7, 1).groups[0].packet, own=False)
 
 
-def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: tuple[Engine, AdmissionContext]) -> None:
+def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: Opened) -> None:
     engine, context = chars
     facts = engine.load(arithmetic_settings(model="tiny-chars"), "arithmetic")
     with pytest.raises(UsageError, match="can take no part in a run of any tokenizer: it lacks letters"):
@@ -298,7 +290,7 @@ def test_a_prompt_longer_than_the_run_allows_is_refused() -> None:
         opened("tiny-chars", prompt_bytes=5)
 
 
-def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: tuple[Engine, AdmissionContext]) -> None:
+def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: Opened) -> None:
     engine, context = chars
     row = context.row_of(AUTHOR, 7, 0)
     example = engine.task.train[row]
@@ -314,9 +306,7 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: tuple[En
     assert engine.score(row, group(b"\xff", b"1")) == [1.0, 1.0, 0.0]
 
 
-def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(
-    numbers: tuple[Engine, AdmissionContext],
-) -> None:
+def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(numbers: Opened) -> None:
     """The same text and the same claim in all, cut by chance; the claim is spread so that some pieces look unlikely."""
     reader, _ = numbers
     text, total, rng = b"<think>12 13</think><answer>13</answer>", -20.0, np.random.default_rng(0)

@@ -45,16 +45,12 @@ def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out() -> 
 
 
 def test_the_usual_length_follows_ones_own_successes() -> None:
-    assert next_length(None, []) is None
-    assert next_length(None, [8, 12]) == 10.0
-    assert next_length(10.0, []) == 10.0
+    assert next_length(None, []) is None and next_length(None, [8, 12]) == 10.0 and next_length(10.0, []) == 10.0
     assert next_length(10.0, [20]) == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("tokens", [2048, 64])
-def test_what_is_left_out_weighs_nothing_and_stays_in_the_denominator(
-    monkeypatch: pytest.MonkeyPatch, tokens: int
-) -> None:
+def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     monkeypatch.setattr(trust, "NEAR_IMPOSSIBLE", math.inf)
     careful = learner(defences=(LIKELIHOOD,), objective="tis", micro_batch_tokens=tokens)
     told = careful.step([*OWN, *FOREIGN]).diagnostics.sources
@@ -81,9 +77,7 @@ def test_padding_is_noticed_after_one_step_and_also_after_a_restart() -> None:
     usual = subject.usual_length
     assert usual is not None
     [part], short = FOREIGN[0].parts, FOREIGN[3].parts[0].completions[1:]
-    endless = Completion(
-        np.full(int(3 * usual), 9, np.uint32), np.full(int(3 * usual), -3.0, np.float32), finished=False
-    )
+    endless = Completion(np.full(int(3 * usual), 9, np.uint32), np.full(int(3 * usual), -3.0, np.float32), False)
     padded = TrainingGroup(FOREIGN[0].prompt_ids, [replace(part, completions=[endless, *short])])
     again = learner(defences=(LENGTH,))
     weights, state = subject.state()

@@ -135,9 +135,7 @@ def doubled(choice: dict[str, Any]) -> dict[str, Any]:
         ("change", doubled, "off by"),
     ],
 )
-def test_it_is_refused_by_the_name_of_what_is_missing(
-    server: VllmServer, tmp_path: Path, switch: str, value: Any, words: str
-) -> None:
+def test_what_is_missing_is_named(server: VllmServer, tmp_path: Path, switch: str, value: Any, words: str) -> None:
     setattr(server, switch, value)
     with pytest.raises(UsageError) as refusal:
         opened(server, tmp_path)

@@ -26,9 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "load_task", lambda name: dataclasses.replace(task, held_out=task.held_out[:20]))
 
 
-def test_the_same_seed_gives_the_same_bytes_also_of_one_model_made_again(
-    tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"{r.name}/{file}" for r in SHORT for file in ("model.safetensors", "tokenizer.json")] + ["manifest.json"]
     for folder in ("one", "two"):
         warmup.main(["--out", str(tmp_path / folder)])
@@ -55,8 +53,7 @@ def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Teacher, "completion", watched)
     task = load_task("arithmetic")
     warmup.warm_up(dataclasses.replace(SHORT[0], steps=60), task)
-    assert len(shown) > 1000
-    assert shown <= {example.question for example in task.train}
+    assert len(shown) > 1000 and shown <= {example.question for example in task.train}
 
 
 def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> None:

@@ -194,14 +194,10 @@ def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock) -> 
         books.hear([sent(identity(number))], EVE.author)
     assert len(nodes) == NODES_MAX and ANN.author in nodes
     books.hear([sent(identity(number)) for number in range(2000, 2000 + REPORTS_TOLD + 9)], CARA.author)
-    assert sum(seen.first_sender == CARA.author for seen in nodes.values()) == 1 + REPORTS_TOLD, (
-        "of one message no more"
-    )
+    assert sum(seen.first_sender == CARA.author for seen in nodes.values()) == 1 + REPORTS_TOLD, "no more of a message"
 
 
-def test_free_identities_that_each_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(
-    clocks: Clock,
-) -> None:
+def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(clocks: Clock) -> None:
     """In an open run everybody may tell, so a flood needs no one to pass it on."""
     books = reports()
     books._spares = lambda author: author == CARA.author
@@ -271,8 +267,7 @@ def test_metrics_are_of_present_nodes_by_peer_id(swarm: WatchedSimulation) -> No
     body = swarm_exposition(msgspec.to_builtins(swarm.facts))
     assert exposed(body) == metrics("An observer's")
     text = body.decode()
-    assert "ftis_swarm_nodes 8.0" in text
-    assert text.count("ftis_swarm_node_pass_at_1_claimed{") == 6
+    assert "ftis_swarm_nodes 8.0" in text and text.count("ftis_swarm_node_pass_at_1_claimed{") == 6
     assert "Ada" not in text, "no word of a stranger's"
 
 
@@ -321,9 +316,8 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> N
         assert not answer.refusal and EVE.author not in ann.swarm.membership.active_view
         forged = announcement(CARA, 1, [packet(CARA.author, 1, 0)])
         entry = ftis_pb2.Entry(announcement=forged.encode(), age_ms=1)
-        reply = await call.rpc_exchange(
-            ftis_pb2.ExchangeRequest(entries=[entry], reports=[sent(CARA, int(time.time()))])
-        )
+        told = ftis_pb2.ExchangeRequest(entries=[entry], reports=[sent(CARA, int(time.time()))])
+        reply = await call.rpc_exchange(told)
         assert not reply.stranger and len(reply.mentions) == 1 and not reply.entries
         assert ann.swarm.gossip.table.get(CARA.author, 1) is None and CARA.author not in ann.swarm.chronicle.nodes
         digest = packet_digest(packet(ann.author, 1, 0))
@@ -453,12 +447,8 @@ async def test_the_page_shows_the_swarm_in_a_browser(swarm: WatchedSimulation, w
     facts["at"] = time.time()
     liar = next(node for node in facts["nodes"] if node["claims"])
     liar["version"] = liar["reach"] = EVIL
-    liar["claims"] |= {
-        "name": EVIL,
-        "model": EVIL + 300 * "W",
-        "tokenizer": EVIL,
-        "teachers": {EVIL: 5, "nobody": 1 << 52},
-    }
+    liar["claims"] |= {"name": EVIL, "model": EVIL + 300 * "W", "tokenizer": EVIL}
+    liar["claims"]["teachers"] = {EVIL: 5, "nobody": 1 << 52}
 
     async def answer() -> dict[str, Any]:
         return facts

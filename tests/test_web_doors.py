@@ -40,9 +40,7 @@ async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(pag
     assert (await opens(page.address + "page.js", "x" + cookie))[0] == 401
 
 
-async def test_who_was_faster_than_the_owners_browser_is_shut_out_by_it(
-    page: Web, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_who_was_faster_than_the_owners_browser_is_shut_out(page: Web, caplog: pytest.LogCaptureFixture) -> None:
     invited = page.invite()
     _, stolen = await opens(invited)
     assert await opens(invited) == (401, "") and "used twice" in caplog.text
@@ -81,8 +79,7 @@ def test_a_code_is_good_for_half_a_minute_and_few_are_kept() -> None:
 )
 def test_at_port_80_a_host_has_no_port(host: str, held: bool) -> None:
     names = frozenset({"node", "[::1]"})
-    assert Names(names, 80).hold(host) == held
-    assert not Names(names, 8080).hold(host)
+    assert Names(names, 80).hold(host) == held and not Names(names, 8080).hold(host)
 
 
 @pytest.mark.parametrize("port", [80, 9464])
@@ -107,9 +104,7 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page
 
 def sockets() -> int:
     """Open sockets of this process."""
-    return sum(
-        str(file.readlink()).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.is_symlink()
-    )
+    return sum(str(one.readlink()).startswith("socket:") for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
 
 
 async def connect(page: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -80,8 +80,7 @@ async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
 
 @on_one_loop
 @pytest.mark.parametrize(
-    ("model", "kind", "fix"),
-    [("tiny-z", UsageError, "Did you mean 'tiny-"), ("{tmp}", UserError, "--model FOLDER")],
+    ("model", "kind", "fix"), [("tiny-z", UsageError, "Did you mean 'tiny-"), ("{tmp}", UserError, "--model FOLDER")]
 )
 async def test_a_mistake_of_the_user_arrives_with_its_fix(
     worker: Worker, tmp_path: Path, model: str, kind: type[UserError], fix: str
