@@ -167,9 +167,9 @@ def test_memory_is_what_is_predicted() -> None:
 
 def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same() -> None:
     subject = learner(small(torch.float16))
-    subject.loss_scale.value = 2.0**60  # as gradients of such a size would
+    subject.loss_scale.value = 2.0**21  # two halvings above what these gradients bear
     report = subject.step(OWN)
-    assert report.skipped is None and subject.loss_scale.value < 2.0**60
+    assert report.skipped is None and subject.loss_scale.value == 2.0**19
     plain = learner(small(torch.float16))
     other = plain.step(OWN)
     assert report.gradient_norm == pytest.approx(other.gradient_norm, rel=0.05)
@@ -177,18 +177,18 @@ def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same() -> No
 
 def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint() -> None:
     scale = LossScale(torch.float16)
-    assert scale.overflowed(math.inf) and scale.value == LARGEST / 2
+    scale.value = LARGEST
+    assert scale.overflowed(math.inf, ()) and scale.value == LARGEST / 2
     for _ in range(GROW_AFTER - 1):
         scale.fine()
     other = LossScale(torch.float16)
-    state = scale.state() | {"x": torch.zeros(1)}
-    other.restore(state)
-    assert other.value == LARGEST / 2 and list(state) == ["x"]
+    other.restore(scale.state())
+    assert other.value == LARGEST / 2
     other.fine()
     assert other.value == LARGEST
-    assert not scale.overflowed(1.0)
+    assert not scale.overflowed(1.0, ())
 
 
 def test_other_dtypes_have_no_scale() -> None:
     scale = LossScale(torch.bfloat16)
-    assert not scale.overflowed(math.inf) and scale.value == 1 and scale.state() == {}
+    assert not scale.overflowed(math.inf, ()) and scale.value == 1 and scale.state() == {}
