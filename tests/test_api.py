@@ -21,7 +21,7 @@ from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from ftis_node.cli import _COMMANDS, app
-from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.local import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.node.status import status_row
 from ftis_node.observe import answers

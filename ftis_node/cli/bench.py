@@ -28,11 +28,6 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
 app = typer.Typer(no_args_is_help=True, help="Measurements.")
 
 
-@app.callback()
-def bench() -> None:
-    """Measurements that anyone can repeat."""
-
-
 @app.command("wire")
 def wire(
     repeats: Annotated[int, typer.Option(min=1, help="How often each operation is timed.")] = 200,

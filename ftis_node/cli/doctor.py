@@ -16,7 +16,7 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Finding
+    from ftis_node.preflight.case import Finding
 
 app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
 
@@ -89,7 +89,7 @@ def _named(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Print each finding when it is known; return the exit code."""
-    from ftis_node.preflight.finding import failed
+    from ftis_node.preflight.case import failed
 
     found = []
     for finding in findings:

@@ -36,7 +36,7 @@ def invite(
     json: JsonOption = False,
 ) -> None:
     """Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile."""
-    from ftis_node.cli.asking import ask_daemon
+    from ftis_node.cli.local import ask_daemon
     from ftis_node.observe.answers import Status
 
     place, identity, run = _of(home)

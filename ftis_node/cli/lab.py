@@ -16,11 +16,6 @@ from ftis_node.text import say
 app = typer.Typer(no_args_is_help=True, help="Many nodes in one place: experiments and what they show.")
 
 
-@app.callback()
-def lab() -> None:
-    """Many nodes in one place: experiments and what they show."""
-
-
 @app.command("run")
 def run(
     name: Annotated[str, typer.Argument(metavar="FILE", help="A lab file (TOML), or the name of a built-in one.")],
