@@ -1,4 +1,4 @@
-"""The process that judges answers written by strangers; `asked` runs this file as a script and kills it at will.
+"""The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
 
 It imports nothing of this package but jail.py: stdlib and math-verify only. A person's reward function is imported with
 all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,

@@ -13,8 +13,6 @@ import logging
 import math
 import os
 import re
-import socket
-import subprocess
 import symtable
 import sys
 import time
@@ -26,8 +24,8 @@ from typing import Any
 
 from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError, did_you_mean
-from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
+from ftis_node.tasks.judge import START_SECONDS, Asked
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
@@ -199,9 +197,8 @@ class Guarded(Asked):
             logger.warning("The reward function of %s %s: such answers are wrong; this is told once.", self._rule, what)
         self._told.add(kind)
 
-    def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        # Its output goes to stderr: stdout may be somebody's JSON. Ctrl-C is for the parent.
-        return subprocess.Popen(self._command(), stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
+    def _surroundings(self) -> dict[str, Any]:
+        return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON
 
     def _did_not_start(self) -> UserError:
         return UserError(
