@@ -21,8 +21,7 @@ from ftis_node.host.files import bytes_under, existing_folder, write_private
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import end_of_parts
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.case import Case, Finding
 from ftis_node.preflight.machine import installed, memory_limit
 from ftis_node.preflight.place import file_system
 from ftis_node.preflight.redaction import Redactor

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ftis_node.errors import UserError, each_once
 from ftis_node.preflight import inputs, machine, models, place
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Check, Finding, View, examine, refusals
+from ftis_node.preflight.case import Case, Check, Finding, View, examine, refusals
 
 # Seconds for a check that imports torch or transformers, perhaps from a cold disk.
 _HEAVY = 60.0

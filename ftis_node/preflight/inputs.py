@@ -13,8 +13,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.node.run_source import agreed, check_foreseen, check_run, known_run
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import noted
+from ftis_node.preflight.case import Case, noted
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.judge import refuse_unjailed

@@ -12,8 +12,7 @@ from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
 from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding, noted
+from ftis_node.preflight.case import Case, Finding, noted
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 

@@ -18,7 +18,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.observe.answers import Status
-from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.case import Finding
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
