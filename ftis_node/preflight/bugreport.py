@@ -101,7 +101,7 @@ def _facts(case: Case) -> dict[str, object]:
     import torch
 
     memory, place = psutil.virtual_memory(), existing_folder(case.home.path)
-    disk = shutil.disk_usage(place)
+    disk, home = shutil.disk_usage(place), bytes_under(case.home.path)
     cuda = torch.cuda.is_available()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -111,12 +111,7 @@ def _facts(case: Case) -> dict[str, object]:
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "memory": {"total": memory.total, "available": memory.available, "limit": memory_limit()},
-        "disk": {
-            "total": disk.total,
-            "free": disk.free,
-            "home": bytes_under(case.home.path),
-            "kind": file_system(place),
-        },
+        "disk": {"total": disk.total, "free": disk.free, "home": home, "kind": file_system(place)},
         "cuda": torch.version.cuda,
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
     }

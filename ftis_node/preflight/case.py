@@ -178,13 +178,16 @@ class Check:
 
 def refusals(case: Case, checks: Sequence[Check]) -> Iterator[UserError]:
     """The errors that a start would end with, one by one."""
-    for check in checks:
-        try:
-            for found in check.look(case) or ():
-                if isinstance(found, UserError):
-                    yield from one_by_one(found)
-        except UserError as error:
-            yield from one_by_one(error)
+    for found in (found for check in checks for found in _found(check, case)):
+        if isinstance(found, UserError):
+            yield from one_by_one(found)
+
+
+def _found(check: Check, case: Case) -> Iterator[Finding | UserError]:
+    try:
+        yield from check.look(case) or ()
+    except UserError as error:
+        yield error
 
 
 def noted(refuse: Callable[[], object]) -> Iterator[UserError]:
@@ -209,10 +212,8 @@ def failed(findings: Sequence[Finding]) -> bool:
 
 def _guarded(check: Check, case: Case) -> Iterator[Finding]:
     try:
-        for one in check.look(case) or ():
+        for one in _found(check, case):
             yield one if isinstance(one, Finding) else Finding(check.subject, "fail", one.what, one.fix)
-    except UserError as error:
-        yield Finding(check.subject, "fail", error.what, error.fix)
     except Exception as error:  # a broken machine can raise anything
         yield Finding(check.subject, "fail", f"This check itself failed: {brief(error)}.", _OURS)
 

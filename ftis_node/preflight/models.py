@@ -169,8 +169,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-            case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
+            case.to_start = run_for(facts | task.facts())
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run
