@@ -151,13 +151,8 @@ def _load() -> Callable[[str, str, bool], bool]:
         return bool(verify(right, given, timeout_seconds=None))
 
     # Parsers and caches are built at first use: not within the time of somebody's answer.
-    for text in (
-        r"\frac{\sqrt{2}x^2}{3}+1",
-        r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
-        r"(3,\pi]",
-        r"x=\text{yes}",
-        "1,000",
-    ):
+    matrix = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+    for text in (r"\frac{\sqrt{2}x^2}{3}+1", matrix, r"(3,\pi]", r"x=\text{yes}", "1,000"):
         verdict(text, text, False)
         verdict(text, f"The answer is ${text}$, 1/2.", True)
     return verdict

@@ -94,10 +94,8 @@ class PythonFunction(Source):
 
     def refuse_stranger(self, *, ours: bool) -> None:
         if not self.code:
-            raise UsageError(
-                f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself.",
-                f"Get that code from someone you trust, read it, and start with --task {self.name}.",
-            )
+            what = f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself."
+            raise UsageError(what, f"Get that code from someone you trust, read it, and start with --task {self.name}.")
 
     def _check(self) -> Task | None:
         if not self.code:
@@ -114,10 +112,8 @@ class PythonFunction(Source):
     def _load(self) -> Task:
         name = self.name
         if not self.code:
-            raise UsageError(
-                f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
-                "Get that code from someone you trust, and start with --task and that name.",
-            )
+            what = f"The task {name!a} is Python code, which is imported only if the owner of this node names it."
+            raise UsageError(what, "Get that code from someone you trust, and start with --task and that name.")
         if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
             raise UsageError(
                 f"The task {name!a} cannot be a run's name of a Python function.",
@@ -228,10 +224,8 @@ def _sound(verdict: Any) -> Score:
 
 def _no_module(name: str) -> UsageError:
     near = did_you_mean(name, (*(file.stem for file in Path.cwd().glob("*.py")), "hf", "reasoning-gym", "verifiers"))
-    return UsageError(
-        f"There is no Python module {name}, neither in {Path.cwd()} nor installed.",
-        f"{near}Start in the folder that holds it, or install it.",
-    )
+    what = f"There is no Python module {name}, neither in {Path.cwd()} nor installed."
+    return UsageError(what, f"{near}Start in the folder that holds it, or install it.")
 
 
 def _no_function(module: str, file: object, function: str, names: Iterable[str]) -> UsageError:
@@ -310,10 +304,8 @@ def _code_digest(name: str, *functions: object) -> str:
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):
-            raise UsageError(
-                f"The code of the task {name} has no source file that others could be compared with.",
-                "Write the function and its reward as plain functions in .py files.",
-            )
+            what = f"The code of the task {name} has no source file that others could be compared with."
+            raise UsageError(what, "Write the function and its reward as plain functions in .py files.")
         digests.add(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(sorted(digests), separators=(",", ":")).encode()).hexdigest()
 
