@@ -21,7 +21,7 @@ from ftis_node.config.settings import Settings, collect
 from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.evaluate.greedy import tokenised
-from ftis_node.export.folder import check_target
+from ftis_node.export.model import check_target
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
 from ftis_node.lab.bench.namespaces import namespaces
