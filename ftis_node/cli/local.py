@@ -56,10 +56,8 @@ def ask_daemon(
             if not place.in_use():
                 raise _none(place) from None
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"The daemon on {place.path} is starting, or ending, and does not answer.",
-                    f"`ftis-node logs{place.flag}` says what it does.",
-                ) from None
+                what = f"The daemon on {place.path} is starting, or ending, and does not answer."
+                raise UserError(what, f"`ftis-node logs{place.flag}` says what it does.") from None
         if not told:
             say(f"note: the daemon on {place.path} does not answer yet; waiting for it.", error=True)
             told = True
