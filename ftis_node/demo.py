@@ -326,6 +326,4 @@ def in_words(node: NodeSummary) -> str:
 
 def text_run() -> Run:
     """The run of the demo's task for models of any tokenizer."""
-    task = load_task(TASK)
-    names = ("data", "template", "reward", "turns", "text")
-    return run_for({"task": task.name} | {name: getattr(task, name) for name in names}, any_tokenizer=True)
+    return run_for(load_task(TASK).facts(), any_tokenizer=True)

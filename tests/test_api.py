@@ -21,13 +21,13 @@ from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from ftis_node.cli import _COMMANDS, app
-from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.local import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.api_server import Answer, Api
+from ftis_node.observe.web import Answer, Api
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference

@@ -28,9 +28,8 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.policy.availability import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.case import Case, case_of
+from ftis_node.preflight.case import Case, Check, Finding, case_of, examine, failed
 from ftis_node.preflight.checks import listed
-from ftis_node.preflight.finding import Check, Finding, examine, failed
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.preflight.smoke import smoke
 from ftis_node.store.home import Home

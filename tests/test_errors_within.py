@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from ftis_node.cli import life, local
+from ftis_node.cli import local
 from ftis_node.cli.detach import detach
-from ftis_node.cli.logs import logs as show_logs
 from ftis_node.config.settings import Settings, collect
 from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.evaluate.greedy import tokenised
-from ftis_node.export.folder import check_target
+from ftis_node.export.model import check_target
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
 from ftis_node.lab.bench.namespaces import namespaces
@@ -238,7 +237,7 @@ def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_a_log_that_is_none(tmp_path: Path) -> None:
     Home(tmp_path).log.mkdir()
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        show_logs(tmp_path, follow=False, lines=3, json=False)
+        local.logs(tmp_path, follow=False, lines=3, json=False)
 
 
 def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +268,7 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("instead", [{"state": "ONLINE", "pausing": False}, {"state": "STOPPING", "pausing": True}])
 def test_a_wait_for_a_pause_ends(instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
-    monkeypatch.setattr(life, "ask_daemon", lambda *_, **__: next(answers))
-    monkeypatch.setattr(life, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(local, "ask_daemon", lambda *_, **__: next(answers))
+    monkeypatch.setattr(local, "POLL_SECONDS", 0.0)
     with pytest.raises(UserError, match=f"does not pause: it is {instead['state']}"):
-        life.pause(tmp_path, wait=True, json=False)
+        local.pause(tmp_path, wait=True, json=False)

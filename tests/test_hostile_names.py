@@ -18,11 +18,11 @@ import pytest
 from ftis_node.cli import main
 from ftis_node.config.run import RunFile, dump_run_file, make_hints, parse_run_file
 from ftis_node.observe.answers import Peers, Status, read
-from ftis_node.observe.api_server import Api
 from ftis_node.observe.live import node_view, nodes_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.terminal import column, console, words
+from ftis_node.observe.web import Api
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity

@@ -185,7 +185,7 @@ def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s(
     with Judge("regex", seconds=BOUND) as one:
         assert one.same("a", "a")
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("ftis_node.tasks.asked._reply", interrupted)
+            patch.setattr("ftis_node.tasks.judge._reply", interrupted)
             one.same("a", "a")
         assert not one.same("a", "b") and one.started == 2
 
@@ -193,7 +193,7 @@ def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s(
 def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise SystemExit(1)")
-    monkeypatch.setattr("ftis_node.tasks.asked._CHILD", broken)
+    monkeypatch.setattr("ftis_node.tasks.judge._CHILD", broken)
     with Judge() as one, pytest.raises(UserError, match="did not start"):
         one.same("1", "1")
 

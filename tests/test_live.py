@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ftis_node.cli.top import HINT
+from ftis_node.cli.local import HINT
 from ftis_node.observe.answers import PeerRow, read
 from ftis_node.observe.live import node_view
 from tests.support.statuses import TRAINING, answered, peer

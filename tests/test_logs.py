@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.local import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.observe.logs import (
     LOG_BYTES,

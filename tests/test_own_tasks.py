@@ -19,7 +19,7 @@ from ftis_node.config.run import CODE, check_fit, load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
 from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_task, make_task, score, scoring
-from ftis_node.tasks.asked import Asked
+from ftis_node.tasks.judge import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
 from tests.support.cli import answer, printed

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ftis_node.config.settings import collect
 from ftis_node.errors import Several, UsageError, raise_all
 from ftis_node.node.options import JoinOptions
-from ftis_node.preflight import inputs
+from ftis_node.preflight import checks
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.store.home import Home
@@ -88,7 +88,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
 def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = rows(tmp_path / "bad.jsonl", "x")
     assert [one.what for one in checked(tmp_path, task=str(bad)).problems] != []
-    monkeypatch.setattr(inputs, "LARGE_BYTES", 1)
+    monkeypatch.setattr(checks, "LARGE_BYTES", 1)
     assert checked(tmp_path, task=str(bad)).problems == ()
 
 

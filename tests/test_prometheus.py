@@ -17,8 +17,8 @@ from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
 from ftis_node.observe.api import ask_text
-from ftis_node.observe.api_server import Api
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
+from ftis_node.observe.web import Api
 from ftis_node.step_report import DeviceSeconds, StepFigures
 from tests.support.documented import EVENTS, exposed, keys, metrics
 from tests.support.statuses import JOINING, LOADING, NOBODY, PEER, TRAINING, peer

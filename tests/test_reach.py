@@ -18,7 +18,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
 from ftis_node.config.settings import Settings
-from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.case import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
 from ftis_node.swarm.duplicate import somebody_else

@@ -72,9 +72,9 @@ _COMMANDS = {name: says for panel in _PANELS.values() for name, says in panel.it
 _PLACES = {
     "eval": "eval.evaluate",
     "id": "local.show_id",
-    "set": "life.set_",
-    **{name: f"local.{name}" for name in ("status", "health", "peers", "page")},
-    **{name: f"life.{name}" for name in ("pause", "resume", "finish", "stop")},
+    "set": "local.set_",
+    **{name: f"local.{name}" for name in ("status", "health", "peers", "page", "top", "logs")},
+    **{name: f"local.{name}" for name in ("pause", "resume", "finish", "stop")},
     **{name: f"invitations.{name}" for name in ("invite", "members", "remove")},
 }
 

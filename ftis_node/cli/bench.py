@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,20 +20,66 @@ if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.lab.bench.model import Size
 
-RandomWeights = Annotated[bool, typer.Option("--random-weights", help="With --model: its geometry only.")]
-Vram = Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")]
-Lora = Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")]
-Device = Annotated[str, typer.Option(help="With --model.")]
-PromptTokens = Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")]
-CompletionTokens = Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
 
+
+@dataclass(frozen=True)
+class Measured:
+    """The options of what is measured on a small model, or on another."""
+
+    model: Annotated[str | None, typer.Option(help="Measure this model instead of a small one.")] = None
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="With --model: its geometry only.")] = False
+    vram: Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")] = None
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")] = None
+    device: Annotated[str, typer.Option(help="With --model.")] = "auto"
+    groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step; 8, with --model 24.")] = None
+    group: Annotated[int, typer.Option(min=1, help="Completions of each.")] = 12
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")] = None
+    completion_tokens: Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")] = None
+    repeats: Annotated[int | None, typer.Option(min=1, help="How often; 7, with --model 3.")] = None
+    threads: Threads = 1
+    json: JsonOption = False
+
+    @property
+    def size(self) -> Size:
+        """Less with the small model, by default."""
+        from ftis_node.lab.bench.model import Size
+
+        groups, prompt, completion = (8, 40, 64) if self.model is None else (24, 60, 256)
+        return Size(
+            self.groups or groups, self.group, self.prompt_tokens or prompt, self.completion_tokens or completion
+        )
+
+    @property
+    def times(self) -> int:
+        return self.repeats or (7 if self.model is None else 3)
+
+    def settings(self) -> Settings:
+        from ftis_node.config.settings import collect
+
+        flags = {"model": self.model, "lora": self.lora, "vram_gb": self.vram, "device": self.device}
+        return collect(task="", flags=flags)[0]
+
+
+def measured(command: Callable[[Measured], None]) -> Callable[..., None]:
+    """Give a command the options of `Measured`."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        import torch
+
+        asked = Measured(**given)
+        if asked.model is None and (asked.random_weights or asked.vram is not None or asked.lora is not None):
+            raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
+        torch.set_num_threads(asked.threads)
+        command(asked)
+
+    run.__signature__ = signature = inspect.signature(Measured, eval_str=True)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return run
+
+
 app = typer.Typer(no_args_is_help=True, help="Measure speed and traffic.")
-
-
-@app.callback()
-def bench() -> None:
-    """Measurements that anyone can repeat."""
 
 
 @app.command("wire")
@@ -45,67 +94,33 @@ def wire(
 
 
 @app.command("train")
-def train(
-    model: Annotated[str | None, typer.Option(help="Measure this model, against the plan for its memory.")] = None,
-    random_weights: RandomWeights = False,
-    vram: Vram = None,
-    lora: Lora = None,
-    device: Device = "auto",
-    groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step; 8, with --model 24.")] = None,
-    group: Annotated[int, typer.Option(min=2, help="Completions of each.")] = 12,
-    prompt_tokens: PromptTokens = None,
-    completion_tokens: CompletionTokens = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Timed steps; 7, with --model 3.")] = None,
-    threads: Threads = 1,
-    json: JsonOption = False,
-) -> None:
+@measured
+def train(asked: Measured) -> None:
     """CPU time of a step of a small model, beside TRL's GRPOTrainer on the same batch; or what --model takes here."""
-    import torch
-
-    _refuse_without(model, random_weights, vram, lora)
-    torch.set_num_threads(threads)
-    size = _size(model, groups, group, prompt_tokens, completion_tokens)
-    if model is None:
+    if asked.model is None:
         from ftis_node.lab.bench.train import bench_train
 
-        figures = bench_train(size, repeats=repeats or 7, tell=_tell)
+        figures = bench_train(asked.size, repeats=asked.times, tell=_tell)
     else:
         from ftis_node.lab.bench.fit import bench_fit
 
-        settings = _settings(model, lora, vram, device)
-        figures = bench_fit(settings, size, random_weights=random_weights, repeats=repeats or 3, tell=_tell)
-    _print(figures, 23, json)
+        random = asked.random_weights
+        figures = bench_fit(asked.settings(), asked.size, random_weights=random, repeats=asked.times, tell=_tell)
+    _print(figures, 23, asked.json)
 
 
 @app.command("generate")
-def generate(
-    model: Annotated[str | None, typer.Option(help="Measure this model instead of a small one.")] = None,
-    random_weights: RandomWeights = False,
-    vram: Vram = None,
-    lora: Lora = None,
-    device: Device = "auto",
-    groups: Annotated[int | None, typer.Option(min=1, help="Prompts; 8, with --model 24.")] = None,
-    group: Annotated[int, typer.Option(min=1, help="Completions of each.")] = 12,
-    prompt_tokens: PromptTokens = None,
-    completion_tokens: CompletionTokens = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Timed runs of each; 7, with --model 3.")] = None,
-    threads: Threads = 1,
-    json: JsonOption = False,
-) -> None:
+@measured
+def generate(asked: Measured) -> None:
     """Tokens a second of generation: our engine, and transformers' generate with log-probs and without, in turns."""
-    import torch
-
     from ftis_node.lab.bench.generate import bench_generate, sized_policy, small_policy
 
-    _refuse_without(model, random_weights, vram, lora)
-    torch.set_num_threads(threads)
-    size = _size(model, groups, group, prompt_tokens, completion_tokens)
-    if model is None:
-        policy, batch = small_policy(), size.completions
+    if asked.model is None:
+        policy, batch = small_policy(), asked.size.completions
     else:
-        policy, batch = sized_policy(_settings(model, lora, vram, device), size, random_weights=random_weights)
-    figures = bench_generate(policy, size, batch=batch, repeats=repeats or (7 if model is None else 3), tell=_tell)
-    _print(figures, 27, json)
+        policy, batch = sized_policy(asked.settings(), asked.size, random_weights=asked.random_weights)
+    figures = bench_generate(policy, asked.size, batch=batch, repeats=asked.times, tell=_tell)
+    _print(figures, 27, asked.json)
 
 
 @app.command("step")
@@ -202,27 +217,6 @@ def swarm(
     else:
         figures = asyncio.run(even_pace(plan, step_seconds=step, batch=batch, seconds=steady, tell=_tell))
     _print(figures, 25, json)
-
-
-def _refuse_without(model: str | None, random_weights: bool, vram: float | None, lora: bool | None) -> None:
-    if model is None and (random_weights or vram is not None or lora is not None):
-        raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
-
-
-def _size(
-    model: str | None, groups: int | None, group: int, prompt_tokens: int | None, completion_tokens: int | None
-) -> Size:
-    """Default sizes of the measurement: less with the small model."""
-    from ftis_node.lab.bench.model import Size
-
-    usual = (8, 40, 64) if model is None else (24, 60, 256)
-    return Size(groups or usual[0], group, prompt_tokens or usual[1], completion_tokens or usual[2])
-
-
-def _settings(model: str, lora: bool | None, vram: float | None, device: str) -> Settings:
-    from ftis_node.config.settings import collect
-
-    return collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})[0]
 
 
 def _print(figures: Mapping[str, object], width: int, json: bool) -> None:

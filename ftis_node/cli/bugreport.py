@@ -19,8 +19,7 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.case import Case
-    from ftis_node.preflight.finding import Finding
+    from ftis_node.preflight.case import Case, Finding
 
 
 @with_settings()
@@ -64,8 +63,7 @@ def bugreport(
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
     """The case with as many of the person's settings as can be read, and findings about those that cannot."""
     from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import bare_case, case_of
-    from ftis_node.preflight.finding import Finding
+    from ftis_node.preflight.case import Finding, bare_case, case_of
 
     place = Home(home.expanduser())
     options = JoinOptions(place)

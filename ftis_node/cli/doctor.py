@@ -16,7 +16,7 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Finding
+    from ftis_node.preflight.case import Finding
 
 app = typer.Typer(invoke_without_command=True, help="Find what is wrong, and say what to do.")
 
@@ -41,10 +41,8 @@ def doctor(
     if context.invoked_subcommand is not None:
         named = [option.opts[0] for option in context.command.params if _named(context, option.name or "")]
         if named:
-            raise UsageError(
-                f"Options before `{context.invoked_subcommand}` belong to `doctor` itself.",
-                f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
-            )
+            what = f"Options before `{context.invoked_subcommand}` belong to `doctor` itself."
+            raise UsageError(what, f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …")
         return
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import case_of
@@ -89,7 +87,7 @@ def _named(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Print each finding when it is known; return the exit code."""
-    from ftis_node.preflight.finding import failed
+    from ftis_node.preflight.case import failed
 
     found = []
     for finding in findings:

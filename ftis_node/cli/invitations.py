@@ -36,7 +36,7 @@ def invite(
     json: JsonOption = False,
 ) -> None:
     """Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile."""
-    from ftis_node.cli.asking import ask_daemon
+    from ftis_node.cli.local import ask_daemon
     from ftis_node.observe.answers import Status
 
     place, identity, run = _of(home)
@@ -199,15 +199,11 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
         or (own != book.founder and member not in book.issued.get(own, {}))
     ):
         inviter = book.founder if held is None else held.issuer
-        raise UserError(
-            "This node cannot remove that member: only the founder and the member's inviter can.",
-            f"Ask {called(peer_id(inviter), names)}.",
-        )
+        what = "This node cannot remove that member: only the founder and the member's inviter can."
+        raise UserError(what, f"Ask {called(peer_id(inviter), names)}.")
     if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
-        raise UserError(
-            f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter.",
-            f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.",
-        )
+        what = f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter."
+        raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")
 
 
 def _names(place: Home, run: Run) -> dict[str, str]:
@@ -230,10 +226,8 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
         known = {member for tree in book.issued.values() for member in tree}
         named = [member for member in known if names.get(peer_id(member)) == text]
         if not named:
-            raise UsageError(
-                f"No member calls itself {text!r}, and as a peer id it is {error}.",
-                "Copy one from `ftis-node members`.",
-            ) from None
+            what = f"No member calls itself {text!r}, and as a peer id it is {error}."
+            raise UsageError(what, "Copy one from `ftis-node members`.") from None
     if len(named) > 1:
         ids = ", ".join(map(peer_id, named))
         raise UsageError(f"{len(named)} members call themselves {text!r}.", f"Name one of these peer ids: {ids}.")

@@ -59,9 +59,7 @@ def import_(
     except OSError as error:
         raise UserError(f"The home {place.path} cannot be used: {error.strerror}.", "Name another --home.") from None
     if kept.author != identity.author:
-        raise UsageError(
-            f"The home {place.path} has a key of its own, of {kept.peer_id}.",
-            f"Name another --home; or, to give that identity up for good, remove {place.key}.",
-        )
+        what = f"The home {place.path} has a key of its own, of {kept.peer_id}."
+        raise UsageError(what, f"Name another --home; or, to give that identity up for good, remove {place.key}.")
     line = f"The node on {place.path} is {identity.peer_id}."
     print_answer({"id": identity.peer_id, "home": str(place.path)}, line, json=json)

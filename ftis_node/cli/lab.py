@@ -16,11 +16,6 @@ from ftis_node.text import say
 app = typer.Typer(no_args_is_help=True, help="Run experiments with many nodes in one place, and report on them.")
 
 
-@app.callback()
-def lab() -> None:
-    """Run experiments with many nodes in one place, and report on them."""
-
-
 @app.command("run")
 def run(
     name: Annotated[str, typer.Argument(metavar="FILE", help="A lab file (TOML), or the name of a built-in one.")],

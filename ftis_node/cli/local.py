@@ -1,19 +1,79 @@
-"""Commands that ask the running daemon, and ``id``."""
+"""Commands for the daemon on a home: they ask it, order it, or read what it wrote; and ``id``."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ftis_node.cli.asking import ask_daemon
-from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_facts, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json
 from ftis_node.errors import UserError
-from ftis_node.observe.answers import PeerRow, Peers, Status
-from ftis_node.observe.api import link, read_token
+from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
+from ftis_node.observe.api import NoDaemon, ask, link, read_token
+from ftis_node.observe.logs import as_object, as_text, last_lines, last_words, read_log
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import called, counted, duration, say, with_names
+from ftis_node.text import called, counted, duration, escaped, in_json, say, with_names
+
+ANSWER_SECONDS = 5.0
+STARTING_SECONDS = 60.0  # loading PyTorch takes some, on a loaded machine many
+POLL_SECONDS = 0.3
+PATIENCE = 30.0
+ENDING_SECONDS = 5.0
+LINES = 6
+HINT = "Ctrl-C ends this view; the node goes on. pause, finish and stop are commands of their own."
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return only when it is done.")]
+
+
+def ask_daemon(
+    home: Path,
+    route: str,
+    kind: type[Kind],
+    *,
+    action: bool = False,
+    timeout: float = ANSWER_SECONDS,
+    starting: float = STARTING_SECONDS,
+    order: Mapping[str, str] | None = None,
+) -> Kind:
+    """Return the answer of the daemon on a home; see `observe.api.ask`.
+
+    Args:
+        starting: seconds for which a daemon that holds the home, but does not answer yet, is waited for.
+        order: what an order is sent with.
+
+    Raises:
+        UserError: there is no such home, none runs on it, it does not answer, or refuses the order.
+    """
+    place, deadline = Home(home.expanduser()), time.monotonic() + starting
+    told = False
+    while True:
+        try:
+            return ask(place.api_socket(), route, kind, action=action, timeout=timeout, order=order)
+        except NoDaemon:
+            if not place.in_use():
+                raise _none(place) from None
+            if time.monotonic() > deadline:
+                what = f"The daemon on {place.path} is starting, or ending, and does not answer."
+                raise UserError(what, f"`ftis-node logs{place.flag}` says what it does.") from None
+        if not told:
+            say(f"note: the daemon on {place.path} does not answer yet; waiting for it.", error=True)
+            told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _none(place: Home) -> UserError:
+    start = f"Start one with `ftis-node join{place.flag}`, or name another --home."
+    if not place.path.is_dir():
+        return UserError(f"There is no home {place.path}.", start)
+    words = last_words(place.path)
+    ended = f" The last one ended with: {escaped(words)}" if words else ""
+    return UserError(f"No ftis-node daemon is running on the home {place.path}.{ended}", start)
+
+
+# --- asking it --------------------------------------------------------------------------------------------------------
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -99,3 +159,117 @@ def _told(peer: PeerRow) -> list[str]:
     lines = [f"standing: {peer.standing}", came_of_it, megabytes]
     lines.append(f"last seen {duration(peer.seconds_since_seen)} ago, calls itself {peer.agent}")
     return [f"  {line}" for line in [*lines, *peer.addresses]]
+
+
+def top(
+    home: HomeOption = DEFAULT_HOME,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Once, as one JSON object: status and peers.")] = False,
+) -> None:
+    """Show the node on this home live: state, learning, peers, traffic and its last log lines."""
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from ftis_node.observe.live import node_view
+    from ftis_node.observe.terminal import console
+
+    if json:
+        print_json({"status": ask_daemon(home, "/status", dict), **ask_daemon(home, "/peers", dict)})
+        return
+    place = Home(home.expanduser())
+
+    def look() -> RenderableType:
+        status = ask_daemon(home, "/status", Status)
+        peers = ask_daemon(home, "/peers", Peers).peers
+        return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT, whole=once)
+
+    terminal = console()
+    if once:
+        terminal.print(look())
+        return
+    with Live(look(), console=terminal, auto_refresh=False, screen=terminal.is_terminal) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(look(), refresh=True)
+
+
+def logs(
+    home: HomeOption = DEFAULT_HOME,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what is added, until the daemon ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")] = False,
+) -> None:
+    """The last lines of the log of the node on this home, also after it has ended."""
+    place = Home(home.expanduser())
+    try:
+        for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
+            say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
+    except FileNotFoundError:
+        raise UserError(f"There is no log in {place.path}.", "Start a node there, or name its --home.") from None
+    except OSError as error:
+        raise UserError(f"The log {place.log} cannot be read: {error.strerror}.", "Name another --home.") from None
+
+
+# --- ordering it ------------------------------------------------------------------------------------------------------
+
+
+def stop(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
+    """Ask the node to finish its step, save and end, all within half a minute."""
+    _end(home, "stop", "The node finishes its step, saves and ends.", wait=wait, json=json)
+
+
+def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
+    """End after the running step, however long that takes, so that nothing of it is lost."""
+    _end(home, "finish", "The node completes its step, saves and ends.", wait=wait, json=json)
+
+
+def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
+    """Save after this step and free the GPU (or cores); the node goes on serving its peers."""
+    answer = _command(home, "pause", wait=wait)
+    said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
+    _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
+
+
+def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
+    """Load the model again and go on from the last checkpoint."""
+    answer = _command(home, "resume", wait=wait)
+    _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
+
+
+def set_(
+    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE…", help="KEY=default takes a value back.")],
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Change settings of the running node, until it ends. docs/settings.md marks those that can be."""
+    answer = ask_daemon(home, "/set", dict, order=parse_pairs(pairs))
+    lines = (f"{name} = {'default' if value is None else value}" for name, value in answer.items())
+    print_answer(answer, *lines, json=json)
+
+
+def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
+    """The node's answer; wait: that of a node that has paused, or trains again."""
+    answer, pausing = ask_daemon(home, f"/{name}", NodeState, action=True), name == "pause"
+    while wait and (answer.state != "PAUSED" if pausing else answer.state in ("PAUSED", "LOADING")):
+        if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
+            raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")
+        time.sleep(POLL_SECONDS)
+        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
+    return answer
+
+
+def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
+    place = Home(home.expanduser())
+    record = place.runtime()
+    answer = _command(home, name)
+    while wait and place.in_use():
+        time.sleep(POLL_SECONDS)
+    deadline = time.monotonic() + ENDING_SECONDS  # it has let go of its home, so its process is about to end
+    while wait and place.lives(record) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 10)
+    _say(answer, "The node has ended." if wait else text, json=json)
+
+
+def _say(answer: NodeState, text: str, *, json: bool) -> None:
+    print_answer({name: getattr(answer, name) for name in ("state", "pausing", "finishing")}, text, json=json)

@@ -74,8 +74,7 @@ def new(
             "A run is for one tokenizer, and no --model says which.",
             "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
         )
-    names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-    facts = {"task": chosen.name} | {name: getattr(chosen, name) for name in names}
+    facts = chosen.facts()
     if not any_tokenizer:
         tokenizer = load_tokenizer(model or "tiny-a")
         asked = chat_wanted(tokenizer, chosen.template, chat, thinking=thinking)

@@ -70,10 +70,8 @@ def the_run(host: str) -> tuple[str, ...]:
             say(f"Run {run.hex()} is here, but {other_protocol(other.protocol)}.", error=True)
     if len(found) > 1:
         listed = "; ".join(f"{run.hex()[:12]} ({in_words(nodes)})" for run, nodes in found.items())
-        raise UsageError(
-            f"There are {len(found)} runs on the local network: {listed}.",
-            "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.",
-        )
+        what = f"There are {len(found)} runs on the local network: {listed}."
+        raise UsageError(what, "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.")
     for run, nodes in found.items():
         say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)
         return tuple(address for node in nodes for address in node.addresses)[:LAN_MAX]

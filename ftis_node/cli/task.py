@@ -12,11 +12,6 @@ from ftis_node.text import counted, say
 app = typer.Typer(no_args_is_help=True, help="Check a task's rows, before a run is made of them.")
 
 
-@app.callback()
-def task() -> None:
-    """Check a task's rows, before a run is made of them."""
-
-
 @app.command("check")
 def check(
     task: Annotated[str, typer.Argument(help=KINDS)], reward: RewardOption = None, json: JsonOption = False

@@ -46,10 +46,8 @@ def watch(
         raise UsageError("--json is for --for: what never ends prints nothing.", "Add --for 60, or ask for swarm.json.")
     place = Home(home.expanduser())
     if place.store.exists():
-        raise UsageError(
-            f"The home {place.path} is a node's, and the key of one serves one process.",
-            f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.",
-        )
+        what = f"The home {place.path} is a node's, and the key of one serves one process."
+        raise UsageError(what, f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.")
     kept = str(place.invitation) if place.invitation.exists() else ""
     invited = invitation_in(invitation or kept, place) if (invitation or kept) and not peers else None
     addresses = addresses_in(peers)

@@ -46,10 +46,8 @@ def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
 def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
     for key, known in NAMES.items():
         if values.get(key) is not None and values[key] not in known:
-            yield UsageError(
-                f"There is no {key} {values[key]!r} ({origins[key]}).",
-                f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.",
-            )
+            what = f"There is no {key} {values[key]!r} ({origins[key]})."
+            yield UsageError(what, f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.")
     for key, (limits, holds) in PART_LIMITS.items():
         value = values.get(key)
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
@@ -125,10 +123,8 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
     device, disk, quota = values["device"], values["disk_gb"], values["packet_quota_mb"]
     yield from _devices(device.split(","), values, origins)
     if values["vram_gb"] is not None and values["vram_share"] is not None:
-        yield UsageError(
-            f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory.",
-            "Keep one of them.",
-        )
+        what = f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory."
+        yield UsageError(what, "Keep one of them.")
     if values["lora"] and not values["lora_targets"]:
         yield UsageError(
             f"LoRA layers ({origins['lora']}) have nowhere to go, for lora_targets is empty "
@@ -136,10 +132,8 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
             "Name modules of the model, such as q_proj,v_proj, or train it in full.",
         )
     if values["quantisation"] == "nf4" and values["lora"] is False:
-        yield UsageError(
-            f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none.",
-            "Leave out quantisation, or train LoRA layers.",
-        )
+        what = f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none."
+        yield UsageError(what, "Leave out quantisation, or train LoRA layers.")
     # A quota that nobody chose is not held against somebody's limit of the disk.
     if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
         yield UsageError(
@@ -159,10 +153,8 @@ def _is_address(text: str) -> bool:
 
 def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
     if not _is_address(values["host"]):
-        yield UsageError(
-            f"The host {values['host']!r} is no IP address ({origins['host']}).",
-            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.",
-        )
+        what = f"The host {values['host']!r} is no IP address ({origins['host']})."
+        yield UsageError(what, "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.")
     if not (_is_address(values["http_host"]) or _NAME.fullmatch(values["http_host"])):
         yield UsageError(
             f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']}).",
@@ -170,10 +162,8 @@ def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         )
     port = values["port"]
     if port != 0 and port == values["http_port"] and values["page"] and values["listen"]:
-        yield UsageError(
-            f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}.",
-            "Give port or http_port another one, or 0 for any.",
-        )
+        what = f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}."
+        yield UsageError(what, "Give port or http_port another one, or 0 for any.")
     if values["announce"] and not values["listen"]:
         yield UsageError(
             f"announce ({origins['announce']}) tells others where to dial, but listen is false ({origins['listen']}).",

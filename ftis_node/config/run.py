@@ -333,10 +333,8 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         facts: task, data, reward and turns as a run has them; of data, reward and turns None: not known.
     """
     if facts["turns"] is not None and run.turns != facts["turns"]:
-        yield UsageError(
-            f"An episode of {facts['task']} has up to {facts['turns']} turns, and one of the run {run.turns}.",
-            f"Use the very same task as the others in the run. {_ANOTHER_TASK}",
-        )
+        what = f"An episode of {facts['task']} has up to {facts['turns']} turns, and one of the run {run.turns}."
+        yield UsageError(what, f"Use the very same task as the others in the run. {_ANOTHER_TASK}")
     if facts["data"] is not None and run.data != facts["data"]:
         yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
@@ -348,10 +346,8 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         told = "code that judges answers" if code else "reward rule"
         same = "Use the very same files as the others in the run."
         same = f"Run: {to_install(f'{package}=={version}')}." if colon and not code else same
-        yield UsageError(
-            f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
-            f"{same} {_ANOTHER_TASK}",
-        )
+        what = f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}."
+        yield UsageError(what, f"{same} {_ANOTHER_TASK}")
 
 
 def refuse_horizontal(run: Run) -> None:

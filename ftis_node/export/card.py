@@ -32,14 +32,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
 
 
 def card(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    record: TrainingRecord,
-    *,
-    base: str,
-    kind: str,
-    dtype: str,
-    chat: bool = False,
+    checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, *, base: str, kind: str, dtype: str, chat: bool
 ) -> str:
     """Markdown.
 

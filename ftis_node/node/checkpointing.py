@@ -139,10 +139,8 @@ class Saving:
         directory, facts = found
         refuse_other_model(self._path, facts["model"], self._model)
         if (theirs := facts.get("quantisation", "none")) != self._of.get("quantisation", "none"):
-            raise UsageError(
-                f"The LoRA layers under {self._path} were trained with quantisation={theirs}.",
-                "Leave out quantisation, which the home knows, or use a fresh --home.",
-            )
+            what = f"The LoRA layers under {self._path} were trained with quantisation={theirs}."
+            raise UsageError(what, "Leave out quantisation, which the home knows, or use a fresh --home.")
         progress = Progress.from_facts(facts["progress"])
         if older:
             await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
@@ -267,10 +265,8 @@ class Saving:
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
 
     def _hopeless(self) -> UserError:
-        return UserError(
-            "The training gives no finite numbers any more, and older checkpoints did not help.",
-            f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.",
-        )
+        what = "The training gives no finite numbers any more, and older checkpoints did not help."
+        return UserError(what, f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.")
 
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
@@ -278,10 +274,8 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     of, to = parse_label(theirs), parse_label(ours)
     if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
         return
-    raise UsageError(
-        f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
-        "Use the model and --lora/--full of the first start, or a fresh --home.",
-    )
+    what = f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}."
+    raise UsageError(what, "Use the model and --lora/--full of the first start, or a fresh --home.")
 
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:

@@ -95,26 +95,23 @@ def condition(signs: Signs) -> Condition:
         return Condition(State.ALONE, f"No peers but {speak}. Training alone.", _UPGRADE + signs.home + "` says which.")
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
-    reason = f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
+    state, how = _REACHED[signs.reachability]
+    reason = f"Training with {counted(signs.peers, 'peer')}{how}."
     if _solved(signs):
         reason += f" The task is solved: pass@1 is {signs.pass_at_1:.2f}, and all completions of a prompt are alike."
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_SHOWN:
-        return Condition(_REACHED[signs.reachability], f"{reason} {_whose(signs.clock)}.", SET_CLOCK)
-    return Condition(_REACHED[signs.reachability], reason)
+        return Condition(state, f"{reason} {_whose(signs.clock)}.", SET_CLOCK)
+    return Condition(state, reason)
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
 NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 _UPGRADE = "Upgrade ftis-node where it is older: `ftis-node peers"
+_OUT = ", all over connections that this node opened: nobody can dial it"
 _REACHED = {
-    Reachability.DIRECT: State.ONLINE,
-    Reachability.RELAYED: State.RELAYED,
-    Reachability.OUTBOUND_ONLY: State.OUTBOUND_ONLY,
-}
-_HOW = {
-    Reachability.DIRECT: "",
-    Reachability.RELAYED: "; others reach this node through relays",
-    Reachability.OUTBOUND_ONLY: ", all over connections that this node opened: nobody can dial it",
+    Reachability.DIRECT: (State.ONLINE, ""),
+    Reachability.RELAYED: (State.RELAYED, "; others reach this node through relays"),
+    Reachability.OUTBOUND_ONLY: (State.OUTBOUND_ONLY, _OUT),
 }
 SET_CLOCK = "Compare with a clock that is right: `date -u`. If this machine's is wrong: `timedatectl set-ntp true`."
 

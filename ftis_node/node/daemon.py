@@ -466,11 +466,10 @@ class Node:
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
         now, components, loaded = self.condition(), self._components, self._compute.loaded
+        told: dict[str, Any] = {name: getattr(loaded, name, None) for name in ("kind", "parameters", "tokenizer")}
         status = Status(
             name=self.options.name,
-            state=now.state,
-            reason=now.reason,
-            advice=now.advice,
+            **vars(now),
             stalled=self._stalled() > 0,
             pausing=self._commands.pausing,
             finishing=self._commands.finishing,
@@ -480,10 +479,8 @@ class Node:
             curve=list(self._evaluations.curve),
             page=self._page.address,
             uptime=boot_seconds() - self._started,
-            kind=loaded.kind if loaded is not None else None,
             plan=part(Planned, plan_row(loaded.plan) if loaded is not None else None),
-            parameters=loaded.parameters if loaded is not None else None,
-            tokenizer=loaded.tokenizer if loaded is not None else None,
+            **told,
             objective=self.settings.objective,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),

@@ -14,10 +14,9 @@ from aiohttp import web
 from ftis_node.config.settings import Settings
 from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
-from ftis_node.observe.api_server import Answer, Api, Order, text_handler
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import Route, Web, json_response, json_route, to_json
+from ftis_node.observe.web import Answer, Api, Order, Route, Web, json_response, json_route, text_handler, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault

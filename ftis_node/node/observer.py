@@ -19,9 +19,8 @@ from ftis_node.node.assembly import check_peers, open_network, roster_of
 from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import run_to_watch
 from ftis_node.observe.api import read_token
-from ftis_node.observe.api_server import text_handler
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import Route, Web, page_files, to_json
+from ftis_node.observe.web import Route, Web, page_files, text_handler, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle

@@ -76,20 +76,16 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
     known = load_run_file(home.run_file) if home.run_file.exists() else None
     named = load_run_file(file) if file is not None else None
     if known is not None and named is not None and known.run.id != named.run.id:
-        raise UsageError(
-            f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
-            "Name another --home for the other run.",
-        )
+        what = f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}."
+        raise UsageError(what, "Name another --home for the other run.")
     return named or known
 
 
 def refuse_other_run(found: RunFile, invitation: Invitation | None) -> None:
     """Raise UsageError if the invitation is to another run."""
     if invitation is not None and invitation.run_id != found.run.id:
-        raise UsageError(
-            f"The invitation is to run {invitation.run_id.hex()}, this is run {found.run.id.hex()}.",
-            "Name a fresh --home for the other run.",
-        )
+        what = f"The invitation is to run {invitation.run_id.hex()}, this is run {found.run.id.hex()}."
+        raise UsageError(what, "Name a fresh --home for the other run.")
 
 
 def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:

@@ -105,17 +105,12 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
 
 
 def signs(
-    parts: Components,
-    network_down: float,
-    compute: ComputeProcess,
-    sought: int,
-    stalled: float,
-    names: Mapping[str, str],
+    parts: Components, down: float, compute: ComputeProcess, sought: int, stalled: float, names: Mapping[str, str]
 ) -> Signs:
     """The signs from which the node's condition follows.
 
     Args:
-        network_down, sought, stalled: see `Signs`. names: of peers, as far as known.
+        down, sought, stalled: see `Signs`. names: of peers, as far as known.
     """
     membership, stepper, roster = parts.swarm.membership, parts.stepper, parts.swarm.roster
     why = roster.shut_out if roster is not None else ""
@@ -123,7 +118,7 @@ def signs(
         peers=len(membership.active_view),
         sought=sought,
         reachability=membership.reachability(),
-        network_down=network_down,
+        network_down=down,
         free_bytes=None if parts.saving.writing else shutil.disk_usage(parts.home.path).free,
         checkpoint_bytes=parts.saving.next_bytes,
         faults=compute.faults(FAULT_SECONDS),
@@ -200,13 +195,9 @@ def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | No
         tokenizer=status.tokenizer[:12],
         version=ftis_node.__version__,
         reach=status.network.reachability,
-        state=status.state,
-        step=status.step,
-        pass_at_1=status.pass_at_1,
-        pass_at_1_before=status.pass_at_1_before,
+        **{name: getattr(status, name) for name in ("state", *_EVALUATED[:2], "step", "peers")},
         own_used=status.own_groups_used or 0,
         foreign_used=sum(status.foreign_groups_used.values()),
-        peers=status.peers,
         bytes_in=status.bytes_in or 0,
         bytes_out=status.bytes_out or 0,
         teachers={author_of(teacher): groups for teacher, groups in used[:TEACHERS_MAX]},

@@ -1,4 +1,4 @@
-"""How commands reach a running node: they ask its local API (`observe.api_server`), and link to its page."""
+"""How commands reach a running node: they ask its local API (`observe.web`), and link to its page."""
 
 from __future__ import annotations
 

@@ -16,11 +16,8 @@ from ftis_node.step_report import GpuFigures
 from ftis_node.text import counted, duration, number, rounded
 
 _COLOURS = {
-    "ONLINE": "green",
-    "RELAYED": "green",
-    "OUTBOUND-ONLY": "green",
-    "ALONE": "yellow",
-    "PAUSED": "yellow",
+    **dict.fromkeys(("ONLINE", "RELAYED", "OUTBOUND-ONLY"), "green"),
+    **dict.fromkeys(("ALONE", "PAUSED"), "yellow"),
     "DEGRADED": "red",
 }
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -21,8 +21,7 @@ from ftis_node.host.files import bytes_under, existing_folder, write_private
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import end_of_parts
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.case import Case, Finding
 from ftis_node.preflight.machine import installed, memory_limit
 from ftis_node.preflight.place import file_system
 from ftis_node.preflight.redaction import Redactor
@@ -102,7 +101,7 @@ def _facts(case: Case) -> dict[str, object]:
     import torch
 
     memory, place = psutil.virtual_memory(), existing_folder(case.home.path)
-    disk = shutil.disk_usage(place)
+    disk, home = shutil.disk_usage(place), bytes_under(case.home.path)
     cuda = torch.cuda.is_available()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -112,12 +111,7 @@ def _facts(case: Case) -> dict[str, object]:
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "memory": {"total": memory.total, "available": memory.available, "limit": memory_limit()},
-        "disk": {
-            "total": disk.total,
-            "free": disk.free,
-            "home": bytes_under(case.home.path),
-            "kind": file_system(place),
-        },
+        "disk": {"total": disk.total, "free": disk.free, "home": home, "kind": file_system(place)},
         "cuda": torch.version.cuda,
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
     }

@@ -21,8 +21,7 @@ from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding, Verdict
+from ftis_node.preflight.case import Case, Finding, Verdict
 from ftis_node.text import GB, rounded
 
 _PACKAGE = "ftis-node"

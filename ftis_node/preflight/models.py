@@ -12,8 +12,7 @@ from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
 from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding, noted
+from ftis_node.preflight.case import Case, Finding, noted
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
@@ -170,8 +169,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-            case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
+            case.to_start = run_for(facts | task.facts())
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run

@@ -18,7 +18,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.observe.answers import Status
-from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.case import Finding, Verdict
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
@@ -145,18 +145,14 @@ def _addresses(addresses: Sequence[str]) -> Finding:
     if not addresses:
         return Finding("addresses", "warn", "This node listens nowhere: it only dials.")
     best = ranked(addresses)
-    listed = ", ".join(best)
-    match scope(best[0]):
-        case "public":
-            return Finding("addresses", "ok", f"Announced: {listed}.")
-        case "relayed":
-            return Finding("addresses", "ok", f"Announced, through relays: {listed}.")
-        case "private":
-            text = f"All are of a private network: {listed}."
-            return Finding("addresses", "warn", text, f"That is fine for peers in it. For others: {FORWARD}")
-        case _:
-            text = f"All are of this machine alone: {listed}."
-            return Finding("addresses", "warn", text, "For peers elsewhere start with --host 0.0.0.0.")
+    told: dict[str, tuple[Verdict, str, str]] = {
+        "public": ("ok", "Announced", ""),
+        "relayed": ("ok", "Announced, through relays", ""),
+        "private": ("warn", "All are of a private network", f"That is fine for peers in it. For others: {FORWARD}"),
+    }
+    alone = "For peers elsewhere start with --host 0.0.0.0."
+    verdict, text, advice = told.get(scope(best[0]), ("warn", "All are of this machine alone", alone))
+    return Finding("addresses", verdict, f"{text}: {', '.join(best)}.", advice)
 
 
 async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:

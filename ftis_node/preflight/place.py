@@ -20,8 +20,7 @@ from ftis_node.errors import UserError
 from ftis_node.host.files import bytes_under, existing_folder
 from ftis_node.node.checkpointing import refuse_other_settings, wear
 from ftis_node.node.run_source import with_remembered
-from ftis_node.preflight.case import Case
-from ftis_node.preflight.finding import Finding, noted
+from ftis_node.preflight.case import Case, Finding, noted
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
-from ftis_node.preflight.finding import noted
+from ftis_node.preflight.case import noted
 from ftis_node.tasks import Example, Scorer, Source, Task, scoring
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.text import counted

@@ -138,10 +138,8 @@ class Home:
 
     def taken(self) -> UserError:
         """The error for a second daemon on one home."""
-        return UserError(
-            f"Another ftis-node daemon is running on the home {self.path}.",
-            f"Stop it with `ftis-node stop{self.flag}`, or name another --home.",
-        )
+        what = f"Another ftis-node daemon is running on the home {self.path}."
+        return UserError(what, f"Stop it with `ftis-node stop{self.flag}`, or name another --home.")
 
     def failed(self, error: Exception) -> UserError:
         """The error that ends a daemon when it could not read or write here."""

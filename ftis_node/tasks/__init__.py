@@ -10,10 +10,9 @@ from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.config.run import Run
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import Arithmetic
-from ftis_node.tasks.csv_rows import CsvRows
 from ftis_node.tasks.gsm8k import Gsm8k
 from ftis_node.tasks.hub import HubDataset
-from ftis_node.tasks.jsonl import JsonLines
+from ftis_node.tasks.jsonl import CsvRows, JsonLines
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import Math500
 from ftis_node.tasks.own import PythonFunction, make_task
@@ -42,15 +41,8 @@ class _Unknown(Source):
 
 
 KINDS: tuple[type[Source], ...] = (
-    JsonLines,
-    CsvRows,
-    Arithmetic,
-    Gsm8k,
-    Math500,
-    HubDataset,
-    ReasoningGym,
-    Verifiers,
-    PythonFunction,
+    *(JsonLines, CsvRows, Arithmetic, Gsm8k, Math500),
+    *(HubDataset, ReasoningGym, Verifiers, PythonFunction),
 )
 """Each kind of task; a name is of the first that takes it. `config.profiles.TASK_KINDS` describes them for people."""
 

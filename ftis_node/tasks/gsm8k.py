@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ class Gsm8k(Source):
 
     def _load(self) -> Task:
         path = self.data if self.data is not None else cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
-        content, rows, _ = read_rows(path, _LAYOUT)
-        digest = hashlib.sha256(content).hexdigest()
+        digest, rows, _ = read_rows(path, _LAYOUT)
         train, held_out = (rows, ()) if digest == TRAIN.sha256 else split(path, rows)
         if self.eval_data is not None or digest == TRAIN.sha256:
             held_out = read_rows(self.eval_data or _test_file(path), _LAYOUT)[1]
@@ -47,8 +45,8 @@ class Gsm8k(Source):
 
     def _test(self) -> Task:
         path = self.data if self.data is not None else cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
-        content, rows, _ = read_rows(path, _LAYOUT)
-        return Task.by_rule(self.name, (), rows, hashlib.sha256(content).hexdigest(), "integer")
+        digest, rows, _ = read_rows(path, _LAYOUT)
+        return Task.by_rule(self.name, (), rows, digest, "integer")
 
     def _check(self) -> Task | None:
         if self.download() is None:

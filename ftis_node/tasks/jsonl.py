@@ -1,4 +1,4 @@
-"""Questions of one's own: a JSONL file with `question` (or `prompt`) and an `answer` in every line.
+"""Questions of one's own: a JSONL file with `question` (or `prompt`) and an `answer` in every line, or CSV.
 
 The rule decides what an answer may be: by default it is an integer.
 
@@ -10,7 +10,9 @@ not change the rows that a run's prompts are drawn from.
 from __future__ import annotations
 
 import ast
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +33,8 @@ _LINES_TOLD = 10
 _NEXT = ",\n"
 BLANK = object()
 CORRECT = "Correct or remove that line."
+FIELD_CHARACTERS = 1 << 17
+_FIRST = "Begin the file with a line such as question,answer."
 
 
 def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
@@ -76,8 +80,8 @@ def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
 Rows = Callable[[bytes], Iterator[tuple[int, object]]]
 
 
-def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[bytes, tuple[Example, ...], str]:
-    """The file's bytes, its rows, and the name of their question field.
+def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[str, tuple[Example, ...], str]:
+    """The sha256 (hex) of the file, its rows, and the name of their question field.
 
     Raises:
         UsageError: the file cannot be read or is empty, or lines cannot be used: ten are told, and how many more.
@@ -104,7 +108,7 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[b
         raise _refused(path, wrong)
     if not rows:
         raise UsageError(f"{path} is empty.", f"Put one {layout.shape} in every line.")
-    return data, tuple(rows), used
+    return hashlib.sha256(data).hexdigest(), tuple(rows), used
 
 
 class UnusableLine(Exception):
@@ -222,10 +226,8 @@ class JsonLines(Source):
 
     def refuse_stranger(self, *, ours: bool) -> None:
         if not self.code and self.data is None and not ours:
-            raise UsageError(
-                f"The run's task is the file {self.name!a}, and which file is opened here is not a run's to say.",
-                "Get it from the others in the run, and name your copy with --data FILE.",
-            )
+            what = f"The run's task is the file {self.name!a}, and which file is opened here is not a run's to say."
+            raise UsageError(what, "Get it from the others in the run, and name your copy with --data FILE.")
 
     def _load(self) -> Task:
         return self._of(self.data or self.file, self.eval_data)
@@ -236,7 +238,7 @@ class JsonLines(Source):
     def _of(self, path: Path, eval_data: Path | None) -> Task:
         check_rule(self.rule)
         layout = Layout(*GOLDS[self.rule])
-        data, rows, field = read_rows(path, layout, self.rows_in)
+        digest, rows, field = read_rows(path, layout, self.rows_in)
         train, held_out = split(path, rows)
         if eval_data is not None:
             held_out, eval_field = read_rows(eval_data, layout, self.rows_in)[1:]
@@ -244,4 +246,44 @@ class JsonLines(Source):
                 what = f"{path} has the field {field!r} but {eval_data} has {eval_field!r}."
                 raise UsageError(what, "Use the same field in both files.")
         template = None if field == "question" else PLAIN
-        return Task.by_rule(path.name, train, held_out, hashlib.sha256(data).hexdigest(), self.rule, template=template)
+        return Task.by_rule(path.name, train, held_out, digest, self.rule, template=template)
+
+
+class CsvRows(JsonLines):
+    """As `JsonLines`, of a .csv file: a header, then rows. Fields may be quoted, and then have commas and newlines."""
+
+    suffix = ".csv"
+
+    def rows_in(self, data: bytes) -> Iterator[tuple[int, object]]:
+        """The number of the line on which each row begins, and its fields by their names, or `UnusableLine`, after
+        which nothing is read if the quotes are wrong."""
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            yield data.count(b"\n", 0, error.start) + 1, UnusableLine("is not UTF-8", "Save the file as UTF-8.")
+            return
+        csv.field_size_limit(FIELD_CHARACTERS)
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names: list[str] | None = None
+        ended = 0
+        while True:
+            number = ended + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:  # quotes that do not close, or a field that is too long
+                yield number, UnusableLine(f"begins a row that is not CSV ({error})", CORRECT)
+                return
+            ended = rows.line_num
+            if row is None:
+                return
+            if not any(field.strip() for field in row):
+                yield number, BLANK
+            elif names is None:
+                names = [name.strip() for name in row]
+                if "answer" not in names or len(set(names)) < len(names):
+                    yield number, UnusableLine("is no header with `answer`, and each column once", _FIRST)
+                    return
+            elif len(row) != len(names):
+                yield number, UnusableLine(f"has {len(row)} fields, and the header has {len(names)}", CORRECT)
+            else:
+                yield number, dict(zip(names, row, strict=True))

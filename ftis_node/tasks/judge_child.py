@@ -1,4 +1,4 @@
-"""The process that judges answers written by strangers; `asked` runs this file as a script and kills it at will.
+"""The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
 
 It imports nothing of this package but jail.py: stdlib and math-verify only. A person's reward function is imported with
 all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
@@ -151,13 +151,8 @@ def _load() -> Callable[[str, str, bool], bool]:
         return bool(verify(right, given, timeout_seconds=None))
 
     # Parsers and caches are built at first use: not within the time of somebody's answer.
-    for text in (
-        r"\frac{\sqrt{2}x^2}{3}+1",
-        r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
-        r"(3,\pi]",
-        r"x=\text{yes}",
-        "1,000",
-    ):
+    matrix = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+    for text in (r"\frac{\sqrt{2}x^2}{3}+1", matrix, r"(3,\pi]", r"x=\text{yes}", "1,000"):
         verdict(text, text, False)
         verdict(text, f"The answer is ${text}$, 1/2.", True)
     return verdict

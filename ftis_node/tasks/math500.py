@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
 from ftis_node.tasks.jsonl import GOLDS, Layout, read_rows
@@ -32,13 +30,10 @@ class Math500(Source):
     has_files = True
 
     def _load(self) -> Task:
-        raise UsageError(
-            "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
-            "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
-        )
+        what = "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run."
+        raise UsageError(what, "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.")
 
     def _test(self) -> Task:
         path = self.data or cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)
-        content, rows, _ = read_rows(path, Layout(*GOLDS["math"], fields=("problem",)))
-        digest, caps = hashlib.sha256(content).hexdigest(), (PROMPT_TOKENS, COMPLETION_TOKENS)
-        return Task.by_rule(self.name, (), rows, digest, "math", caps)
+        digest, rows, _ = read_rows(path, Layout(*GOLDS["math"], fields=("problem",)))
+        return Task.by_rule(self.name, (), rows, digest, "math", (PROMPT_TOKENS, COMPLETION_TOKENS))

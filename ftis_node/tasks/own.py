@@ -13,8 +13,6 @@ import logging
 import math
 import os
 import re
-import socket
-import subprocess
 import symtable
 import sys
 import time
@@ -26,8 +24,8 @@ from typing import Any
 
 from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError, did_you_mean
-from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
+from ftis_node.tasks.judge import START_SECONDS, Asked
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
@@ -96,10 +94,8 @@ class PythonFunction(Source):
 
     def refuse_stranger(self, *, ours: bool) -> None:
         if not self.code:
-            raise UsageError(
-                f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself.",
-                f"Get that code from someone you trust, read it, and start with --task {self.name}.",
-            )
+            what = f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself."
+            raise UsageError(what, f"Get that code from someone you trust, read it, and start with --task {self.name}.")
 
     def _check(self) -> Task | None:
         if not self.code:
@@ -116,10 +112,8 @@ class PythonFunction(Source):
     def _load(self) -> Task:
         name = self.name
         if not self.code:
-            raise UsageError(
-                f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
-                "Get that code from someone you trust, and start with --task and that name.",
-            )
+            what = f"The task {name!a} is Python code, which is imported only if the owner of this node names it."
+            raise UsageError(what, "Get that code from someone you trust, and start with --task and that name.")
         if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
             raise UsageError(
                 f"The task {name!a} cannot be a run's name of a Python function.",
@@ -199,9 +193,8 @@ class Guarded(Asked):
             logger.warning("The reward function of %s %s: such answers are wrong (logged once).", self._rule, what)
         self._told.add(kind)
 
-    def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        # Its output goes to stderr: stdout may be somebody's JSON. Ctrl-C is for the parent.
-        return subprocess.Popen(self._command(), stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
+    def _surroundings(self) -> dict[str, Any]:
+        return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON
 
     def _did_not_start(self) -> UserError:
         return UserError(
@@ -231,10 +224,8 @@ def _sound(verdict: Any) -> Score:
 
 def _no_module(name: str) -> UsageError:
     near = did_you_mean(name, (*(file.stem for file in Path.cwd().glob("*.py")), "hf", "reasoning-gym", "verifiers"))
-    return UsageError(
-        f"There is no Python module {name}, neither in {Path.cwd()} nor installed.",
-        f"{near}Start in the folder that holds it, or install it.",
-    )
+    what = f"There is no Python module {name}, neither in {Path.cwd()} nor installed."
+    return UsageError(what, f"{near}Start in the folder that holds it, or install it.")
 
 
 def _no_function(module: str, file: object, function: str, names: Iterable[str]) -> UsageError:
@@ -313,10 +304,8 @@ def _code_digest(name: str, *functions: object) -> str:
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):
-            raise UsageError(
-                f"The code of the task {name} has no source file that others could be compared with.",
-                "Write the function and its reward as plain functions in .py files.",
-            )
+            what = f"The code of the task {name} has no source file that others could be compared with."
+            raise UsageError(what, "Write the function and its reward as plain functions in .py files.")
         digests.add(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(sorted(digests), separators=(",", ":")).encode()).hexdigest()
 

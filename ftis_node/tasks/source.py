@@ -98,10 +98,8 @@ class Source(ABC):
             ours: the owner joined or began that run before.
         """
         if self.does and not self.code and not ours:
-            raise UsageError(
-                f"The run's task is {self.name!a}, which {self.does}.",
-                f"If that is acceptable to you, start with --task '{self.name}'.",
-            )
+            what = f"The run's task is {self.name!a}, which {self.does}."
+            raise UsageError(what, f"If that is acceptable to you, start with --task '{self.name}'.")
 
     @abstractmethod
     def _load(self) -> Task: ...
@@ -119,8 +117,6 @@ class Source(ABC):
         task = made()
         if task is not None and self.reward not in (None, task.reward):
             check_rule(str(self.reward))
-            raise UsageError(
-                f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}.",
-                "Leave out --reward, which is for a file or an hf: task.",
-            )
+            what = f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}."
+            raise UsageError(what, "Leave out --reward, which is for a file or an hf: task.")
         return task

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ftis_node.tasks.rewards import Scorer
 
@@ -61,11 +62,8 @@ PROGRAMMED = REASONING.replace("a single integer", "Python code that defines the
 """The same for answers that are code."""
 
 TEMPLATES: Mapping[str, str] = {
-    "integer": REASONING,
-    "math": MATHEMATICS,
-    "exact": ANSWERED,
-    "regex": ANSWERED,
-    "tests": PROGRAMMED,
+    **{"integer": REASONING, "math": MATHEMATICS, "tests": PROGRAMMED},
+    **dict.fromkeys(("exact", "regex"), ANSWERED),
 }
 """The template around a question, by the rule."""
 
@@ -137,6 +135,11 @@ class Task:
         """
         text = TextCaps.beside(*caps)
         return cls(name, train, held_out, data, template or TEMPLATES[reward], reward, caps[1], caps[0], text)
+
+    def facts(self) -> dict[str, Any]:
+        """What nodes of a run must agree on, see `config.run.run_for`."""
+        names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
+        return {"task": self.name} | {name: getattr(self, name) for name in names}
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

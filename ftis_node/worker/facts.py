@@ -17,16 +17,13 @@ from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
 from ftis_node.worker.formats import chat_in
 from ftis_node.worker.messages import ModelFacts, Sizes
 
-_OF_A_TASK = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-
 
 def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan, sizes: Sizes) -> ModelFacts:
     """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`."""
     tokenizer, tags = policy.tokenizer, "".join(TAGS)
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(
-        **{name: getattr(task, name) for name in _OF_A_TASK},
-        task=task.name,
+        **task.facts(),
         tokenizer=fingerprint(tokenizer),
         vocabulary=policy.vocabulary,
         eos=list(end_ids(tokenizer, chat)),

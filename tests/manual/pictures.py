@@ -21,7 +21,7 @@ import msgspec
 from PIL import Image
 from rich.console import Console
 
-from ftis_node.cli.top import HINT, LINES
+from ftis_node.cli.local import HINT, LINES
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.api import ask, link, read_token
