@@ -182,6 +182,8 @@ def test_rows_that_wait_take_the_places_of_those_that_ended_and_draw_what_their_
     prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
     whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
+    more = torch.cat([noise, noise], 1)  # than are drawn with
+    assert ids_of(generate(policy, prompts, group=4, sampling=sampling, noise=more)) == ids_of(whole)
     tokens: list[int] = []
     grow = SharedCache.grow
 

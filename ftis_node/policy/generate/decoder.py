@@ -58,13 +58,8 @@ class _Linear:
             return cls(weight, bias)
         (name, *others) = active
         up = module.lora_B[name]
-        if (
-            others
-            or module.lora_variant
-            or module.fan_in_fan_out
-            or up.bias is not None
-            or up.weight.dtype != weight.dtype
-        ):
+        unlike = up.bias is not None or up.weight.dtype != weight.dtype
+        if others or module.lora_variant or module.fan_in_fan_out or unlike:
             raise NotUnderstoodError("a LoRA layer of another kind")
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
