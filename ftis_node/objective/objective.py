@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -140,8 +139,8 @@ class Objective:
         is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
         optional = {"weights": weights, "ended": ended, "own": own, "chunks": chunks, "written": written}
-        packed = ({"new": new, "start": start}, lengths, advantages, generator)
-        samples = pack(*packed, count_end=self.count_end, **optional)
+        tokens = {"new": new, "start": start}
+        samples = pack(tokens, lengths, advantages, generator, count_end=self.count_end, **optional)
         clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
@@ -212,5 +211,5 @@ class Objective:
         return level if self.gate is None else next_level(level, likelihoods, self.gate)
 
 
-PRESETS: Mapping[str, Objective] = MappingProxyType({name: Objective(name, **parts) for name, parts in METHODS.items()})
+PRESETS: Mapping[str, Objective] = {name: Objective(name, **parts) for name, parts in METHODS.items()}
 """The objectives that have a name; `ftis_node.methods` says of each what it is and where it is from."""

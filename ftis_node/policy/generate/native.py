@@ -219,7 +219,8 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
     until the model's weights lie elsewhere."""
     if not policy.graphs:
         return _Decoding(policy, size)
-    size, mine = _rounded(size), kept.get(policy.causal_lm)
+    size = _rounded(size)
+    mine: _Decoding | None = kept.get(policy.causal_lm)
     if mine is not None and mine.decoder.uses(policy.causal_lm):
         if mine.cache.size.holds(size):
             return mine
