@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.evaluate.greedy import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
+from ftis_node.evaluate.greedy import Judged, batch_that_fits, evaluate, judge, paired_figures, tokenised, wilson
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling
 from ftis_node.policy.policy import Policy
@@ -220,12 +220,12 @@ def test_it_is_compared_with_what_a_person_names_and_shown_harmlessly() -> None:
 def test_pairs_are_counted_and_tested() -> None:
     """Intervals worked out by Newcombe's formula (1998, method 10): one with discordance, one with a margin of zero."""
     for cells, low, high in (((1, 1, 7, 12), -0.507, -0.026), ((36, 12, 2, 0), 0.0569, 0.3404)):
-        figures, other = Paired(*cells).figures(), Paired(cells[0], cells[2], cells[1], cells[3]).figures()
+        figures, other = paired_figures(*cells), paired_figures(cells[0], cells[2], cells[1], cells[3])
         assert (figures.low, figures.high) == (pytest.approx(low, abs=6e-4), pytest.approx(high, abs=6e-4))
         assert (other.low, other.high) == (pytest.approx(-figures.high), pytest.approx(-figures.low))
-    assert Paired(36, 12, 2, 0).figures().p == pytest.approx(2 * (1 + 14 + 91) / 2**14)
-    assert Paired(5, 0, 0, 5).figures().p == 1.0
-    assert Paired(0, 0, 0, 0).figures().difference == 0.0
+    assert paired_figures(36, 12, 2, 0).p == pytest.approx(2 * (1 + 14 + 91) / 2**14)
+    assert paired_figures(5, 0, 0, 5).p == 1.0
+    assert paired_figures(0, 0, 0, 0).difference == 0.0
 
 
 # The parts

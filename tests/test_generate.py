@@ -159,6 +159,8 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, mo
     prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
     whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
+    more = torch.cat([noise, noise], 1)  # than are drawn with
+    assert ids_of(generate(policy, prompts, group=4, sampling=sampling, noise=more)) == ids_of(whole)
     tokens: list[int] = []
     grow = SharedCache.grow
 

@@ -158,7 +158,7 @@ def test_graphs_outlast_that_their_places_are_lent_if_those_come_back(
 ) -> None:
     policy = replace(twin(policy_of("qwen2")), graphs=True)
     expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    under_way: Any = kept(policy.causal_lm)
+    under_way: Any = kept[policy.causal_lm]
     cache, logits = under_way.cache, under_way.decoder._logits
     lent = [*cache._own, *cache._prompts, logits]
     parts, lay, occupy = (cache._own, cache._prompts, cache._flat), under_way._lay, Decoder.occupy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,10 +156,18 @@ def test_memory_is_what_is_predicted() -> None:
     policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
     packed = (module for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
     weights = sum(p.nbytes for p in policy.model.parameters()) + sum(map(held, packed))
-    setup = Setup(True, "float32", "nf4", "adamw", False, 1024, 4, 8, ("q_proj",), "native")
+    setup = Setup(
+        lora=True,
+        dtype="float32",
+        quantisation="nf4",
+        micro_batch_tokens=1024,
+        generation_batch=4,
+        lora_rank=8,
+        lora_targets=("q_proj",),
+    )
     need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
     assert need.weights == pytest.approx(weights, rel=0.01)
-    dense = estimate(shape, Workload(48, 32, 4, 4), Setup(**{**vars(setup), "quantisation": "none"}), "cpu")
+    dense = estimate(shape, Workload(48, 32, 4, 4), replace(setup, quantisation="none"), "cpu")
     assert need.one_layer - dense.one_layer == pytest.approx((4 + 4 / NF4_BLOCK) * 256 * 512)
 
 

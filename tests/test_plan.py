@@ -215,7 +215,16 @@ def test_activations_are_what_a_real_pass_takes(
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
     tokens, four_bits = workload.step_tokens(packed), quantisation == "nf4"
-    setup = Setup(bool(targets), dtype, quantisation, "adamw", checkpointing, tokens, 16, 8, targets, "native")
+    setup = Setup(
+        lora=bool(targets),
+        dtype=dtype,
+        quantisation=quantisation,
+        gradient_checkpointing=checkpointing,
+        micro_batch_tokens=tokens,
+        generation_batch=16,
+        lora_rank=8,
+        lora_targets=targets,
+    )
     shape = geometry_of(small_config(kind), "small")
     assert shape.packed
     need = estimate(replace(shape, padded="" if packed else "a test"), workload, setup, "cpu")
@@ -293,7 +302,7 @@ def test_generating_takes_no_more_than_planned(
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.lean
-    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), engine)
+    setup = Setup(dtype=dtype, micro_batch_tokens=1024, generation_batch=32, engine=engine)
     need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
     taken = peak_of_generating(replace(policy, engine=engine), workload, rows=32) / (need.kv_cache + need.sampling)
     assert taken < (1.1 if engine == "native" else 1.3)
@@ -311,13 +320,14 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None
             parameter.grad = torch.zeros_like(parameter)
         with Alive() as alive:
             optimiser.step(norm=1.0, scale=1.0, updates=updates)
-    setup = Setup(False, dtype, "none", "adamw", False, 1024, 4, 8, (), "native")
+    setup = Setup(dtype=dtype, micro_batch_tokens=1024, generation_batch=4)
     need = estimate(geometry_of(config, "small"), SHORT, setup, "cpu")
     assert need.update == pytest.approx(alive.peak, rel=0.1)
 
 
 def full(**changes: Any) -> Setup:
-    return replace(Setup(False, "bfloat16", "none", "adamw", True, 4096, 288, 128, ATTENTION, "native"), **changes)
+    sizes = {"micro_batch_tokens": 4096, "generation_batch": 288, "lora_rank": 128, "lora_targets": ATTENTION}
+    return Setup(**{"dtype": "bfloat16", "gradient_checkpointing": True, **sizes, **changes})
 
 
 def test_what_the_weights_need_follows_from_their_number() -> None:

@@ -19,7 +19,7 @@ from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
 from ftis_node.policy import ready as readiness
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.packing import Packing, pack
+from ftis_node.policy.packing import Layout, Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
@@ -51,23 +51,27 @@ def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_t
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 
 
-def shifted(*args: Any) -> Packing:
+def changed(layout: Layout, **inputs: Any) -> Layout:
+    return layout._replace(inputs={**layout.inputs, **inputs})
+
+
+def shifted(*args: Any) -> Layout:
     """Completions begin one position too late."""
     packed = pack(*args)
-    positions = packed.positions.clone()
-    positions[int(packed.prompts.sum()) :] += 1
-    return replace(packed, positions=positions)
+    positions = packed.inputs["position_ids"].clone()
+    positions[:, int(packed.inputs["packing"].prompts.sum()) :] += 1
+    return changed(packed, position_ids=positions)
 
 
-def of_the_neighbour(*args: Any) -> Packing:
+def of_the_neighbour(*args: Any) -> Layout:
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
-    owner = packed.owner.copy()
+    owner = packed.inputs["packing"].owner.copy()
     owner[-1] = 0
-    return replace(packed, owner=owner)
+    return changed(packed, packing=replace(packed.inputs["packing"], owner=owner))
 
 
-def with_a_leak(*args: Any) -> Packing:
+def with_a_leak(*args: Any) -> Layout:
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):
@@ -78,7 +82,8 @@ def with_a_leak(*args: Any) -> Packing:
             return mask
 
     packed = pack(*args)
-    return Leaking(**{name: getattr(packed, name) for name in packed.__dataclass_fields__})
+    fields = packed.inputs["packing"].__dataclass_fields__
+    return changed(packed, packing=Leaking(**{name: getattr(packed.inputs["packing"], name) for name in fields}))
 
 
 @pytest.mark.parametrize("broken", [shifted, of_the_neighbour, with_a_leak])

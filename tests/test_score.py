@@ -211,10 +211,10 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(
 ) -> None:
     """FlashAttention, in whose place a loop over the sequences computes what its documentation says."""
     monkeypatch.setattr(packing, "varlen_attn", by_sequence)
-    packed = pack(groups, torch.device("cpu"))
+    layout = pack(groups, torch.device("cpu"))
     torch.manual_seed(0)
-    inputs = [torch.randn(len(packed.ids), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
-    runs, tables = (way(packed, *inputs, 0.3, window) for way in ATTENTIONS.values())
+    inputs = [torch.randn(layout.inputs["input_ids"].numel(), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    runs, tables = (way(layout.inputs["packing"], *inputs, 0.3, window) for way in ATTENTIONS.values())
     torch.testing.assert_close(runs, tables, atol=1e-6, rtol=1e-5)
     weights = torch.randn(runs.shape)
     slopes = [torch.autograd.grad((out * weights).sum(), inputs) for out in (runs, tables)]

@@ -194,9 +194,9 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
 
 def _paired(ours: _Result, theirs: _Result) -> PairedFigures:
     """The two beside each other."""
-    from ftis_node.evaluate.greedy import Paired
+    from ftis_node.evaluate.greedy import paired
 
-    return Paired.of(ours.judged, theirs.judged).figures()
+    return paired(ours.judged, theirs.judged)
 
 
 def _teller(

@@ -85,46 +85,36 @@ def _evaluation(correct: int, prompts: int, totals: Mapping[str, float], seconds
     return Evaluation(**rates, low=low, high=high, correct=correct, prompts=prompts, seconds=seconds, batch=batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """Two policies' answers to the same questions, counted: right by both, by one of them only, by neither."""
+def paired(first: Sequence[Judged], second: Sequence[Judged]) -> PairedFigures:
+    """Two policies' verdicts on the same questions in the same order."""
+    pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
+    return paired_figures(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
-    both: int
-    first: int
-    second: int
-    neither: int
 
-    @classmethod
-    def of(cls, first: Sequence[Judged], second: Sequence[Judged]) -> Paired:
-        """Comparison of verdicts on the same questions in the same order."""
-        pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
-        return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+def paired_figures(both: int, first: int, second: int, neither: int) -> PairedFigures:
+    """The difference of pass@1, and how likely it is by chance, where so many were right by both, by one, by none."""
+    from scipy import stats
 
-    def figures(self) -> PairedFigures:
-        """The difference of pass@1, and how likely it is by chance."""
-        from scipy import stats
+    count, discordant = both + first + second + neither, first + second
+    low, high = _newcombe(both, first, second, neither)
+    p = stats.binomtest(first, discordant).pvalue if discordant else 1.0
+    return PairedFigures((first - second) / max(1, count), low, high, float(p), both, first, second, neither)
 
-        count, discordant = self.both + self.first + self.second + self.neither, self.first + self.second
-        low, high = self._interval()
-        p = stats.binomtest(self.first, discordant).pvalue if discordant else 1.0
-        difference = (self.first - self.second) / max(1, count)
-        return PairedFigures(difference, low, high, float(p), self.both, self.first, self.second, self.neither)
 
-    def _interval(self) -> tuple[float, float]:
-        """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""
-        a, b, c, d = self.both, self.first, self.second, self.neither
-        n = a + b + c + d
-        if n == 0:
-            return -1.0, 1.0
-        p1, p2, difference = (a + b) / n, (a + c) / n, (b - c) / n
-        (l1, u1), (l2, u2) = wilson(a + b, n), wilson(a + c, n)
-        margins = (a + b) * (c + d) * (a + c) * (b + d)
-        product = a * d - b * c
-        corrected = max(product - n / 2, 0) if product > 0 else product
-        phi = corrected / math.sqrt(margins) if margins else 0.0
-        below, above = (p1 - l1, u2 - p2), (u1 - p1, p2 - l2)
-        reach = [math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (below, above)]
-        return difference - reach[0], difference + reach[1]
+def _newcombe(a: int, b: int, c: int, d: int) -> tuple[float, float]:
+    """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""
+    n = a + b + c + d
+    if n == 0:
+        return -1.0, 1.0
+    p1, p2, difference = (a + b) / n, (a + c) / n, (b - c) / n
+    (l1, u1), (l2, u2) = wilson(a + b, n), wilson(a + c, n)
+    margins = (a + b) * (c + d) * (a + c) * (b + d)
+    product = a * d - b * c
+    corrected = max(product - n / 2, 0) if product > 0 else product
+    phi = corrected / math.sqrt(margins) if margins else 0.0
+    below, above = (p1 - l1, u2 - p2), (u1 - p1, p2 - l2)
+    reach = [math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (below, above)]
+    return difference - reach[0], difference + reach[1]
 
 
 def evaluate(
@@ -265,15 +255,9 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
     batch = LARGEST_BATCH
     while batch > 1:
         setup = Setup(
-            lora=False,
             dtype="bfloat16" if width == 2 else "float32",
-            quantisation="none",
-            optimiser="adamw",
-            gradient_checkpointing=False,
             micro_batch_tokens=workload.longest,
             generation_batch=batch,
-            lora_rank=1,
-            lora_targets=(),
             engine=policy.engine,
         )
         memory = estimate(shape, workload, setup, device)

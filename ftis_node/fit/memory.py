@@ -25,7 +25,7 @@ with its prompt: P counts for each, no k or v is copied, and there is no mask.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ftis_node.fit.geometry import Geometry, Linear
@@ -111,23 +111,23 @@ class Workload:
         return math.ceil(completions / self.group) * self.prompt_tokens, completions * self.completion_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. sharded: each
     of `devices` keeps a part, see `learner.fsdp`."""
 
-    lora: bool
+    lora: bool = False
     dtype: Dtype
-    quantisation: Quantisation
-    optimiser: OptimiserName
-    gradient_checkpointing: bool
+    quantisation: Quantisation = "none"
+    optimiser: OptimiserName = "adamw"
+    gradient_checkpointing: bool = False
     micro_batch_tokens: int
     generation_batch: int
-    lora_rank: int
-    lora_targets: tuple[str, ...]
-    engine: Engine
-    devices: int = field(default=1, kw_only=True)
-    sharded: bool = field(default=False, kw_only=True)
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    engine: Engine = "native"
+    devices: int = 1
+    sharded: bool = False
 
     @property
     def width(self) -> int:

@@ -65,7 +65,7 @@ class Wishes:
     sharded: bool | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan(Setup):
     """How to train. `fits` says whether `memory.total` is within `budget` (bytes); `reasons` are sentences."""
 
@@ -100,11 +100,10 @@ def plan(
     Raises:
         UsageError: the model has no module of the LoRA targets.
     """
-    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda", half)
-    kinds: list[Quantisation] = ["none", "nf4"] if four_bit and device == "cuda" and ways[-1].lora else ["none"]
+    dense = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda", half)
+    kinds: list[Quantisation] = ["none", "nf4"] if four_bit and device == "cuda" and dense[-1].lora else ["none"]
     if wishes.quantisation is not None:
         kinds = [wishes.quantisation]
-    dense = ways
     for kind in kinds:
         ways = dense if kind == "none" else [replace(way, quantisation=kind) for way in dense if way.lora]
         needs = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
@@ -140,11 +139,7 @@ def _setups(
     step_tokens = workload.step_tokens(geometry.packed)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
-        lora=False,
         dtype=wishes.dtype or ("float32" if small else half),
-        quantisation="none",
-        optimiser="adamw",
-        gradient_checkpointing=False,
         micro_batch_tokens=wishes.micro_batch_tokens or most,
         generation_batch=wishes.generation_batch or max(group, GENERATION_BATCH // group * group),
         lora_rank=wishes.lora_rank,
@@ -156,15 +151,14 @@ def _setups(
     sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
     if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
         sizes[False] += _smaller(most, workload, geometry.packed)
-    kinds = (False, True) if geometry.among(wishes.lora_targets) else (False,)
     asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
     can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
     cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
-    ways = [(False, cut) for cut in cuts] + [(True, False)] * (asked is True or True in kinds)
+    ways = [(False, cut) for cut in cuts] if asked is not True else []
+    if asked or (asked is None and geometry.among(wishes.lora_targets)):
+        ways.append((True, False))
     setups = []
     for lora, sharded in ways:
-        if asked is not None and lora != asked:
-            continue
         optimisers: list[OptimiserName] = ["adamw"]
         if eight_bit and not lora and not sharded:
             optimisers.append("adamw8bit")

@@ -10,21 +10,18 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, cast
 
-QUIET: Mapping[str, str] = MappingProxyType(
-    {
-        # huggingface_hub and trl start a thread that reports what is used. Every request to the hub carries a name with
-        # torch's version, the kind of file, and a harness that runs the process (asked for at the hub).
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "DO_NOT_TRACK": "1",
-        # transformers: a model without safetensors is named to a service that converts it, with its owner's token.
-        "DISABLE_SAFETENSORS_CONVERSION": "1",
-        # transformers, where `kernels` is installed: compiled code from the hub in place of its own.
-        "USE_HUB_KERNELS": "NO",
-    }
-)
+QUIET: Mapping[str, str] = {
+    # huggingface_hub and trl start a thread that reports what is used. Every request to the hub carries a name with
+    # torch's version, the kind of file, and a harness that runs the process (asked for at the hub).
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    # transformers: a model without safetensors is named to a service that converts it, with its owner's token.
+    "DISABLE_SAFETENSORS_CONVERSION": "1",
+    # transformers, where `kernels` is installed: compiled code from the hub in place of its own.
+    "USE_HUB_KERNELS": "NO",
+}
 
 
 def be_quiet() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from ftis_node.fit.memory import SPREAD
 from ftis_node.objective import Objective
 from ftis_node.packet import Completion
 from ftis_node.policy.packing import Prefixed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,32 +210,31 @@ def micro_batches(prompted: Sequence[Prompted], budget: int, packed: bool) -> It
     """
     if not packed:
         rows = (Prompted(group.prompt_ids, [sample]) for group in prompted for sample in group.samples)
-        left = sorted(rows, key=lambda row: -row.cost(packed))
-        while left:
-            size = max(1, budget // left[0].cost(packed))
-            yield left[:size]
-            left = left[size:]
+        longest_first = sorted(rows, key=lambda row: -row.cost(packed))
+        yield from portions(longest_first, lambda some: len(some) * some[0].cost(packed) <= budget)
         return
-    batch: list[Prompted] = []
-    for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
-        for piece in _cut(group, budget):
-            if batch and not _within([*batch, piece], budget):
-                yield batch
-                batch = []
-            batch.append(piece)
-    if batch:
-        yield batch
+    groups = sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples))
+    pieces = (piece for group in groups for piece in _cut(group, budget))
+    yield from portions(pieces, lambda some: _within(some, budget))
 
 
 def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
     """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
-    piece: list[Sample] = []
-    for sample in sorted(group.samples, key=lambda s: -s.tokens):
-        if piece and not _within([Prompted(group.prompt_ids, [*piece, sample])], budget):
-            yield Prompted(group.prompt_ids, piece)
-            piece = []
-        piece.append(sample)
-    yield Prompted(group.prompt_ids, piece)
+    longest_first = sorted(group.samples, key=lambda sample: -sample.tokens)
+    for some in portions(longest_first, lambda some: _within([Prompted(group.prompt_ids, some)], budget)):
+        yield Prompted(group.prompt_ids, some)
+
+
+def portions(things: Iterable[T], fit: Callable[[Sequence[T]], bool]) -> Iterator[list[T]]:
+    """These things in their order, as many at a time as fit together; one that does not comes alone."""
+    some: list[T] = []
+    for thing in things:
+        if some and not fit([*some, thing]):
+            yield some
+            some = []
+        some.append(thing)
+    if some:
+        yield some
 
 
 def _within(pieces: Sequence[Prompted], budget: int) -> bool:

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 PART = 32 << 20  # bytes of a buffer
-
-
-class Event(Protocol):
-    """The end of the work that was queued when it was made."""
-
-    def synchronize(self) -> None: ...
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -37,14 +31,14 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def through(buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], mark: Callable[[], Event]) -> None:
+def through(buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], mark: Callable[[], Any]) -> None:
     """Copy each first tensor into the second, a buffer full at a time.
 
     Args:
         buffers: uint8 of one size; the copy into a buffer need not be done before the event that `mark` then gives.
         pairs: contiguous tensors of the same shape and dtype.
     """
-    under_way: deque[tuple[Event, Tensor, Tensor]] = deque()
+    under_way: deque[tuple[Any, Tensor, Tensor]] = deque()
     parts = 0
     for source, target in pairs:
         out, into = _bytes(source), _bytes(target)
@@ -60,7 +54,7 @@ def through(buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], m
         _arrive(*one)
 
 
-def _arrive(event: Event, buffer: Tensor, into: Tensor) -> None:
+def _arrive(event: Any, buffer: Tensor, into: Tensor) -> None:
     event.synchronize()
     into.copy_(buffer)
 

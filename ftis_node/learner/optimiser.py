@@ -14,10 +14,11 @@ from torch.nn import Parameter
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
+from ftis_node.learner.batch import portions
 from ftis_node.learner.copies import copied
 from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
-from ftis_node.learner.team import Team, portions
+from ftis_node.learner.team import Team
 from ftis_node.policy.nf4 import bitsandbytes
 from ftis_node.policy.room import patiently
 
@@ -150,11 +151,8 @@ class Optimiser:
             entries.setdefault(name, {})[key] = value
         if not all(any(key.split(".")[0] == self._moment for key in entry) for entry in entries.values()):
             raise FtisError("The checkpoint belongs to another optimiser.")
-        if (
-            weights.keys() != self._trainable.keys()
-            or any(weights[name].shape != parameter.shape for name, parameter in self._trainable.items())
-            or entries.keys() - self._trainable.keys()
-        ):
+        shapes = {name: parameter.shape for name, parameter in self._trainable.items()}
+        if {name: weight.shape for name, weight in weights.items()} != shapes or entries.keys() - shapes.keys():
             raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
         with torch.no_grad():
             for name, parameter in self._trainable.items():
@@ -208,7 +206,8 @@ class Optimiser:
         if alike := [name for name in known if self._alike(name)]:
             yield alike
         rest = (name for name in known if not self._alike(name))
-        yield from portions(rest, lambda name: self._trainable[name].numel(), UPDATE_ELEMENTS)
+        sizes = {name: parameter.numel() for name, parameter in self._trainable.items()}
+        yield from portions(rest, lambda some: sum(map(sizes.__getitem__, some)) <= UPDATE_ELEMENTS)
 
 
 def _master(parameter: Parameter, part: Tensor) -> Parameter:

@@ -10,10 +10,9 @@ import datetime
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import psutil
 import torch
@@ -25,10 +24,8 @@ from torch.nn import Parameter
 
 from ftis_node.errors import NO_ROOM, FtisError
 from ftis_node.host.interruption import Interrupted, forget
-from ftis_node.learner.batch import Prompted
+from ftis_node.learner.batch import Prompted, portions
 from ftis_node.policy.room import out_of_memory, patiently
-
-T = TypeVar("T")
 
 # How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
 PATIENCE = datetime.timedelta(minutes=30)
@@ -124,7 +121,7 @@ class Team:
         names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
         wanted = (parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one)
-        for pieces in portions(_pieces(wanted), len, BUCKET):
+        for pieces in portions(_pieces(wanted), lambda some: sum(map(len, some)) <= BUCKET):
             _add_up(pieces)
 
     def first(self, *values: float) -> list[float]:
@@ -193,20 +190,6 @@ def _state(error: BaseException | None) -> int:
     if isinstance(error, Interrupted):
         return _INTERRUPTED
     return _SHORT if out_of_memory(error) else _FAILED
-
-
-def portions(things: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """These things in their order, as many at a time as are of size `most` together; a larger one comes alone."""
-    some: list[T] = []
-    left = most
-    for thing in things:
-        left -= size(thing)
-        if some and left < 0:
-            yield some
-            some, left = [], most - size(thing)
-        some.append(thing)
-    if some:
-        yield some
 
 
 def _pieces(parameters: Iterable[Parameter]) -> Iterator[Tensor]:

@@ -7,7 +7,6 @@ deviation are over the whole group, samples that a filter later drops included.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ def _mean_std(centred: Tensor) -> Tensor:
 
 
 # Name → rewards minus their mean (float64 [G], not all equal) → advantages.
-ADVANTAGES: Mapping[Advantage, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_std": _mean_std, "mean": _mean})
+ADVANTAGES: Mapping[Advantage, Callable[[Tensor], Tensor]] = {"mean_std": _mean_std, "mean": _mean}
 
 
 # Units in the last place of the largest reward. A reward that is no farther from the mean is at it: a mean is rounded,

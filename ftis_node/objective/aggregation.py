@@ -16,7 +16,6 @@ tokens (groups of equal rewards count as kept):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -31,11 +30,9 @@ def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
 
 
 # Name → (counted tokens int64 [N], divisor) → ℓ [N], or [] for all: what a sample's sum over tokens is divided by.
-AGGREGATIONS: Mapping[Aggregation, Callable[[Tensor, float | None], Tensor]] = MappingProxyType(
-    {
-        # A sample without a counted token has a sum of 0, whatever it is divided by.
-        "sample": lambda lengths, divisor: lengths.clamp(min=1),
-        "token": lambda lengths, divisor: torch.ones_like(lengths),
-        "fixed": _fixed,
-    }
-)
+AGGREGATIONS: Mapping[Aggregation, Callable[[Tensor, float | None], Tensor]] = {
+    # A sample without a counted token has a sum of 0, whatever it is divided by.
+    "sample": lambda lengths, divisor: lengths.clamp(min=1),
+    "token": lambda lengths, divisor: torch.ones_like(lengths),
+    "fixed": _fixed,
+}

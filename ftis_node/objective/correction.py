@@ -22,7 +22,6 @@ tokenizer; a sample of one's own has weight 1:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -64,15 +63,13 @@ def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
     return (ratio >= low) & (ratio <= high)
 
 
-MASKS: Mapping[Mask, MaskFactor] = MappingProxyType(
-    {
-        "none": lambda samples, log_ratio, low, high: torch.ones_like(log_ratio, dtype=torch.bool),
-        "token": _token,
-        "sequence": _sequence,
-        "geometric": _geometric,
-        "binary_tv": _binary_tv,
-    }
-)
+MASKS: Mapping[Mask, MaskFactor] = {
+    "none": lambda samples, log_ratio, low, high: torch.ones_like(log_ratio, dtype=torch.bool),
+    "token": _token,
+    "sequence": _sequence,
+    "geometric": _geometric,
+    "binary_tv": _binary_tv,
+}
 
 
 TrustWeight = Callable[[Tensor, float], Tensor]
@@ -87,9 +84,11 @@ def _hacpo(ratio: Tensor, floor: float) -> Tensor:
     return torch.where((ratio >= floor) & (ratio <= 1), ratio.square(), torch.zeros_like(ratio))
 
 
-TRUSTS: Mapping[Trust, TrustWeight] = MappingProxyType(
-    {"none": lambda ratio, floor: torch.ones_like(ratio), "graft": _graft, "hacpo": _hacpo}
-)
+TRUSTS: Mapping[Trust, TrustWeight] = {
+    "none": lambda ratio, floor: torch.ones_like(ratio),
+    "graft": _graft,
+    "hacpo": _hacpo,
+}
 
 
 def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Tensor:

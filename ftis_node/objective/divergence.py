@@ -10,7 +10,6 @@ unlikely. There `k1`, `k3` and `is_k3` end at 20, 19 and 1, with |d| ≤ 20. The
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,22 +18,18 @@ from ftis_node.methods.choices import Divergence, Reduction
 from ftis_node.objective.packed import segment_max, segment_sum
 
 # Name → estimate per token of clamped d, any shape. expm1 keeps the small differences of near-equal policies.
-ESTIMATORS: Mapping[Divergence, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "k1": lambda d: -d,  # KL(gen‖θ)
-        "k2": lambda d: d.square() / 2,  # neither direction, ≥ 0
-        "k3": lambda d: torch.expm1(d) - d,  # KL(gen‖θ), ≥ 0: e^d − 1 − d
-        "is_k1": lambda d: d.exp() * d,  # KL(θ‖gen) by importance sampling
-        "is_k3": lambda d: d.exp() * d - torch.expm1(d),  # KL(θ‖gen), ≥ 0: e^d·d − e^d + 1
-        "k3_reverse": lambda d: torch.expm1(-d) + d,  # χ²(gen‖θ) − KL(gen‖θ), ≥ 0: e^(−d) − 1 + d
-    }
-)
+ESTIMATORS: Mapping[Divergence, Callable[[Tensor], Tensor]] = {
+    "k1": lambda d: -d,  # KL(gen‖θ)
+    "k2": lambda d: d.square() / 2,  # neither direction, ≥ 0
+    "k3": lambda d: torch.expm1(d) - d,  # KL(gen‖θ), ≥ 0: e^d − 1 − d
+    "is_k1": lambda d: d.exp() * d,  # KL(θ‖gen) by importance sampling
+    "is_k3": lambda d: d.exp() * d - torch.expm1(d),  # KL(θ‖gen), ≥ 0: e^d·d − e^d + 1
+    "k3_reverse": lambda d: torch.expm1(-d) + d,  # χ²(gen‖θ) − KL(gen‖θ), ≥ 0: e^(−d) − 1 + d
+}
 
 # Name → (values [T], owner int64 [T], lengths int64 [N]) → [N]; 0 for a sample of no tokens.
-REDUCTIONS: Mapping[Reduction, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {
-        "mean": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()) / lengths.clamp(min=1),
-        "sum": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()),
-        "max": lambda values, owner, lengths: segment_max(values, owner, lengths.numel()).where(lengths > 0, 0.0),
-    }
-)
+REDUCTIONS: Mapping[Reduction, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mean": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()) / lengths.clamp(min=1),
+    "sum": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()),
+    "max": lambda values, owner, lengths: segment_max(values, owner, lengths.numel()).where(lengths > 0, 0.0),
+}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -37,14 +36,12 @@ class Importance:
     of_samples: bool = False
 
 
-IMPORTANCES: Mapping[ImportanceName, Importance] = MappingProxyType(
-    {
-        "none": Importance(lambda ratio, cap: torch.ones_like(ratio)),
-        "vanilla": Importance(lambda ratio, cap: ratio, through_ratio=True),
-        "truncated": Importance(lambda ratio, cap: ratio.clamp(max=cap), truncates=True),
-        "sequence": Importance(lambda ratio, cap: ratio, of_samples=True),
-    }
-)
+IMPORTANCES: Mapping[ImportanceName, Importance] = {
+    "none": Importance(lambda ratio, cap: torch.ones_like(ratio)),
+    "vanilla": Importance(lambda ratio, cap: ratio, through_ratio=True),
+    "truncated": Importance(lambda ratio, cap: ratio.clamp(max=cap), truncates=True),
+    "sequence": Importance(lambda ratio, cap: ratio, of_samples=True),
+}
 
 
 def clamped_log_ratio(of: Tensor, over: Tensor) -> Tensor:

@@ -6,25 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ftis_node.methods import METHODS
-from ftis_node.methods.choices import (
-    PART_LIMITS,
-    PART_NAMES,
-    Advantage,
-    Aggregation,
-    Divergence,
-    ImportanceName,
-    Mask,
-    Ratio,
-    Reduction,
-    Trust,
-)
+from ftis_node.methods import METHODS, choices
 from ftis_node.objective.advantages import group_advantages
 from ftis_node.objective.aggregation import AGGREGATIONS
 from ftis_node.objective.correction import MASKS, sample_log_ratio, trust
@@ -70,23 +57,23 @@ class Objective:
     """
 
     name: str
-    advantage: Advantage = "mean_std"
-    divergence: Divergence = "k3_reverse"
-    reduction: Reduction = "mean"
-    importance: ImportanceName = "truncated"
+    advantage: choices.Advantage = "mean_std"
+    divergence: choices.Divergence = "k3_reverse"
+    reduction: choices.Reduction = "mean"
+    importance: choices.ImportanceName = "truncated"
     truncation: float = 2.0
     threshold: float | None = 50.0
     gate: float | None = None
     epsilon: float | None = 0.2
     epsilon_high: float | None = None
-    ratio: Ratio = "token"
-    mask: Mask = "none"
+    ratio: choices.Ratio = "token"
+    mask: choices.Mask = "none"
     mask_low: float = 0.0
     mask_high: float = 3.0
-    trust: Trust = "none"
+    trust: choices.Trust = "none"
     floor: float = 0.8
     imitation: float | None = None
-    aggregation: Aggregation = "sample"
+    aggregation: choices.Aggregation = "sample"
     divisor: float | None = None
     count_dropped: bool = True
     count_end: bool = True
@@ -94,10 +81,10 @@ class Objective:
     own_only: bool = False
 
     def __post_init__(self) -> None:
-        for field, names in PART_NAMES.items():
+        for field, names in choices.PART_NAMES.items():
             if getattr(self, field) not in names:
                 raise ValueError(f"{field} must be one of {', '.join(names)}, not {getattr(self, field)!r}")
-        for field, (limits, holds) in PART_LIMITS.items():
+        for field, (limits, holds) in choices.PART_LIMITS.items():
             value = getattr(self, field)
             if value is None and field in _MAY_BE_NONE:
                 continue
@@ -151,18 +138,9 @@ class Objective:
         Computed in float32 at least, on the device of `new`. ValueError if the shapes do not fit, or if the aggregation
         is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
-        samples = pack(
-            {"new": new, "start": start},
-            lengths,
-            advantages,
-            weights=weights,
-            ended=ended,
-            own=own,
-            count_end=self.count_end,
-            generator=generator,
-            chunks=chunks,
-            written=written,
-        )
+        optional = {"weights": weights, "ended": ended, "own": own, "chunks": chunks, "written": written}
+        tokens = {"new": new, "start": start}
+        samples = pack(tokens, lengths, advantages, generator, count_end=self.count_end, **optional)
         clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
@@ -233,7 +211,5 @@ class Objective:
         return level if self.gate is None else next_level(level, likelihoods, self.gate)
 
 
-PRESETS: Mapping[str, Objective] = MappingProxyType(
-    {name: Objective(name, **parts()) for name, parts in METHODS.items()}
-)
+PRESETS: Mapping[str, Objective] = {name: Objective(name, **parts) for name, parts in METHODS.items()}
 """The objectives that have a name; `ftis_node.methods` says of each what it is and where it is from."""

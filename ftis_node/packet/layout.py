@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgpack
@@ -53,10 +53,7 @@ class Header:
 
     def fields(self) -> tuple[Any, ...]:
         """The values of the fields above, in order."""
-        return (
-            *(self.run_id, self.author_digest, self.round, self.slot, self.policy_step),
-            *(self.prompt_digest, self.finished, self.lengths),
-        )
+        return tuple(getattr(self, field.name) for field in fields(Header))
 
     @staticmethod
     def check(name: str, array: npt.NDArray[Any], dtype: type, *shape: int) -> None:

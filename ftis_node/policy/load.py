@@ -61,8 +61,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     """A normaliser or a template of some bytes can make a text a billion times longer."""
-    parts = (backend.normalizer, backend.post_processor) if backend is not None else ()
-    normaliser, template = (part.__getstate__().decode() if part is not None else "" for part in parts or (None, None))
+    parts = (getattr(backend, name, None) for name in ("normalizer", "post_processor"))
+    normaliser, template = (part.__getstate__().decode() if part is not None else "" for part in parts)
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
     if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
         raise UsageError(

@@ -51,9 +51,8 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
     try:
         with torch.device("meta"):  # shapes without memory
-            model = AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), attn_implementation="eager"
-            )  # it is set there
+            own = copy.deepcopy(config)  # the kind of attention is set in it
+            model = AutoModelForCausalLM.from_config(own, attn_implementation="eager")
         return _measure(model, config.get_text_config(), name)
     except UserError:
         raise
@@ -75,19 +74,14 @@ def known_config(name: str) -> PretrainedConfig | None:
     size = next(part for part in hub_id.split("-") if part in _QWEN25)
     hidden, intermediate, layers, heads, kv_heads, rows, tied = _QWEN25[size]
     return Qwen2Config(
-        architectures=["Qwen2ForCausalLM"],
         vocab_size=rows,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=32_768,
-        rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=tied,
-        bos_token_id=151_643,
-        eos_token_id=151_643,
     )
 
 

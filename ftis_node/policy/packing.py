@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,56 +109,24 @@ class _Gather(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class _Runs:
-    """What FlashAttention is told: where each sequence's queries and keys begin, and which tokens the keys are of.
-
-    take           int64 `[keys]`  the prompts' tokens, then for each completion its prompt's and its own
-    queries, keys  int32 `[sequences + 1]`  where each begins, and the end
-    """
-
-    take: Tensor
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
-
-
-@dataclass(frozen=True, eq=False)
 class Packing:
-    """Where everything lies in one packed row of T tokens.
+    """Where sequences lie in one packed row of T tokens, by numbers on the host.
 
-    ids, positions  int64 `[T]`  what the model is given
-    where           int64 `[targets]`  the token whose hidden state predicts each sampled token
-    targets         int64 `[targets]`  the sampled tokens, completion by completion
-    prompts         int64 `[prompts]`  how long each is; on the host, as the next two
+    prompts         int64 `[prompts]`  how long each is
     completions     int64 `[N]`  how many tokens of each go through the model
     owner           int64 `[N]`  the prompt of each
     """
 
-    ids: Tensor
-    positions: Tensor
-    where: Tensor
-    targets: Tensor
     prompts: Ids
     completions: Ids
     owner: Ids
+    device: torch.device
     _biases: dict[Any, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The arguments of a decoder. A mask of four dimensions is handed on as it is, and nobody looks at it."""
-        return {
-            "input_ids": self.ids[None],
-            "position_ids": self.positions[None],
-            "attention_mask": self.ids.new_ones(1, 1, 1, 1),
-            "packing": self,
-        }
 
     def in_runs(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
         """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own."""
-        runs = self._runs
-        key, value = (part.index_select(0, runs.take) for part in (key, value))
-        sizes = (runs.queries, runs.keys, runs.most_queries, runs.most_keys)
+        take, sizes = self._runs
+        key, value = (part.index_select(0, take) for part in (key, value))
         reach = (-1 if window is None else window - 1, 0)
         return varlen_attn(  # type: ignore[return-value]
             query, key, value, *sizes, scale=scaling, window_size=reach, enable_gqa=True
@@ -209,16 +177,16 @@ class Packing:
         if (window, dtype) not in self._biases:
             among = None
             if window is not None and window < width:
-                among = torch.ones(width, width, dtype=torch.bool, device=owner.device).tril().triu(1 - window)
-            hidden = None if among is None else _hiding(among, dtype)
-            self._biases[window, dtype] = hidden, _hiding(self.mask(window), dtype)
+                seen = torch.ones(width, width, dtype=torch.bool, device=owner.device).tril().triu(1 - window)
+                among = _hiding(seen, dtype)
+            self._biases[window, dtype] = among, _hiding(self.mask(window), dtype)
         return self._biases[window, dtype]
 
     @cached_property
     def _tables(self) -> tuple[_Cells, _Cells, Tensor]:
         """Prompts and completions as padded rows, and the prompt of each completion."""
         cells = (*_rows(self.prompts), *_rows(self.completions), self.owner)
-        *placed, owner = _placed(self.ids.device, *cells)
+        *placed, owner = _placed(self.device, *cells)
         prompts, completions = (
             _Cells(take, back, filled.bool(), padded=take.numel() > back.numel())
             for take, back, filled in (placed[:3], placed[3:])
@@ -226,15 +194,19 @@ class Packing:
         return prompts, completions, owner
 
     @cached_property
-    def _runs(self) -> _Runs:
+    def _runs(self) -> tuple[Tensor, tuple[Tensor, Tensor, int, int]]:
+        """What FlashAttention is told: the tokens of the keys, int64 `[keys]`, the prompts', then for each completion
+        its prompt's and its own; where each sequence's queries and keys begin, and the end, int32 `[sequences + 1]`;
+        and the most that one has.
+        """
         lengths = np.concatenate([self.prompts, self.completions])
-        tokens = np.split(np.arange(len(self.ids)), np.cumsum(lengths)[:-1])
+        tokens = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
         prompts, own = tokens[: len(self.prompts)], tokens[len(self.prompts) :]
         seen = prompts + [np.concatenate([prompts[p], one]) for p, one in zip(self.owner, own, strict=True) if len(one)]
         sizes = lengths[lengths > 0], np.asarray([len(each) for each in seen])
         ends = (np.concatenate([[0], np.cumsum(each)]) for each in sizes)
-        take, queries, keys = _placed(self.ids.device, np.concatenate(seen), *ends)
-        return _Runs(take, queries.int(), keys.int(), *(int(each.max()) for each in sizes))
+        take, queries, keys = _placed(self.device, np.concatenate(seen), *ends)
+        return take, (queries.int(), keys.int(), int(sizes[0].max()), int(sizes[1].max()))
 
 
 def unpackable(model: Any) -> str:
@@ -246,65 +218,63 @@ def unpackable(model: Any) -> str:
     return "its attention caps its scores" if getattr(model.config, "attn_logit_softcapping", None) else ""
 
 
-def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
-    """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
-    prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
-    completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
-    owner = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
-    ends = np.cumsum([len(prompt) for prompt in prompts])
-    begins = int(ends[-1]) + np.concatenate([[0], np.cumsum([len(c) - 1 for c in completions])])
-    lengths = np.asarray([len(prompt) for prompt in prompts])
-    positions = [np.arange(len(prompt)) for prompt in prompts]
-    positions += [lengths[group] + np.arange(len(c) - 1) for group, c in zip(owner, completions, strict=True)]
-    sampled = [which for group in groups for which in group.sampled]
-    where = [
-        np.concatenate([[ends[group] - 1], np.arange(begin, begin + len(c) - 1)])[which]
-        for group, begin, c, which in zip(owner, begins, completions, sampled, strict=False)
-    ]
-    placed = _placed(
-        device,
-        np.concatenate([*prompts, *(c[:-1] for c in completions)]),
-        np.concatenate(positions),
-        np.concatenate(where),
-        np.concatenate([c[which] for c, which in zip(completions, sampled, strict=True)]),
-    )
-    ids, positions_there, where_there, targets = placed
-    counts = np.asarray([len(c) - 1 for c in completions])
-    return Packing(ids, positions_there, where_there, targets, lengths, counts, owner)
+class Layout(NamedTuple):
+    """What a decoder is given of some sequences.
 
-
-@dataclass(frozen=True, eq=False)
-class Padded:
-    """The same for a model that cannot be packed: one row a completion, padded on the right, where no token looks.
-
-    ids             int64 `[N, L]`
-    where, targets  int64 `[targets]`  as in `Packing`; `where` counts through the rows
+    inputs   its arguments
+    where    int64 `[targets]`  which of its hidden states, counted through all rows, predicts each sampled token
+    targets  int64 `[targets]`  the sampled tokens, completion by completion
     """
 
-    ids: Tensor
+    inputs: Mapping[str, Any]
     where: Tensor
     targets: Tensor
 
-    @property
-    def inputs(self) -> Mapping[str, Tensor]:
-        """The arguments of a decoder; without a mask, attention is plainly causal, for which GPUs are fastest."""
-        return {"input_ids": self.ids}
+
+def pack(groups: Sequence[Prefixed], device: torch.device) -> Layout:
+    """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
+    prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
+    completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
+    sampled = [which for group in groups for which in group.sampled]
+    owner = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
+    lengths, counts = np.asarray([len(p) for p in prompts]), np.asarray([len(c) - 1 for c in completions])
+    ends = np.cumsum(lengths)
+    begins = ends[-1] + np.cumsum(counts) - counts
+    positions = [np.arange(length) for length in lengths]
+    positions += [lengths[group] + np.arange(count) for group, count in zip(owner, counts, strict=True)]
+    predicting = [
+        np.concatenate([[ends[group] - 1], begin + np.arange(count)])[which]
+        for group, begin, count, which in zip(owner, begins, counts, sampled, strict=True)
+    ]
+    predicted = [c[which] for c, which in zip(completions, sampled, strict=True)]
+    rows = [[*prompts, *(c[:-1] for c in completions)], positions, predicting, predicted]
+    ids, places, where, targets = _placed(device, *map(np.concatenate, rows))
+    inputs = {
+        "input_ids": ids[None],
+        "position_ids": places[None],
+        "attention_mask": ids.new_ones(1, 1, 1, 1),  # of four dimensions it is handed on as it is; nobody looks at it
+        "packing": Packing(lengths, counts, owner, device),
+    }
+    return Layout(inputs, where, targets)
 
 
-def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
-    """Lay out every completion after a copy of its prompt."""
+def pad(groups: Sequence[Prefixed], device: torch.device) -> Layout:
+    """The same for a model that cannot be packed: one row a completion after a copy of its prompt, padded on the right,
+    where no token looks. Without a mask, attention is plainly causal, for which GPUs are fastest.
+    """
     rows = [
         (list(group.prompt), *row) for group in groups for row in zip(group.completions, group.sampled, strict=True)
     ]
     lengths = np.asarray([len(prompt) + len(completion) for prompt, completion, _ in rows])
-    ids = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+    table = np.zeros((len(rows), lengths.max()), dtype=np.int64)
     where = []
     for row, (prompt, completion, sampled) in enumerate(rows):
-        ids[row, : lengths[row]] = np.concatenate([prompt, completion])
-        first = row * ids.shape[1] + len(prompt) - 1  # the prompt's last position predicts the first completion token
+        table[row, : lengths[row]] = np.concatenate([prompt, completion])
+        first = row * table.shape[1] + len(prompt) - 1  # the prompt's last position predicts the first completion token
         where.append(np.arange(first, first + len(completion))[sampled])
     targets = np.concatenate([completion[sampled] for _, completion, sampled in rows])
-    return Padded(*_placed(device, ids, np.concatenate(where), targets))
+    ids, *places = _placed(device, table, np.concatenate(where), targets)
+    return Layout({"input_ids": ids}, *places)
 
 
 def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:

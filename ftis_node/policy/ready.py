@@ -124,11 +124,10 @@ def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed
     except ImportError as error:
         return f", without liger-kernel's fused kernels ({first_line(error, 100)})"
     right, why = _like(expected, policy, probe, tolerance)
-    if right:
-        return f", with liger-kernel's fused kernels ({why})"
-    undo()
-    logger.warning("%s is trained without liger-kernel's fused kernels: %s.", policy.name, why)
-    return f", without liger-kernel's fused kernels ({why})"
+    if not right:
+        undo()
+        logger.warning("%s is trained without liger-kernel's fused kernels: %s.", policy.name, why)
+    return f", with{'' if right else 'out'} liger-kernel's fused kernels ({why})"
 
 
 @contextmanager

@@ -38,23 +38,11 @@ from ftis_node.tasks import Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.score_columns import ScoreColumns
 from ftis_node.tasks.trial import refuse_unskilled
+from ftis_node.worker import messages as m
 from ftis_node.worker.checkpoint import ALPHA, Checkpointer
 from ftis_node.worker.facts import facts_of
 from ftis_node.worker.formats import Packets, Slot, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
-from ftis_node.worker.messages import (
-    OWN,
-    OWN_DATA,
-    Generated,
-    GroupPart,
-    GroupText,
-    ModelFacts,
-    OpenedRun,
-    ReadableGroup,
-    ScoredPacket,
-    Sizes,
-    StepGroup,
-)
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
@@ -69,7 +57,7 @@ class Engine:
     The public attributes serve code that uses an engine in its own process; seeds of samples are drawn from `random`.
     """
 
-    def __init__(self, planned: Callable[[Settings, Sizes], None] = lambda settings, sizes: None) -> None:
+    def __init__(self, planned: Callable[[Settings, m.Sizes], None] = lambda settings, sizes: None) -> None:
         """
         planned: called by `load` with the settled settings and the largest batch sizes, before the model is loaded.
         """
@@ -82,7 +70,7 @@ class Engine:
         self.random: torch.Generator
         self.usage = Usage()
         self._context: Context
-        self._sizes: Sizes  # see `planning.ceilings`
+        self._sizes: m.Sizes  # see `planning.ceilings`
         self._generating: Room  # sequences side by side
         self._before_training: Callable[[], None]  # frees what generation keeps, as far as there is no room for both
         self.packets: Packets
@@ -116,8 +104,8 @@ class Engine:
         must_fit: bool = False,
         own_data: str | None = None,
         own_reward: str = "integer",
-        sizes: Sizes | None = None,
-    ) -> ModelFacts:
+        sizes: m.Sizes | None = None,
+    ) -> m.ModelFacts:
         """Load the task, plan, then load the model.
 
         Args:
@@ -151,7 +139,7 @@ class Engine:
         if must_fit:
             refuse_shortage(settings, workload, learned, plan, shape)
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
-        self._sizes = sizes or ceilings(settings, workload, learned, plan)
+        self._sizes = sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
         spare, memory = plan.budget - plan.memory.training, plan.memory
         stays = spare >= memory.sampling, spare >= memory.sampling + memory.kv_cache
@@ -181,7 +169,7 @@ class Engine:
         with self.usage.of(part), whole:
             yield
 
-    def open(self, run: Run) -> OpenedRun:
+    def open(self, run: Run) -> m.OpenedRun:
         """Open a run: tokenise every prompt and create the learner.
 
         Raises:
@@ -204,9 +192,9 @@ class Engine:
             prompts, asked = prompts_of(*where, own, count, own=True)
             scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
             self._own_rows = TrainingRows(own.template, own.train, prompts, run.group, scorer)
-            self.evaluations.sets[OWN_DATA] = EvaluationSet(asked, own.held_out[:count], own.reward, cap)
+            self.evaluations.sets[m.OWN_DATA] = EvaluationSet(asked, own.held_out[:count], own.reward, cap)
         objective = choose_objective(self._settings, run.task, cap)
-        made = (self.policy, objective, self._settings, run.temperature, OWN)
+        made = (self.policy, objective, self._settings, run.temperature, m.OWN)
         self.learner = Learner(*made, task=run.task, team=self._team)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
         alpha = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
@@ -216,7 +204,7 @@ class Engine:
             self.policy.server.connect(self.policy, self.prompts[0], self._rows.text(0), longest, self.learner.steps)
         texts = map(self._rows.text, range(len(task.train)))
         digests = b"".join(packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
-        return OpenedRun(digests, self.learner.objective.own_only)
+        return m.OpenedRun(digests, self.learner.objective.own_only)
 
     def change(self, settings: Settings) -> None:
         """Take over the constants of the objective; `config.settings.changed` has checked them."""
@@ -234,7 +222,7 @@ class Engine:
         slots: Sequence[int] = (),
         seeds: Sequence[int] = (),
         own: bool = False,
-    ) -> Generated:
+    ) -> m.Generated:
         """Sample and score a group (in a horizontal run a part of it) for each row of the training data.
 
         Args:
@@ -258,8 +246,8 @@ class Engine:
             rewards = [
                 self._rewards(asked, row, packet, asked.scorer) for row, packet in zip(rows, packets, strict=True)
             ]
-        answers = [ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
-        return Generated(answers, time.perf_counter() - began, self._generating.size)
+        answers = [m.ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
+        return m.Generated(answers, time.perf_counter() - began, self._generating.size)
 
     def seeds(self, count: int) -> list[int]:
         """New seeds of random numbers."""
@@ -277,11 +265,13 @@ class Engine:
         """End the scoring processes, if any; `open` starts others."""
         self._scorers.close()
 
-    def texts(self, groups: Sequence[ReadableGroup]) -> list[GroupText]:
+    def texts(self, groups: Sequence[m.ReadableGroup]) -> list[m.GroupText]:
         """Groups as readable text; a very long completion is cut."""
         return [group_text(self.packets, self.task.train[one.row], one, self._columns.of(one.packet)) for one in groups]
 
-    def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None, own_data: int = 0) -> StepReport:
+    def step(
+        self, groups: Sequence[m.StepGroup], micro_batch_tokens: int | None = None, own_data: int = 0
+    ) -> StepReport:
         """Take one optimiser step.
 
         Args:
@@ -294,18 +284,18 @@ class Engine:
         taken = self.training_groups(groups)
         with self._phase("train"):
             report = self.learner.step(taken)
-        server, mine = self.policy.server, report.diagnostics.sources.get(OWN, {})
+        server, mine = self.policy.server, report.diagnostics.sources.get(m.OWN, {})
         told = {"generator": server.told(mine) if server is not None else None, "device": self.usage.step_ended()}
         return msgspec.structs.replace(report, columns=self._columns.taken(), **told, **figures(groups))
 
-    def own_groups(self, count: int, generate: Callable[[list[int]], Generated]) -> list[StepGroup]:
+    def own_groups(self, count: int, generate: Callable[[list[int]], m.Generated]) -> list[m.StepGroup]:
         """So many groups for the next step, on those of the owner's rows that `generate` is given."""
         if self._own_rows is None or not count:
             return []
         rows = rows_of_step(len(self._own_rows.examples), count, self.learner.steps, self._settings.seed)
         return groups_of(rows, generate(rows).groups)
 
-    def training_groups(self, groups: Sequence[StepGroup]) -> list[TrainingGroup]:
+    def training_groups(self, groups: Sequence[m.StepGroup]) -> list[TrainingGroup]:
         """The same groups in the learner's form."""
         mine = self._own_rows.prompts if self._own_rows is not None else ()
         return [
@@ -316,8 +306,8 @@ class Engine:
             for group in groups
         ]
 
-    def _part(self, part: GroupPart) -> Part:
-        completions = self.packets.completions(part.packet, own=part.source == OWN)
+    def _part(self, part: m.GroupPart) -> Part:
+        completions = self.packets.completions(part.packet, own=part.source == m.OWN)
         return Part(part.source, completions, part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:

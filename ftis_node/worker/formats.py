@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -50,33 +50,11 @@ class Written:
     cut: bool = False
 
 
-class Packets(Protocol):
-    """One of the two kinds. ends: the ids that finish a completion of this node's model. chat: in which it is asked."""
-
-    ends: tuple[int, ...]
-    chat: Chat | None
-
-    def prompt(self, template: str, question: str) -> list[int]:
-        """Token ids of the prompt that asks a question, in a chat or in plain text."""
-
-    def digest(self, text: str, ids: Sequence[int]) -> bytes:
-        """The 8 bytes by which packets name a prompt."""
-
-    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        """The bytes of a packet of this node's own samples."""
-
-    def texts(self, data: bytes, tokens: int | None = None) -> Sequence[Written]:
-        """The texts [G] of an admitted packet; of each only so many of its author's tokens."""
-
-    def completions(self, data: bytes, *, own: bool) -> Sequence[Completion | None]:
-        """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
-
-    def readable(self, data: bytes) -> bool:
-        """Whether this node can train on any completion of another's admitted packet."""
-
-
 class TokenPackets:
-    """Versions 1 and 3: every model of the run has the same ids."""
+    """Versions 1 and 3: every model of the run has the same ids.
+
+    ends: the ids that finish a completion of this node's model. chat: in which it is asked.
+    """
 
     def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> None:
         self._run = run
@@ -85,17 +63,21 @@ class TokenPackets:
         self.ends = run.eos
 
     def prompt(self, template: str, question: str) -> list[int]:
+        """Token ids of the prompt that asks a question, in a chat or in plain text."""
         return prompt_ids(self._tokenizer, template, question, self.chat)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        """The 8 bytes by which packets name a prompt."""
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        """The bytes of a packet of this node's own samples."""
         turns = self._run.turns > 1
         group = pack_group(run_id=self._run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
         return encode(group)
 
     def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
+        """The texts [G] of an admitted packet; of each only so many of its author's tokens."""
         written = []
         for completion in self.completions(data, own=False):
             ids = completion.token_ids[:tokens].tolist()
@@ -104,17 +86,19 @@ class TokenPackets:
         return written
 
     def completions(self, data: bytes, *, own: bool) -> list[Completion]:
+        """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
         packet = decode(data)
         if isinstance(packet, TextPacket):
             raise PacketError("a packet of text, in a run of one tokenizer")
         return list(packet.completions())
 
     def readable(self, data: bytes) -> bool:
+        """Whether this node can train on any completion of another's admitted packet."""
         return True
 
 
 class TextPackets:
-    """Version 2: each model reads the text in its own tokens."""
+    """Version 2: each model reads the text in its own tokens. As `TokenPackets` otherwise."""
 
     def __init__(self, run: Run, codec: Codec, chat: Chat | None = None) -> None:
         self._run = run
@@ -176,6 +160,9 @@ class TextPackets:
             return None
         counts = None if found.counts is None else found.counts[:whole]
         return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
+
+
+Packets: TypeAlias = TokenPackets | TextPackets
 
 
 def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Packets:

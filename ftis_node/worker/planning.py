@@ -68,7 +68,7 @@ def settle(
 
 
 def ceilings(
-    settings: Settings, workload: Workload, remembered: Mapping[str, Any], chosen: Plan, shape: Geometry | None = None
+    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry, chosen: Plan
 ) -> Sizes:
     """The largest sizes, up to which batches may grow again: the plan's sizes without learned limits.
 

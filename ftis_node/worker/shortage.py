@@ -23,10 +23,8 @@ from ftis_node.worker.planning import Question, memory_limit, question
 
 _SIZE = re.compile(r"[\d.]+b(?=-|$)")
 # A person's wishes that can be dropped, the most dispensable first.
-_WISHES = (
-    *("lora", "gradient_checkpointing", "micro_batch_tokens", "generation_batch", "dtype", "quantisation"),
-    "optimiser",
-)
+_SIZES = ("micro_batch_tokens", "generation_batch")
+_WISHES = ("lora", "gradient_checkpointing", *_SIZES, "dtype", "quantisation", "optimiser")
 
 
 def refuse_shortage(

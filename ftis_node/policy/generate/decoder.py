@@ -6,7 +6,7 @@ products. This one has nothing but them, and keeps no copy of any weight: what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -58,13 +58,8 @@ class _Linear:
             return cls(weight, bias)
         (name, *others) = active
         up = module.lora_B[name]
-        if (
-            others
-            or module.lora_variant
-            or module.fan_in_fan_out
-            or up.bias is not None
-            or up.weight.dtype != weight.dtype
-        ):
+        unlike = up.bias is not None or up.weight.dtype != weight.dtype
+        if others or module.lora_variant or module.fan_in_fan_out or unlike:
             raise NotUnderstoodError("a LoRA layer of another kind")
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
@@ -238,7 +233,7 @@ def reach(model: Any) -> float:
 class Decoder:
     """Completions of some prompts under way, on the weights as they are now, in the places of `cache`.
 
-    static: whether the device does the same for a token as for the one before, until `grow` says otherwise.
+    static: whether the device does the same for a token as for the one before, until the cache's `grow` says otherwise.
     """
 
     def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
@@ -276,12 +271,8 @@ class Decoder:
         """Whether a decoder made now would read the same memory and do the same with it."""
         return bool(_places(_Weights.of(model)) == self._at)
 
-    def grow(self) -> Hashable:
-        """Make room for the next token of each row; return what the shapes of `step` depend on."""
-        return self.cache.grow()
-
     def step(self, tokens: Tensor) -> Tensor:
-        """Give each row its next token, int64 `[rows]`, after `grow`.
+        """Give each row its next token, int64 `[rows]`, after the cache's `grow`.
 
         Return logits of the one after it, `[rows, ≥ V]`. The next call overwrites them. Nothing here counts on the
         host, so that a CUDA graph of it can be replayed.

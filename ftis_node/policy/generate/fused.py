@@ -43,11 +43,9 @@ def in_one(parts: Sequence[Tensor | None]) -> Tensor | None:
         return None
     first, end = there[0], there[0].storage_offset()
     for part in there:
-        if (
-            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-            or (part.storage_offset(), part.shape[1:], part.dtype) != (end, first.shape[1:], first.dtype)
-            or not part.is_contiguous()
-        ):
+        alike = (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype) and part.is_contiguous()
+        place = part.untyped_storage().data_ptr(), part.storage_offset()
+        if not alike or place != (first.untyped_storage().data_ptr(), end):
             return None
         end += part.numel()
     return first.as_strided((sum(len(part) for part in there), *first.shape[1:]), first.stride())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import torch
@@ -19,6 +19,8 @@ _failures: list[str] = []  # why a capture failed; there is no second one in thi
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 Step: TypeAlias = Callable[..., tuple[Tensor, ...]]
+Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]
+"""A graph, and what it reads and writes."""
 
 
 def failed() -> bool:
@@ -40,8 +42,7 @@ class Graphs:
         self._stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._tried: set[Hashable] = set()
-        # of each shape the graph, and what it reads and writes
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self._graphs: dict[Hashable, Captured] = {}  # by shape
 
     def __call__(self, shape: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The function of these inputs.
@@ -56,7 +57,8 @@ class Graphs:
         if _failures:
             return function(*inputs)
         if shape not in self._tried:
-            outputs = self._aside(function, inputs)
+            with self._aside():
+                outputs = function(*inputs)
             self._tried.add(shape)
             return outputs
         if shape not in self._graphs and not self._capture(shape, function, inputs):
@@ -67,14 +69,14 @@ class Graphs:
         graph.replay()
         return tuple(output.clone() for output in outputs)
 
-    def _aside(self, function: Step, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run it on the other stream, which waits for this one, and this one for it."""
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On the other stream, which waits for this one, and this one for it."""
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            outputs = function(*inputs)
+            yield
         here.wait_stream(self._stream)
-        return outputs
 
     def _capture(self, shape: Hashable, function: Step, inputs: tuple[Tensor, ...]) -> bool:
         """Whether it could be captured. Cached memory cannot be given back meanwhile: if it must, it is tried again."""
@@ -82,27 +84,22 @@ class Graphs:
         for last in (False, True):
             try:
                 self._graphs[shape] = self._captured(function, mine)
+                return True
             except Exception as error:  # as many kinds as there are drivers
                 if not out_of_memory(error):
                     _failures.append(first_line(error))
                     what = "Generation goes on without CUDA graphs, for one could not be captured"
                     logger.warning("%s: %s", what, _failures[0])
-                    return False
+                    break
                 if last:
                     raise
-            else:
-                return True
             torch.cuda.empty_cache()
         return False
 
-    def _captured(
-        self, function: Step, mine: tuple[Tensor, ...]
-    ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _captured(self, function: Step, mine: tuple[Tensor, ...]) -> Captured:
         """As `torch.cuda.graph`, which would give all cached memory back to the driver before each capture."""
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
+        with self._aside():
             # other threads may use the device meanwhile
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -112,5 +109,4 @@ class Graphs:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        here.wait_stream(self._stream)
         return graph, mine, outputs

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-
-class Kept(Protocol):
-    """Kept for one model."""
-
-    def vacate(self) -> None:
-        """Free the places for keys and values."""
-
-
-_kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
-
-
-def kept(model: nn.Module) -> Kept | None:
-    """What was kept for this model, if anything."""
-    return _kept.get(model)
-
-
-def keep(model: nn.Module, what: Kept) -> None:
-    """Keep this for the model until `let_go`."""
-    _kept[model] = what
+kept: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""By model, until `let_go`; each has `vacate`, which frees the places."""
 
 
 def vacate() -> None:
     """Lend the memory of keys and values to something else, which gives it back."""
-    for what in _kept.values():
+    for what in kept.values():
         what.vacate()
 
 
 def let_go() -> None:
     """Free all that is kept for any model: memory is short."""
-    _kept.clear()
+    kept.clear()

@@ -6,7 +6,7 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -20,7 +20,7 @@ from ftis_node.packet import Completion
 from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
 from ftis_node.policy.generate.graphs import Graphs, Step
-from ftis_node.policy.generate.kept import keep, kept
+from ftis_node.policy.generate.kept import kept
 from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Sampling, to_completions
@@ -59,7 +59,7 @@ def decode(
     def reads(first: int) -> Read:
         return read(policy, prompts[first : first + size], first)
 
-    return _complete(policy, under_way, prompts, group, sampling, noise, reads)
+    return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
 
 def by_modules(
@@ -68,8 +68,8 @@ def by_modules(
     """One batch by transformers' modules; see `generate.generate`."""
     if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
         return reference(policy, prompts, group, sampling, noise)
-    under_way = _Modules(policy, len(prompts) * group)
-    return _complete(policy, under_way, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
+    waiting = WaitingRows(policy, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
+    return _complete(_Modules(policy, waiting.count), waiting)
 
 
 @torch.no_grad()
@@ -98,36 +98,23 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
-def _complete(
-    policy: Policy,
-    under_way: _Decoding | _Modules,
-    prompts: Sequence[Sequence[int]],
-    group: int,
-    sampling: Sampling,
-    noise: Tensor | None,
-    reads: Callable[[int], Read],
-) -> list[list[Completion]]:
-    """Draw tokens until all rows have ended.
-
-    Args:
-        noise: as in `generate.generate`; None: greedily.
-        reads: the next prompts, from the one of this number on.
-    """
-    vocabulary, temperature = policy.vocabulary, sampling.temperature
-    noise = None if noise is None else noise[:, : sampling.max_new_tokens].to(policy.device)
-    waiting = WaitingRows(policy, prompts, group, sampling, noise, reads)
-    places = _Places(under_way, waiting, sampling, noise, policy)
+def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[list[Completion]]:
+    """Draw tokens until all rows have ended."""
+    vocabulary, sampling = waiting.policy.vocabulary, waiting.sampling
+    places = _Places(under_way, waiting)
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
         last = uniform[0][:, None] if uniform else None
-        return tuple(part.flatten() for part in choose(under_way.step(token), last, temperature, vocabulary))
+        return tuple(part.flatten() for part in choose(under_way.step(token), last, sampling.temperature, vocabulary))
 
     while places.fill():
         check()
         for uniform in places.ahead():
-            places.drew(*under_way.run((temperature, noise is None), following, places.token, *uniform))
+            places.drew(
+                *under_way.run((sampling.temperature, waiting.noise is None), following, places.token, *uniform)
+            )
         places.look()
-    return to_completions(*_table(places.drawn, waiting.count, sampling.max_new_tokens), sampling.eos, group)
+    return to_completions(*_table(places.drawn, waiting.count, sampling.max_new_tokens), sampling.eos, waiting.group)
 
 
 class _Places:
@@ -137,15 +124,9 @@ class _Places:
     drawn  of each draw the rows' numbers, how many tokens each had, the new ones and their log-probs
     """
 
-    def __init__(
-        self,
-        under_way: _Decoding | _Modules,
-        waiting: WaitingRows,
-        sampling: Sampling,
-        noise: Tensor | None,
-        policy: Policy,
-    ) -> None:
-        self._under_way, self._waiting, self._noise, self._device = under_way, waiting, noise, policy.device
+    def __init__(self, under_way: _Decoding | _Modules, waiting: WaitingRows) -> None:
+        policy, sampling = waiting.policy, waiting.sampling
+        self._under_way, self._waiting, self._noise, self._device = under_way, waiting, waiting.noise, policy.device
         self._cap, self._most = sampling.max_new_tokens, _LOOK_EVERY[policy.device.type]
         self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
         self._ends[list(sampling.eos)] = True
@@ -238,16 +219,16 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
     until the model's weights lie elsewhere."""
     if not policy.graphs:
         return _Decoding(policy, size)
-    size, mine = _rounded(size), kept(policy.causal_lm)
-    if isinstance(mine, _Decoding) and mine.decoder.uses(policy.causal_lm):
+    size = _rounded(size)
+    mine: _Decoding | None = kept.get(policy.causal_lm)
+    if mine is not None and mine.decoder.uses(policy.causal_lm):
         if mine.cache.size.holds(size):
             return mine
         size = size.joined(mine.cache.size)
     if mine is not None:
         mine.vacate()  # before others are made
-    mine = _Decoding(policy, size)
-    keep(policy.causal_lm, mine)
-    return mine
+    made = kept[policy.causal_lm] = _Decoding(policy, size)
+    return made
 
 
 def _rounded(size: Size) -> Size:

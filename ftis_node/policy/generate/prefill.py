@@ -54,9 +54,30 @@ def _growing() -> DynamicCache:
     return cache
 
 
-def read(policy: Policy, prompts: Sequence[Sequence[int]], first: int = 0) -> Read:
-    """Read prompts side by side, for `decoder`."""
-    return _read(policy, prompts, first, _growing())
+def read(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    first: int = 0,
+    cache: DynamicCache | None = None,
+    width: int = 0,
+) -> Read:
+    """Read prompts side by side.
+
+    Args:
+        cache: an empty one; None: one for `decoder`. width: least one of the prompts' table.
+    """
+    ids, mask = left_padded(prompts, ALIGNED if policy.graphs else 1, width)
+    known, cache = mask.numpy().astype(np.bool_), _growing() if cache is None else cache
+    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    logits = policy.causal_lm(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return Read(first, logits, cache, known)
 
 
 def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
@@ -68,7 +89,7 @@ def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
         size = together(prompts)
     width = max(map(len, prompts))
     parts = [
-        _read(policy, prompts[first : first + size], first, DynamicCache(config=config), width)
+        read(policy, prompts[first : first + size], first, DynamicCache(config=config), width)
         for first in range(0, len(prompts), size)
     ]
     if len(parts) == 1:
@@ -82,71 +103,51 @@ def together(prompts: Sequence[Sequence[int]]) -> int:
     return max(1, PREFILL_TOKENS // max(map(len, prompts)))
 
 
+@dataclass(eq=False)
 class WaitingRows:
-    """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one."""
+    """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one.
 
-    def __init__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        group: int,
-        sampling: Sampling,
-        noise: Tensor | None,
-        reads: Callable[[int], Read],
-    ) -> None:
-        """
-        Args:
-            noise: on the device, see `generate.generate`; None: greedily.
-            reads: the next prompts, from the one of this number on.
-        """
-        self.count = self.left = len(prompts) * group
-        self.group = group
-        self._policy, self._sampling, self._noise, self._reads = policy, sampling, noise, reads
-        self._read: Read | None = None
-        self._first: tuple[Tensor, Tensor] | None = None
+    noise   see `generate.generate`; here on the device, and no more of it than is drawn with; None: greedily
+    reads   the next prompts, from the one of this number on
+    count   of all rows; left: of those that wait still
+    """
+
+    policy: Policy
+    prompts: Sequence[Sequence[int]]
+    group: int
+    sampling: Sampling
+    noise: Tensor | None
+    reads: Callable[[int], Read]
+
+    def __post_init__(self) -> None:
+        self.count = self.left = len(self.prompts) * self.group
+        self._read: tuple[Read, Tensor, Tensor] | None = None
+        if self.noise is not None:
+            self.noise = self.noise[:, : self.sampling.max_new_tokens].to(self.policy.device).contiguous()
 
     def take(self, count: int) -> Iterator[tuple[Ids, Read, Tensor, Tensor]]:
         """So many rows, or all that are left: their numbers, what was read, their first tokens and these' log-probs."""
         while count and self.left:
             number = self.count - self.left
             if self._read is None:
-                self._read = self._reads(number // self.group)
-                self._first = self._drawn(self._read)
-            assert self._first is not None
-            began, (token, logprob) = self._read.first * self.group, self._first
+                self._read = self._drawn(self.reads(number // self.group))
+            read, token, logprob = self._read
+            began = read.first * self.group
             some = min(count, began + len(token) - number)
             mine = slice(number - began, number - began + some)
-            yield np.arange(number, number + some), self._read, token[mine], logprob[mine]
+            yield np.arange(number, number + some), read, token[mine], logprob[mine]
             count, self.left = count - some, self.left - some
             if mine.stop == len(token):
-                self._read = self._first = None
+                self._read = None
 
-    def _drawn(self, read: Read) -> tuple[Tensor, Tensor]:
-        """The first token of each row behind these prompts."""
+    def _drawn(self, read: Read) -> tuple[Read, Tensor, Tensor]:
+        """These prompts with the first token of each row behind them, and its log-prob."""
         rows = slice(read.first * self.group, (read.first + len(read.mask)) * self.group)
-        uniform = None if self._noise is None else self._noise[rows, 0].view(-1, self.group)
-        vocabulary = self._policy.vocabulary
-        drawn = choose(read.logits[:, :vocabulary], uniform, self._sampling.temperature, vocabulary)
+        uniform = None if self.noise is None else self.noise[rows, 0].view(-1, self.group)
+        vocabulary = self.policy.vocabulary
+        drawn = choose(read.logits[:, :vocabulary], uniform, self.sampling.temperature, vocabulary)
         token, logprob = (part.expand(-1, self.group).flatten() for part in drawn)
-        return token, logprob
-
-
-def _read(
-    policy: Policy, prompts: Sequence[Sequence[int]], first: int, cache: DynamicCache, width: int | None = None
-) -> Read:
-    """width: least one of the prompts' table."""
-    ids, mask = left_padded(prompts, ALIGNED if policy.graphs else 1, width or 0)
-    known = mask.numpy().astype(np.bool_)
-    ids, mask = ids.to(policy.device), mask.to(policy.device)
-    logits = policy.causal_lm(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
-    return Read(first, logits, cache, known)
+        return read, token, logprob
 
 
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
