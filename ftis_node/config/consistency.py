@@ -52,7 +52,7 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
         value = values.get(key)
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
-    parts = METHODS.get(values["objective"], {})
+    parts = METHODS[values["objective"]]() if values["objective"] in METHODS else {}
     if "own_only" in parts and values["own_share"] == 0:
         yield UsageError(
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ftis_node import methods
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import LIVE, Settings
 from ftis_node.methods import METHODS, NAMES
@@ -137,11 +136,10 @@ def with_methods(page: str) -> str:
     """docs/method.md with its table of named objectives made anew."""
     head, _, tail = page.split(_METHODS)
     lines = ["| objective | how a sample counts | of others | source |", "|---|---|---|---|"]
-    entries = (" ".join(entry.split()).removesuffix(".") for entry in (methods.__doc__ or "").split("\n* ")[1:])
-    told = dict(entry.replace("|", r"\|").split(": ", 1) for entry in entries)
-    for name in METHODS:
-        formula, others, source = re.split(r"\. Of others: |\. Source: ", told[f"`{name}`"])
-        lines.append(f"| `{name}` | {formula} | {others} | {source} |")
+    for name, method in METHODS.items():
+        formula, told = (" ".join(part.split()) for part in (method.__doc__ or "").replace("|", r"\|").split("\n\n"))
+        others, source = told.removeprefix("Of others: ").removesuffix(".").split(". Source: ")
+        lines.append(f"| `{name}` | {formula.removesuffix('.')} | {others} | {source} |")
     return _METHODS.join((head, "".join(f"{line}\n" for line in lines), tail))
 
 

@@ -211,5 +211,5 @@ class Objective:
         return level if self.gate is None else next_level(level, likelihoods, self.gate)
 
 
-PRESETS: Mapping[str, Objective] = {name: Objective(name, **parts) for name, parts in METHODS.items()}
+PRESETS: Mapping[str, Objective] = {name: Objective(name, **parts()) for name, parts in METHODS.items()}
 """The objectives that have a name; `ftis_node.methods` says of each what it is and where it is from."""
