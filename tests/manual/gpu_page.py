@@ -33,7 +33,7 @@ def page(found: Sequence[Figures], command: str) -> str:
     card = next((one["figures"] for one in done if one["part"] == "machine"), None)
     rows = ["# `make gpu`", ""]
     if card is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
+        versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if version)
         rows += [f"* {card['device']}, {card['memory_gb']:.1f} GB", f"* {versions}"]
         rows += ["* " + ", ".join(f"{name} {card[name]}" for name in HEADER)]
     rows += [
