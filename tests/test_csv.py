@@ -56,7 +56,7 @@ def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path) -
         (HEAD + b'a,"1"2\n', "line 2, begins a row that is not CSV"),
         (HEAD + b"a,1\nb\xff,2\n", "line 3, is not UTF-8"),
         (HEAD + b"a" * 200_000 + b",1\n", r"line 2, begins a row that is not CSV \(field larger"),
-        (HEAD + b"a,1\n\n" + b"c,x\n" * 20, "20 lines that cannot"),
+        (HEAD + b"a,1\n\n" + b"c,x\n" * 20, "20 unusable lines"),
     ],
 )
 def test_a_csv_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str) -> None:
