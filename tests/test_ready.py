@@ -19,7 +19,7 @@ from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
 from ftis_node.policy import ready as readiness
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.packing import Layout, Packing, pack
+from ftis_node.policy.packing import LaidOut, Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
@@ -51,11 +51,11 @@ def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_t
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 
 
-def changed(layout: Layout, **inputs: Any) -> Layout:
+def changed(layout: LaidOut, **inputs: Any) -> LaidOut:
     return layout._replace(inputs={**layout.inputs, **inputs})
 
 
-def shifted(*args: Any) -> Layout:
+def shifted(*args: Any) -> LaidOut:
     """Completions begin one position too late."""
     packed = pack(*args)
     positions = packed.inputs["position_ids"].clone()
@@ -63,7 +63,7 @@ def shifted(*args: Any) -> Layout:
     return changed(packed, position_ids=positions)
 
 
-def of_the_neighbour(*args: Any) -> Layout:
+def of_the_neighbour(*args: Any) -> LaidOut:
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
     owner = packed.inputs["packing"].owner.copy()
@@ -71,7 +71,7 @@ def of_the_neighbour(*args: Any) -> Layout:
     return changed(packed, packing=replace(packed.inputs["packing"], owner=owner))
 
 
-def with_a_leak(*args: Any) -> Layout:
+def with_a_leak(*args: Any) -> LaidOut:
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):

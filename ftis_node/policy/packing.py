@@ -218,7 +218,7 @@ def unpackable(model: Any) -> str:
     return "its attention caps its scores" if getattr(model.config, "attn_logit_softcapping", None) else ""
 
 
-class Layout(NamedTuple):
+class LaidOut(NamedTuple):
     """What a decoder is given of some sequences.
 
     inputs   its arguments
@@ -231,7 +231,7 @@ class Layout(NamedTuple):
     targets: Tensor
 
 
-def pack(groups: Sequence[Prefixed], device: torch.device) -> Layout:
+def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
     prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
     completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
@@ -255,10 +255,10 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Layout:
         "attention_mask": ids.new_ones(1, 1, 1, 1),  # of four dimensions it is handed on as it is; nobody looks at it
         "packing": Packing(lengths, counts, owner, device),
     }
-    return Layout(inputs, where, targets)
+    return LaidOut(inputs, where, targets)
 
 
-def pad(groups: Sequence[Prefixed], device: torch.device) -> Layout:
+def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     """The same for a model that cannot be packed: one row a completion after a copy of its prompt, padded on the right,
     where no token looks. Without a mask, attention is plainly causal, for which GPUs are fastest.
     """
@@ -274,7 +274,7 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> Layout:
         where.append(np.arange(first, first + len(completion))[sampled])
     targets = np.concatenate([completion[sampled] for _, completion, sampled in rows])
     ids, *places = _placed(device, table, np.concatenate(where), targets)
-    return Layout({"input_ids": ids}, *places)
+    return LaidOut({"input_ids": ids}, *places)
 
 
 def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
