@@ -25,6 +25,7 @@ from ftis_node.export.model import check_target
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
 from ftis_node.lab.bench.namespaces import namespaces
+from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
@@ -38,7 +39,6 @@ from ftis_node.policy.ready import ready
 from ftis_node.preflight.bugreport import pack
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
-from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm import addresses, duplicate
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening

@@ -41,7 +41,7 @@ def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
 
 def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
     for status, shown in ((TRAINING, True), (JOINING, False)):
-        console = Console(record=True, width=80, file=io.StringIO())
+        console = Console(record=True, width=100, file=io.StringIO())
         console.print(node_view(answered(**status)))
         assert ("12.0 GB of 24.0 GB" in console.export_text()) == shown
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import Scorer, asked, load_task, scoring
+from ftis_node.tasks import Scorer, load_task, scoring
 from ftis_node.tasks import judge as judging
 from ftis_node.tasks.jail import ALLOWED, can_lock_in, ended_well, locked_in
 from ftis_node.tasks.judge import Judge
@@ -36,10 +36,10 @@ def judge() -> Iterator[Judge]:
 def changed(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> Judge:
     """A judge with another jail."""
     for name in ("jail.py", "judge_child.py"):
-        text = Path(asked.__file__).with_name(name).read_text()
+        text = Path(judging.__file__).with_name(name).read_text()
         (folder / name).write_text(text.replace(old, new))
         assert name != "jail.py" or old in text
-    monkeypatch.setattr(asked, "_CHILD", folder / "judge_child.py")
+    monkeypatch.setattr(judging, "_CHILD", folder / "judge_child.py")
     monkeypatch.setattr(judging, "_JAIL", folder / "jail.py")
     return Judge("tests", seconds=10.0)
 

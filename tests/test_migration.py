@@ -13,6 +13,7 @@ import pytest
 
 from ftis_node.config.settings import collect
 from ftis_node.errors import FtisError, UserError
+from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.daemon import Node
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, with_remembered
@@ -21,7 +22,7 @@ from ftis_node.store import packets as packets_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
-from ftis_node.store.packets import PacketStore, StoredPackets
+from ftis_node.store.packets import PacketStore
 from tests.support.old_home import write_checkpoint, write_database
 from tests.support.swarm import take_round
 

@@ -17,11 +17,11 @@ SHORT, LONG = 9, 25
 ONCE = {  # a call of generate, and each time that rows take places
     "policy/generate/cache.py:enter": 3,
     "policy/generate/cache.py:settle": 1,
-    "policy/generate/native.py:_complete": 1,
+    "policy/generate/prefill.py:__post_init__": 1,
     "policy/generate/native.py:_enter": 1,
     "policy/generate/native.py:_table": 2,
     "policy/generate/native.py:fill": 1,
-    "policy/generate/prefill.py:_read": 4,
+    "policy/generate/prefill.py:read": 4,
 }
 EIGHTH = "policy/generate/native.py:look"  # every eighth token: who is done?
 STEP = {

@@ -200,7 +200,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")] = False,
 ) -> None:
-    """The last lines of the log of the node on this home, also after it has ended."""
+    """Print the last lines of the log of the node on this home, also after it has ended."""
     place = Home(home.expanduser())
     try:
         for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):

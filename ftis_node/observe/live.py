@@ -139,10 +139,10 @@ def _figures(status: Status) -> Table:
     needs = status.needs
     rows = [
         ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
-        ("questions", f"{needs.tried} failed, {needs.learned} since learned from others"),
+        ("questions", f"{needs.tried} failed, {needs.learned} since learned"),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
         ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
-        ("groups", f"own {status.own_groups_used}, others' {foreign} (loss share {share})"),
+        ("groups", f"own {status.own_groups_used}, others' {foreign} ({share} of loss)"),
         ("saved", saved_line(status.checkpoint)),
         ("up", duration(status.uptime)),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),

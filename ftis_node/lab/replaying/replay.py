@@ -24,6 +24,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
+from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.checkpointing import facts_of, layers_of
 from ftis_node.node.progress import Progress as Taken
 from ftis_node.node.step_batch import OwnGroup, describe, step_groups
@@ -33,7 +34,6 @@ from ftis_node.observe.terminal import slow_bar
 from ftis_node.packet import Group
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
-from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored

@@ -1,0 +1,54 @@
+"""The packets that a node has kept, read without changing anything in its home."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from ftis_node.errors import UserError
+from ftis_node.store.packets import pending_steps
+
+
+class StoredPackets:
+    """The packets in a database that no daemon uses, which this leaves as it is, down to its directory.
+
+    SQLite itself would make files beside a database that was not closed, even to read it; so such a one is copied.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UserError: the database cannot be opened, or its schema is not known.
+        """
+        self._copies = tempfile.TemporaryDirectory(prefix="ftis-")
+        unfinished = path.with_name(path.name + "-wal")
+        try:
+            if unfinished.exists() and unfinished.stat().st_size:
+                path, original = Path(self._copies.name) / path.name, path
+                shutil.copyfile(original, path)
+                shutil.copyfile(unfinished, path.with_name(unfinished.name))
+                self._db = sqlite3.connect(path)
+            else:
+                self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+            pending_steps(self._db, path)  # whose steps change nothing in what is read here
+            self._db.execute("SELECT digest, author, body FROM packets LIMIT 1").fetchone()
+        except UserError:
+            self.close()
+            raise
+        except (OSError, sqlite3.DatabaseError) as error:
+            self._copies.cleanup()
+            raise UserError(f"The database {path} cannot be read: {error}.", "Check the file and its disk.") from error
+
+    def close(self) -> None:
+        self._db.close()
+        self._copies.cleanup()
+
+    def holds(self, digest: bytes) -> bool:
+        return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
+
+    def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
+        """Author and bytes of a packet, or None."""
+        row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
+        return (bytes(row[0]), bytes(row[1])) if row else None
