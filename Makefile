@@ -134,7 +134,7 @@ stopwatch: $(DEV)
 	$(BIN)/python -m tests.manual.stopwatch
 
 settings: $(DEV)
-	$(BIN)/python -m ftis_node.config.documentation docs
+	$(BIN)/python -m tests.settings_page docs
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.manual.pictures

@@ -16,6 +16,7 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
 from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.worker.planning import memory_budget, memory_limit
+from tests import settings_page
 from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.swarm import RUN
@@ -25,18 +26,22 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
 
 def test_the_documents_are_what_the_classes_say() -> None:
     page = DOCUMENT.with_name("method.md").read_text(encoding="utf-8")
-    assert DOCUMENT.read_text(encoding="utf-8") == documentation.document(), "run make settings"
-    assert page == documentation.with_methods(page), "run make settings"
+    assert DOCUMENT.read_text(encoding="utf-8") == settings_page.document(), "run make settings"
+    assert page == settings_page.with_methods(page), "run make settings"
 
 
 def test_every_setting_says_what_it_does_and_has_a_group() -> None:
-    assert [entry.name for entry in documentation.entries()] == list(Settings.model_fields)
-    assert all(entry.group and entry.text.endswith(".") and "[" not in entry.text for entry in documentation.entries())
+    (_, owners), *experts = documentation.in_tiers()
+    assert {*owners}.union(*(names for _, names in experts)) == Settings.model_fields.keys()
+    assert all(title.removeprefix(f"{documentation.EXPERTS}: ") for title, _ in experts)
+    told = [settings_page.entry_of(name).text for name in Settings.model_fields]
+    assert all(text.endswith(".") and "[" not in text for text in told)
     assert Settings.GROUPS.keys() <= Settings.model_fields.keys()
 
 
 def test_bounds_and_units_are_read_off_the_class() -> None:
-    found = {entry.name: (entry.values, entry.unit) for entry in documentation.entries()}
+    entries = map(settings_page.entry_of, Settings.model_fields)
+    found = {entry.name: (entry.values, entry.unit) for entry in entries}
     assert found["vram_share"] == ("> 0 and ≤ 1", "")
     assert found["betas"] == ("≥ 0 and < 1", "")
     assert found["upload_mbit"] == ("≥ 0", "Mbit/s")
@@ -80,15 +85,15 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
 def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli: Cli) -> None:
     out = cli("config", "show", "--task", "gsm8k")[1]
     titles = [line[11:] for line in out.splitlines() if line.startswith("# Experts: ")]
-    experts = [entry for entry in documentation.entries() if entry.name not in documentation.OWNERS]
-    assert titles == list(dict.fromkeys(entry.group for entry in experts)) and len(titles) > 5
+    (_, owners), *experts = documentation.in_tiers()
+    assert titles == [title[9:] for title, _ in experts] and len(titles) > 5
     assert "# longer if your peers are slower" in out.split("wait = ")[1].splitlines()[0]
     here = {name for name, value in Settings() if value is not None}
     assert list(tomllib.loads(out)) == [
-        *(name for name in Settings.model_fields if name in documentation.OWNERS and name in here),
-        *(entry.name for entry in experts if entry.name in here),
+        *(name for name in owners if name in here),
+        *(name for _, names in experts for name in names if name in here),
     ]
-    before, after = documentation.document().split("## Experts")
+    before, after = settings_page.document().split("## Experts")
     for name in Settings.model_fields:
         assert (f"| `{name}` |" in before) is (name in documentation.OWNERS), name
         assert (f"* `{name}` = " in after.split("## Machine")[0]) is (name not in documentation.OWNERS), name

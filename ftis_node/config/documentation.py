@@ -1,53 +1,12 @@
-"""The settings as people read them: in groups, with units and allowed values; as TOML, and as docs/settings.md; and the
-named objectives, as docs/method.md has them.
-
-After a change of `Settings`, the profiles or the methods: ``python -m ftis_node.config.documentation docs``.
-"""
+"""The settings in two tiers, as a file: those that owners change, with when and why, and those for experts."""
 
 from __future__ import annotations
 
 import itertools
-import re
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
 
-from pydantic.fields import FieldInfo
-
-from ftis_node.config.profiles import PROFILES, TASKS
-from ftis_node.config.settings import LIVE, Settings
-from ftis_node.methods import METHODS, NAMES
-from ftis_node.methods.choices import PART_LIMITS
+from ftis_node.config.settings import Settings
 from ftis_node.text import escaped, in_toml
-
-_METHODS = "<!-- methods -->\n"
-_UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
-
-_HEAD = """\
-# Settings
-
-Made from `ftis_node/config/settings.py` and `config/profiles.py` by `make settings`; not to be edited.
-
-After this page you can change any of {count} settings, and know which {owners} are worth a thought.
-
-Give a setting in one of three ways; some have a flag (`ftis-node join --help-all`):
-
-    wait = 30                # in a TOML file, named with --settings FILE
-    FTIS_WAIT=30             # in the environment
-    --set wait=30            # on the command line
-
-The later wins: defaults < task profile < machine profile < file < environment < flags. A list has commas
-(`--set lora_targets=q_proj,v_proj`). A misspelt name is an error.
-
-    ftis-node config show --origin       # every value, and where it came from
-    ftis-node config check FILE          # whether a settings file is sound
-
-`--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
-default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. *Live*: `ftis-node set wait=30` changes it until the
-node ends.
-"""
 
 OWNERS: Mapping[str, str] = {
     "model": "always; the first that your card can train",
@@ -77,165 +36,28 @@ OWNERS: Mapping[str, str] = {
 EXPERTS = "Experts"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One setting. values: which are allowed, empty if any; unit: empty if it has none; text: what it does."""
-
-    group: str
-    name: str
-    default: Any
-    values: str
-    unit: str
-    text: str
-
-
-def entries() -> list[Entry]:
-    """All settings in the order of the class."""
-    found, group = [], ""
-    for name, field in Settings.model_fields.items():
-        group = Settings.GROUPS.get(name, group)
-        text = " ".join((field.description or "").split())
-        unit = _UNIT.match(text)
-        default = field.get_default()
-        found.append(
-            Entry(group, name, default, _allowed(name, field), unit["unit"] if unit else "", _UNIT.sub("", text, 1))
-        )
-    return found
-
-
-def in_tiers() -> Iterator[tuple[str, list[Entry]]]:
+def in_tiers() -> Iterator[tuple[str, list[str]]]:
     """First the settings that owners change, without a title; then those for experts, by the title of their group."""
-    yield "", [entry for entry in entries() if entry.name in OWNERS]
-    experts = (entry for entry in entries() if entry.name not in OWNERS)
-    for group, found in itertools.groupby(experts, lambda entry: entry.group):
-        yield f"{EXPERTS}: {group}", list(found)
+    yield "", [name for name in Settings.model_fields if name in OWNERS]
+    group = ""
+    experts: list[tuple[str, str]] = []
+    for name in Settings.model_fields:
+        group = Settings.GROUPS.get(name, group)
+        experts += [(group, name)] * (name not in OWNERS)
+    for title, found in itertools.groupby(experts, lambda one: one[0]):
+        yield f"{EXPERTS}: {title}", [name for _, name in found]
 
 
 def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str:
     """Return all settings in tiers as a settings file, unset ones as comments; beside them origins, or when."""
     values = settings.model_dump(mode="json")
     lines, group = [], ""
-    for title, entry in ((title, entry) for title, found in in_tiers() for entry in found):
+    for title, name in ((title, name) for title, found in in_tiers() for name in found):
         if title != group:
             group = title
             lines += ["", f"# {title}"]
-        value = values[entry.name]
-        line = f"# {entry.name} is unset" if value is None else f"{entry.name} = {in_toml(value)}"
-        beside = OWNERS.get(entry.name, "") if origins is None else escaped(origins[entry.name])
+        value = values[name]
+        line = f"# {name} is unset" if value is None else f"{name} = {in_toml(value)}"
+        beside = OWNERS.get(name, "") if origins is None else escaped(origins[name])
         lines.append(f"{line:<50} # {beside}" if beside else line)
     return "\n".join(lines) + "\n"
-
-
-def document() -> str:
-    """docs/settings.md."""
-    head = _HEAD.format(count=len(entries()), owners=len(OWNERS))
-    return "\n".join([head, *_tables(), *_profiles()]) + "\n"
-
-
-def with_methods(page: str) -> str:
-    """docs/method.md with its table of named objectives made anew."""
-    head, _, tail = page.split(_METHODS)
-    lines = ["| objective | how a sample counts | of others | source |", "|---|---|---|---|"]
-    for name, method in METHODS.items():
-        formula, told = (" ".join(part.split()) for part in (method.__doc__ or "").replace("|", r"\|").split("\n\n"))
-        others, source = told.removeprefix("Of others: ").removesuffix(".").split(". Source: ")
-        lines.append(f"| `{name}` | {formula.removesuffix('.')} | {others} | {source} |")
-    return _METHODS.join((head, "".join(f"{line}\n" for line in lines), tail))
-
-
-def _tables() -> Iterator[str]:
-    (_, owners), *experts = in_tiers()
-    yield "| setting | default | values | what it does | change it |"
-    yield "|---|---|---|---|---|"
-    for entry in owners:
-        cells = (f"`{entry.name}`", _default(entry.default), _values(entry), _told(entry), OWNERS[entry.name])
-        yield f"| {' | '.join(cells)} |"
-    yield f"\n## {EXPERTS}\n"
-    yield "Each with its default, and in brackets what is allowed."
-    for title, found in experts:
-        yield f"\n**{title.removeprefix(f'{EXPERTS}: ')}**\n"
-        for entry in found:
-            allowed = f" ({values})" if (values := _values(entry)) and not isinstance(entry.default, bool) else ""
-            yield f"* `{entry.name}` = {_default(entry.default)}{allowed}: {_told(entry)}"
-
-
-def _values(entry: Entry) -> str:
-    return " ".join(filter(None, (entry.values, entry.unit)))
-
-
-def _told(entry: Entry) -> str:
-    return entry.text + (" *Live.*" if entry.name in LIVE else "")
-
-
-def _profiles() -> Iterator[str]:
-    yield "\n## Machine profiles\n"
-    yield "Chosen by reasoning, not by measurement (`ftis_node/config/profiles.py` says why). All else stays.\n"
-    yield from (f"* `{name}`: {profile.about}" for name, profile in PROFILES.items())
-    yield f"\n| setting | {' | '.join(f'`{name}`' for name in PROFILES)} |"
-    yield "|---" * (1 + len(PROFILES)) + "|"
-    for key in dict.fromkeys(key for profile in PROFILES.values() for key in profile.choices):
-        chosen = (profile.choices.get(key) for profile in PROFILES.values())
-        yield f"| `{key}` | {' | '.join('' if one is None else f'`{_as_flag(one[0])}`' for one in chosen)} |"
-    yield "\n## Task profiles"
-    for name, task in TASKS.items():
-        yield f"\n**`{name}`**\n"
-        yield "| setting | value |"
-        yield "|---|---|"
-        rates = {"learning_rate": f"{task.learning_rate:g}, with LoRA {task.lora_learning_rate:g}"}
-        for key, value in {**task.settings, **rates}.items():
-            yield f"| `{key}` | `{_as_flag(value)}` |"
-        parts = ", ".join(f"`{key}` = `{_as_flag(value)}`" for key, value in task.filter.items())
-        yield f"\nAnd where the objective filters as the paper does: {parts}."
-
-
-def _default(value: Any) -> str:
-    return "—" if value in (None, ()) else f"`{_as_flag(value)}`"
-
-
-def _as_flag(value: Any) -> str:
-    """As it would be written after --set KEY=."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(_as_flag(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _allowed(name: str, field: FieldInfo) -> str:
-    """The names to choose from, or the bounds of a number; empty if any value of the type will do."""
-    if name in NAMES:
-        return ", ".join(NAMES[name])
-    if name in PART_LIMITS:
-        return PART_LIMITS[name][0]
-    parts = list(_parts(field.annotation))
-    if bool in parts:
-        return "true, false"
-    if names := [value for part in parts if get_origin(part) is Literal for value in get_args(part)]:
-        return ", ".join(names)
-    metadata = [*field.metadata, *(bound for part in parts for bound in getattr(part, "__metadata__", ()))]
-    return " and ".join(dict.fromkeys(bound for one in metadata for bound in _bounds(one)))
-
-
-def _parts(annotation: Any) -> Iterator[Any]:
-    """An annotation and all that it is made of."""
-    yield annotation
-    if get_origin(annotation) is not Literal:
-        for part in get_args(annotation):
-            yield from _parts(part)
-
-
-def _bounds(metadata: Any) -> Iterator[str]:
-    """The bounds that a type's annotation gives, as "≥ 1"."""
-    if isinstance(metadata, FieldInfo):  # of an annotated part
-        for bound in metadata.metadata:
-            yield from _bounds(bound)
-    for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-        limit = getattr(metadata, key, None)
-        if limit is not None:
-            yield f"{sign} {limit if limit < 1 << 32 else f'2^{limit.bit_length() - 1}'}"
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    (folder / "settings.md").write_text(document(), encoding="utf-8")
-    (folder / "method.md").write_text(with_methods((folder / "method.md").read_text("utf-8")), encoding="utf-8")
