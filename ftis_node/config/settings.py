@@ -118,7 +118,7 @@ class Settings(BaseModel):
     """Seed of sampling and of the LoRA layers' first values."""
 
     objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
-    """The loss: a preset, each part of which an expert can replace."""
+    """The loss: a preset. Other settings replace parts of it."""
     advantage: str | None = None
     """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
     divergence: str | None = None

@@ -18,7 +18,7 @@ from ftis_node.methods.policy_gradient import gspo
 
 def graft() -> Parts:
     """Of others 1[s > 0.8] · min(s, 1), s = e^(mean log π_θ − mean log π_gen), each mean over that side's own
-    tokens; ε_high 0.28; terms over the batch's tokens (`trust=graft`).
+    tokens; ε_high 0.28; terms over the batch's tokens.
 
     Of others: answers only. Source: GRAFT (KAIST, 2026).
     """
@@ -26,7 +26,7 @@ def graft() -> Parts:
 
 
 def hacpo() -> Parts:
-    """Own as `gspo`; of others s² if 0.8 ≤ s ≤ 1, else nothing, s as in `graft` (`trust=hacpo`).
+    """Own as `gspo`; of others s² if 0.8 ≤ s ≤ 1, else nothing, s as in `graft`.
 
     Of others: what is near enough. Source: 2603.02604.
     """
