@@ -146,6 +146,12 @@ def test_a_home_that_others_have_open_is_not_closed_for_them(home: Home) -> None
     assert home.api_socket() == directory / "api.sock"
 
 
+def test_a_home_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used"):
+        Home(tmp_path / "file" / "home").open()
+
+
 def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home: Home) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
