@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from inspect import unwrap
 from types import MethodType
 from typing import Any
 
@@ -24,7 +26,7 @@ def fuse(model: Any) -> Callable[[], None]:
     """
     ops: Any = import_module("liger_kernel.ops")
     code: Any = sys.modules[type(model).__module__]
-    plain = code.apply_rotary_pos_emb
+    plain = unwrap(code.apply_rotary_pos_emb)  # not what an earlier model of the family put there
 
     def norm(self: Any, x: Any) -> Any:  # not in place: the gradient that it is given may be another's too
         return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, 0.0, "llama", False)
@@ -32,6 +34,7 @@ def fuse(model: Any) -> Callable[[], None]:
     def gated(self: Any, x: Any) -> Any:
         return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0))
 
+    @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
         return (ops.LigerRopeFunction.apply if query.is_cuda else plain)(query, key, cos, sin)
 
