@@ -192,6 +192,7 @@ MISTAKES = {
     "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),
     "a server for all weights": ("--full --set engine=vllm", "gets LoRA layers .* trains all weights"),
     "a server at no address": ("--set engine=vllm --set vllm_url=ftp://x", "no address of a server"),
+    "a model for digits": ("--task {tmp}/words.jsonl", "tiny-a can write no question of the task: .*[a-z]"),
     "no room for a completion": ("--model {tmp}/short", "room for 20"),
 }
 
@@ -236,11 +237,13 @@ def test_dry_run_refuses_as_a_start(mistake: str, join: Cli, tmp_path: Path, mon
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
     for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
+    (tmp_path / "words.jsonl").write_text("\n".join(rows).replace("prompt", "question"))
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if place_of(q) < 0.1)
     (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
     (tmp_path / "own_sums.py").write_text(
         "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"
-        "    return make_task([(f'{n}', n) for n in range(40)], reward=lambda text, gold: Score(1.0, True, True))\n"
+        "    return make_task([(f'{n}', n) for n in range(40)], template='{question}',\n"
+        "        reward=lambda text, gold: Score(1.0, True, True))\n"
     )
     monkeypatch.chdir(tmp_path)
     if "without its library" in mistake:

@@ -19,7 +19,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
 from ftis_node.tokenizer.chat import end_ids, prompt_ids
-from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
+from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
@@ -181,11 +181,16 @@ def test_no_special_token_is_put_around_a_prompt() -> None:
 
 
 def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
-    small, tags = tiny_tokenizer(), "".join(TAGS)
+    small, tags = backend_of(tiny_tokenizer()), "".join(TAGS)
     assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
-    assert unwritable(small, f"Who? {tags}") == "Wo?"
+    assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
 
 
 @real
 def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]) -> None:
-    assert unwritable(qwen["base"], REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2}") + "".join(TAGS)) == ""
+    assert (
+        unwritable(
+            backend_of(qwen["base"]), REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2}") + "".join(TAGS)
+        )
+        == ""
+    )

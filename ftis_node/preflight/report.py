@@ -11,6 +11,7 @@ from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.tasks.task import told_if_few
 from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
@@ -61,7 +62,8 @@ def in_words(case: Case) -> list[str]:
     if case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
         rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
-        lines += [f"task      {case.task_name}: {rows}"]
+        few = told_if_few(len(task.held_out)) if task else ""
+        lines += [f"task      {case.task_name}: {rows}", *filter(None, [few and f"          {few}"])]
     if (own := case.own_task) is not None:
         share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
         lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]

@@ -68,6 +68,14 @@ TEMPLATES: Mapping[str, str] = {
 """The template around a question, by the rule."""
 
 
+def told_if_few(held_out: int) -> str:
+    """A warning where so few questions are held out that pass@1 says little, else nothing."""
+    told = (
+        f"{held_out} questions are held out, too few to see whether it learns: name 30 or more with --eval-data FILE."
+    )
+    return told if held_out < 30 else ""
+
+
 def place_of(question: str) -> float:
     """From 0 to 1, by a hash: what decides whether a question is held out."""
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
