@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
@@ -34,6 +35,7 @@ from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.home import Home
+from ftis_node.swarm.certificates import Book
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
@@ -42,6 +44,7 @@ from ftis_node.worker.engine import Engine
 from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
+from tests.support.members import EVE, FOUNDER, PRIVATE, removal
 from tests.support.ports import taken_port
 from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
@@ -283,6 +286,10 @@ def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path) -> None:
     KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known
     assert "and 2 more" in join("--home", str(tmp_path))[1]
+    gone = Book(PRIVATE.id, FOUNDER.author, ended={FOUNDER.author: {EVE.author: removal(FOUNDER, EVE)}})
+    Home(tmp_path).members.write_bytes(msgspec.msgpack.encode(gone))
+    left = [text for text in known if not text.endswith(EVE.peer_id)]
+    assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == left and len(left) == 9
 
 
 async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from ftis_node.swarm.certificates import Book, Chain, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite
+from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from tests.support.cli import answer, printed, refused
@@ -156,6 +158,33 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch
         ann.swarm._to_greet.set()
         await eventually(lambda: not ann.swarm._to_greet.is_set(), "she does not think of it")
         assert not ann.swarm.membership.active_view
+
+
+async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one whose invitation is to be used is, whatever is known of it."""
+    book = Book(PRIVATE.id, FOUNDER.author, own=lasting((FOUNDER, CARA)))
+    book.issued[FOUNDER.author] |= {
+        who.author: lasting((FOUNDER, who), expires=ends)[0] for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40))
+    }
+    book.ended[FOUNDER.author] = {BEN.author: removal(FOUNDER, BEN)}
+    everybody = (FOUNDER, ANN, BEN, EVE)
+    greeted: set[bytes] = set()
+
+    async def greet(self: Membership, peer: bytes) -> bool:
+        greeted.add(peer)
+        return False
+
+    monkeypatch.setattr(Membership, "greet", greet)
+    (tmp_path / "roster-4").mkdir()
+    (tmp_path / "member-4").mkdir()
+    known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/1025/p2p/{who.peer_id}" for who in everybody])
+    for ticket, dialled in ((None, {FOUNDER, EVE}), (invitation(ANN, now=unix_seconds()), {FOUNDER, EVE, ANN})):
+        (tmp_path / "roster-4" / "members").write_bytes(msgspec.msgpack.encode(book))
+        known.write(tmp_path / "member-4" / "peers.json")
+        async with private_member(4, tmp_path, ticket, cache=True):
+            assert greeted == {who.author for who in dialled}
+        greeted.clear()
+        book.own = ()
 
 
 async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path) -> None:

@@ -57,10 +57,7 @@ class Node:
     """One daemon. `run` returns when it is stopped or has taken its steps."""
 
     def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
-        """
-        Args:
-            settings_for: returns the settings for a task, which may be known only after a peer has sent its run.
-        """
+        """settings_for: returns the settings for a task, which may be known only after a peer has sent its run."""
         self.options = options
         self.settings = settings_for(options.task or "arithmetic")
         self._settings_for = settings_for
@@ -226,7 +223,8 @@ class Node:
         self._overview.begin(self._stack)
         assembly.refill_pool(components)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
+        if components.swarm.roster is None or components.swarm.roster.may_invite:
+            logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
         return components
 
     async def _open_network(self, runtime: Path, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:

@@ -11,6 +11,7 @@ from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.swarm.roster import read_book
 from ftis_node.tasks.task import told_if_few
 from ftis_node.text import rounded
 
@@ -118,7 +119,10 @@ def _network(case: Case) -> dict[str, list[str]]:
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
     options = case.options
-    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, options.peers))
+    dialled = (
+        *options.bootstraps,
+        *KnownAddresses.read(case.home.peers).dialled(settings, read_book(case.home.members), options.peers),
+    )
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 
