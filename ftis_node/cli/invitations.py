@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,11 @@ from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
+from ftis_node.swarm.sessions import LOOKS_ON
 from ftis_node.text import called, say, with_names
+
+if TYPE_CHECKING:
+    from ftis_node.observe.answers import Peers
 
 DAYS_OF_A_CERTIFICATE = "180d"
 
@@ -77,12 +81,13 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """List the members of a private run that this node knows, and those removed."""
     place, identity, run = _of(home)
     book = _book(place, run)
-    names, now = _names(place, run), unix_seconds()
-    rows = []
+    heard, now, rows = _heard(place, run), unix_seconds(), []
+    names, looking = heard.names, {one.id for one in heard.left_out if one.reason == LOOKS_ON}
     for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
         held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
         ends = held and min(one.expires for one in book.chain(held))
         row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
+        row["observer"] = row["id"] in looking
         rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(peer_id(key))})
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
@@ -93,6 +98,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         else:
             state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
             told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
+            told += ", an observer" if row["observer"] else ""
         own = "this node; " if row["id"] == identity.peer_id else ""
         say(with_names(f"{row['id']}  {own}{told}", names))
 
@@ -111,7 +117,7 @@ def remove(
     now = int(unix_seconds())
     place.orders.mkdir(mode=0o700, exist_ok=True)
     if peer:
-        names = _names(place, run)
+        names = _heard(place, run).names
         member = _member(peer, book, names)
         peer = peer_id(member)
         _check_removal(book, identity.author, member, names)
@@ -206,16 +212,16 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
         raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")
 
 
-def _names(place: Home, run: Run) -> dict[str, str]:
-    """Return the members' own names, as the daemon knows or knew them."""
+def _heard(place: Home, run: Run) -> Peers:
+    """What the daemon knows of others; of a home without one the names that it knew."""
     from ftis_node.observe.answers import Peers
     from ftis_node.observe.api import ask
     from ftis_node.swarm.chronicle import names_in, read_chronicle
 
     try:
-        return ask(place.api_socket(), "/peers", Peers).names
+        return ask(place.api_socket(), "/peers", Peers)
     except UserError:
-        return names_in(read_chronicle(place.swarm_history, run))
+        return Peers([], names=names_in(read_chronicle(place.swarm_history, run)))
 
 
 def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:

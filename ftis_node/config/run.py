@@ -50,7 +50,7 @@ RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
-_ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
+_ANOTHER_TASK = "For another task, begin a run of your own, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
 EPOCH = 900  # seconds
@@ -347,8 +347,10 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
             f"not {run.data[:16]}….",
-            f"Pass the very same file with --task or --data. {_ANOTHER_TASK}",
+            f"Pass the very same file with --task or --data, its rows in the same order. {_ANOTHER_TASK}",
         )
+        if facts["task"] != run.task:  # all that differs follows from that
+            return
     if facts["reward"] is not None and run.reward != facts["reward"]:
         code, (package, colon, version) = run.reward.startswith(CODE), run.reward.partition(":")
         told = "code that judges answers" if code else "reward rule"

@@ -184,7 +184,8 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            case.to_start = run_for(facts | task.facts())
+            founder = case.peer_id or "" if case.options.private else ""
+            case.to_start = run_for(facts | task.facts(), founder=founder)
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
@@ -46,17 +46,18 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     refused, undecided = judged[False], len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
     twice = len({row.question for row in several})
-    prompts = _measured(task, rows)
-    cannot = f"{prompts.model} has no token for letters of {counted(len(prompts.lost), 'prompt')}"
-    unchecked = [f"prompts: {prompts.why}"] if prompts.why else []
-    if prompts.lost and not prompts.named:
+    model, named, sizes, lost, why = _measured(task, rows)
+    long = [row for row, size in zip(rows, sizes, strict=False) if size > task.prompt_tokens]
+    cannot = f"{model} has no token for letters of {counted(len(lost), 'prompt')}"
+    unchecked = [f"prompts: {why}"] if why else []
+    if lost and not named:
         unchecked.append(f"prompts: {cannot}; it is the default, name yours with FTIS_MODEL=…. {WRITABLE}")
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"
     wrong = (
-        (prompts.lost if prompts.named else (), cannot, WRITABLE),
-        (prompts.long, f"{counted(len(prompts.long), 'prompt')} of more than {task.prompt_tokens} tokens", _SHORTEN),
+        (lost if named else (), cannot, WRITABLE),
+        (long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", _SHORTEN),
         (refused, refuses, "Correct these answers, or name another rule with --reward."),
         (several, f"{counted(twice, 'question')} with different answers", "Keep one answer of each."),
     )
@@ -65,9 +66,8 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     told = {"task": task.name, "data": task.data, "reward": task.reward, "rows": len(task.train)}
     told |= {"held_out": len(task.held_out), "accepted": len(judged[True]), "refused": len(refused)}
     told |= {"undecided": undecided, "duplicates": len(rows) - len(answers), "contradictions": twice}
-    told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": prompts.longest}
-    told |= {"model": prompts.model}
-    return told | {"unchecked": unchecked, "troubles": troubles}
+    told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": max(sizes, default=None)}
+    return told | {"model": model, "unchecked": unchecked, "troubles": troubles}
 
 
 def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
@@ -79,20 +79,9 @@ def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
     return accepted or (None if rule == "regex" else False)
 
 
-class _Measured(NamedTuple):
-    """Prompts in tokens of a model. longest: the most of one; None: not known, for there are rows that are lost on the
-    model, or `why`. long: rows of too many. named: the owner named the model."""
-
-    model: str
-    named: bool
-    longest: int | None = None
-    long: Sequence[Example] = ()
-    lost: Sequence[Example] = ()
-    why: str = ""
-
-
-def _measured(task: Task, rows: Sequence[Example]) -> _Measured:
-    """What the model of the settings makes of the prompts. Raises UsageError if the settings are wrong."""
+def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int], list[Example], str]:
+    """The settings' model, and whether the owner named it; the tokens of each prompt, unless there are rows that it
+    cannot write, or a reason why neither is known. Raises UsageError if the settings are wrong."""
     from ftis_node.policy.availability import cached
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.names import resolve
@@ -102,21 +91,20 @@ def _measured(task: Task, rows: Sequence[Example]) -> _Measured:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings, origins = collect(task=task.name, flags={})
-    found = _Measured(settings.model, origins["model"] != "default")
+    model, named = settings.model, origins["model"] != "default"
     try:
-        source = resolve(settings.model)
+        source = resolve(model)
         if not Path(source).is_dir() and cached(source, "tokenizer.json") is None:
-            return found._replace(why=f"{settings.model} is not here")
-        tokenizer = load_tokenizer(settings.model)
+            return model, named, [], [], f"{model} is not here"
+        tokenizer = load_tokenizer(model)
         chat, backend = chat_in(None, tokenizer, task.template, settings), backend_of(tokenizer)
         letters = "".join(sorted({letter for row in rows for letter in row.question}))
         if unwritable(backend, letters) or unwritable(backend, task.template.replace("{question}", "")):
-            return found._replace(lost=[row for row in rows if unwritable(backend, task.prompt(row))])
+            return model, named, [], [row for row in rows if unwritable(backend, task.prompt(row))], ""
         sizes = [len(prompt_ids(tokenizer, task.template, row.question, chat)) for row in rows]
     except UserError as error:
-        return found._replace(why=error.what)
-    long = [row for row, size in zip(rows, sizes, strict=True) if size > task.prompt_tokens]
-    return found._replace(longest=max(sizes), long=long)
+        return model, named, [], [], error.what
+    return model, named, sizes, [], ""
 
 
 def _places(rows: Sequence[Example]) -> str:

@@ -51,6 +51,5 @@ class KnownAddresses(msgspec.Struct):
         """Those that a start with these settings dials, whose owner names these addresses too; in a private run with
         this book nobody who was a member and is none any more."""
         named, now = (*settings.announce, *settings.relays, *owners, *self.peers), unix_seconds()
-        left = [] if book is None else [peer for peer in map(peer_at, self.all) if peer and book.has_left(peer, now)]
-        reached = filter(NetworkScope(settings.host, named, self.given).reach, self.all)
-        return [text for text in reached if peer_at(text) not in left]
+        found = filter(NetworkScope(settings.host, named, self.given).reach, self.all)
+        return [text for text in found if book is None or not book.has_left(peer_at(text) or b"", now)]

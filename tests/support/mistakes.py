@@ -47,6 +47,12 @@ CHECK = "run show {tmp}/file"
 ROWS = {
     # settings
     "an unknown setting": Row(f"{JOIN} --set lerning_rate=1", "lerning_rate", "learning_rate"),
+    "a key of the run": Row(
+        f"{JOIN} --set completion_tokens=64", "Unknown .*'completion_tokens'", "the run's.*run new"
+    ),
+    "a home where nothing can be": Row(
+        JOIN.replace("{tmp}/home", "/proc/x"), "/proc is no place for files", "--home", 1
+    ),
     "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
     "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
     "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
