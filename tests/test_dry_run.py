@@ -80,8 +80,11 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> 
     assert "log-probs" in report["leaves"] and report["problems"] == []
     assert "self-report a minute (the model's name" in report["leaves"] and report["network"]["dials"] == []
     flags = ("--private", "--set", "lan=true", "--set", "self_report=never")
-    private = report_of(join, "--home", str(home), *flags)["leaves"]
+    told = report_of(join, "--home", str(home), *flags)
+    private = told["leaves"]
     assert "self-report" not in private and "local network" not in private
+    assert told["run"]["id"] is None and private.startswith("To members of the private run alone: its network address")
+    assert "public" not in private and ", private\n" in join("--home", str(home), *flags)[1]
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
 
@@ -97,9 +100,12 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
 
 def test_the_run_it_would_start_is_what_it_starts(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     new(tmp_path / "run.toml")
+    new(tmp_path / "private.toml", private=True, home=tmp_path / "founder")
     capfd.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
     assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
+    ours = load_run_file(tmp_path / "private.toml").run.id.hex()
+    assert report_of(join, "--home", str(tmp_path / "founder"), "--private")["run"]["id"] == ours
     for flags in ((), ("--task", "arithmetic")):
         report = report_of(join, "--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), *flags)
         assert report["problems"] == [] and report["run"]["from"] == "file"
@@ -126,6 +132,8 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
     assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
     remember_files(home, JoinOptions(home, data=tmp_path / "mine.jsonl"), "none.jsonl", run_id)
     assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
+    (one,) = report_of(join, *flags[:2], "--task", "arithmetic", code=2)["problems"]
+    assert one["what"].startswith("The data of arithmetic is not the run's"), "and nothing that follows from it"
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path) -> None:

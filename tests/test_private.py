@@ -31,7 +31,7 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from tests.support.cli import answer, printed, refused
-from tests.support.daemons import PATIENCE, Join
+from tests.support.daemons import PATIENCE, Join, run_cli
 from tests.support.members import (
     ANN,
     ANNS,
@@ -382,11 +382,19 @@ def test_daemons_an_invitation_and_a_removal(join: Join) -> None:
     assert "no member of its private run" in uninvited.log()
     founder.wait(lambda s: f"Ben ({Identity.load(invited.home.key).peer_id})" in printed("members", *at), "his name")
     assert "Ben (" in printed("peers", *at)
+    looking = "--home", str(founder.home.path.parent / "looking")
+    looked = run_cli("watch", answer("invite", *at)["invitation"], *looking, "--for", "2", "--set", "http_port=0")
+    assert "makes this observer a member for 180 d" in looked.stderr, looked.stderr
+    (row,) = (row for row in answer("members", *at)["members"] if row["observer"])
+    assert row["id"] in looked.stderr and printed("members", *at).count(", an observer") == 1
+    assert "ftis-node watch --home" in refused("status", *looking).fix
     printed("remove", "Ben", *at)
     invited.wait(lambda s: "this node was removed by Ana" in s["reason"], "it is told")
     assert invited.status()["state"] == "ALONE" and not invited.status()["peers"]
     assert "  this node; no member: Ben (" in printed("members", "--home", invited.home.path)
     assert invited.stop() == 0
+    assert "is saved; the same command goes on from there" in invited.log() and "ftis-node invite" not in invited.log()
+    assert "ftis-node invite" in founder.log() and f"{founder.status()['run']}, private" in printed("status", *at)
     removed = join("invited", line, "--model", "tiny-b")
     assert removed.process is not None and removed.process.wait(PATIENCE) == 1
     assert "this node was removed by" in removed.log() and "with a new --home" in removed.log()

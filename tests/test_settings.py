@@ -115,7 +115,7 @@ def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> N
     file.write_text("batch_group = 3\n")
     error = refused(file=file)
     assert f"'batch_group' in file {file}" in error.what and "'batch_groups'" in error.fix
-    assert "learning_rate" in refused(flags={"zzzzzz": 1}).fix
+    assert "config show" in refused(flags={"zzzzzz": 1}).fix
 
 
 def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def _refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
     """
     case.refused = True
     check_run(found, case.options, ours=ours)
-    check_foreseen(found, case.options)
     case.refused = False
+    check_foreseen(found, case.options)
 
 
 def _settings(case: Case) -> None:
