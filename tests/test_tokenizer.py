@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
 from ftis_node.tokenizer.chat import end_ids, prompt_ids
-from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, unwritable
+from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
@@ -184,6 +185,15 @@ def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
     small, tags = backend_of(tiny_tokenizer()), "".join(TAGS)
     assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
     assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most"), [("9+5=", False), ("Q: 9+5=", False), ("q7", False), ("What is 9+5?", True)]
+)
+def test_a_model_is_refused_where_most_of_every_question_gets_lost(prompt: str, most: bool) -> None:
+    for prompts, refused in (([prompt, REASONING], most), ([prompt, "1"], False), ([], False)):
+        with pytest.raises(UsageError, match="can write no question") if refused else nullcontext():
+            refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
 
 
 @real

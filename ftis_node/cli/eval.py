@@ -108,12 +108,9 @@ class _Chosen:
 
     def row(self) -> dict[str, object]:
         """Its fields of `--json`."""
-        return {
-            "checkpoint": str(self.found.path) if self.found else None,
-            "step": self.step,
-            "model": self.name,
-            "quantisation": self.settings.quantisation or "none",
-        }
+        path = str(self.found.path) if self.found else None
+        quantisation = self.settings.quantisation or "none"
+        return {"checkpoint": path, "step": self.step, "model": self.name, "quantisation": quantisation}
 
 
 @dataclass(frozen=True)
@@ -217,20 +214,16 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
     if other is not None:
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
         compared["paired"] = to_builtins(_paired(result, other))
-    settings = result.chosen.settings
-    return {
-        **result.chosen.row(),
+    settings, task = result.chosen.settings, asked.task
+    told: dict[str, Any] = {
         "trained": result.trained,
         "device": result.device,
         "dtype": result.dtype,
-        "task": asked.task.name,
-        "data": asked.task.data,
-        "reward": asked.task.reward,
-        "completion_tokens": asked.cap,
-        "lora_alpha": settings.lora_alpha if settings.lora else None,
-        **to_builtins(result.figures),
-        **compared,
+        "task": task.name,
     }
+    told |= {"data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
+    told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
+    return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
 
 
 def _shown(ours: _Result, theirs: _Result | None, count: int) -> list[tuple[Judged, Judged | None]]:
@@ -295,14 +288,16 @@ def _percent(rate: float) -> str:
 
 def _answer(one: Judged) -> dict[str, Any]:
     """A line of `--out`."""
-    asked = {"question": one.example.question, "gold": one.example.answer}
-    return {**asked, "completion": one.text, "tokens": one.tokens, "finished": one.finished, **to_builtins(one.score)}
+    return {**_asked(one), "tokens": one.tokens, **_verdict(one)}
 
 
 def _example(one: Judged, other: Judged | None) -> dict[str, Any]:
     """A question with the answers of both models, in `--json`; `base` is missing where nothing is compared."""
-    asked = {"question": one.example.question, "gold": one.example.answer}
-    return {**asked, "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
+    return {**_asked(one), "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
+
+
+def _asked(one: Judged) -> dict[str, Any]:
+    return {"question": one.example.question, "gold": one.example.answer}
 
 
 def _verdict(one: Judged) -> dict[str, Any]:

@@ -363,10 +363,9 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
 def refuse_horizontal(run: Run) -> None:
     """Raise UsageError for a run of a kind that only the lab can do."""
     if run.parts > 1 and not run.common:
-        raise UsageError(
-            "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not.",
-            "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`.",
-        )
+        what = "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not."
+        fix = "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`."
+        raise UsageError(what, fix)
 
 
 def load_run_file(path: Path) -> RunFile:

@@ -390,10 +390,9 @@ class Layers:
         message = ", or: ".join(found["msg"].removeprefix("Value error, ") for found in forms)
         choices = re.findall(r"'([^']+)'", " ".join(found.get("ctx", {}).get("expected", "") for found in forms))
         given = forms[0]["input"]
-        return UsageError(
-            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r}).",
-            f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default.",
-        )
+        what = f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r})."
+        fix = f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default."
+        return UsageError(what, fix)
 
 
 def collect(
@@ -448,10 +447,9 @@ def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
     layers.add("set", {name: None if text == "default" else text for name, text in values.items()})
     for name, text in values.items():
         if name in Settings.model_fields and name not in LIVE:
-            raise UsageError(
-                f"{name} cannot be changed while the node runs.",
-                f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}.",
-            )
+            what = f"{name} cannot be changed while the node runs."
+            fix = f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}."
+            raise UsageError(what, fix)
         if text == "default":
             layers.values.pop(name, None)
     return layers.settle()
@@ -467,10 +465,8 @@ def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     if chosen == NO_PROFILE:
         return None
     if chosen not in PROFILES:
-        raise UsageError(
-            f"There is no profile {chosen!r} ({source}).",
-            f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
-        )
+        what = f"There is no profile {chosen!r} ({source})."
+        raise UsageError(what, f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.")
     return chosen
 
 

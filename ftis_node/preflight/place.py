@@ -227,10 +227,9 @@ def check_page(settings: Settings) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
             probe.bind((host, port))
     except OSError as error:
-        raise UserError(
-            f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
-            "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
-        ) from error
+        what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
+        fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
+        raise UserError(what, fix) from error
 
 
 def _listener(number: int) -> str:

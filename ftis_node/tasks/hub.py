@@ -181,10 +181,8 @@ def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
     if len({Path(name).suffix for name in chosen}) > 1:
         chosen = {name: size for name, size in chosen.items() if name.endswith(".parquet")}
     if (total := sum(chosen.values())) > BYTES_MAX:
-        raise UsageError(
-            f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed.",
-            "Choose a smaller split, or make a .jsonl file of the rows that you want.",
-        )
+        what = f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed."
+        raise UsageError(what, "Choose a smaller split, or make a .jsonl file of the rows that you want.")
     return replace(source, revision=str(info.sha)), dict(sorted(chosen.items()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from ftis_node.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_TAG = re.compile(r"</?\w+>")
 WRITABLE = (
     "Take another model; or ask in its letters, without a template: the built-in tiny models read digits and signs, as "
     """{"prompt": "9+5=", "answer": 14}."""
@@ -64,7 +66,8 @@ def unwritable(backend: Tokenizer, text: str) -> str:
 
 
 def refuse_unwritable(backend: Tokenizer, model: str, prompts: Sequence[str]) -> None:
-    """Raise UsageError if a model can write none of the prompts, so that it would train for nothing."""
-    if prompts and all(unwritable(backend, prompt) for prompt in prompts):
-        lost = "".join(sorted(unwritable(backend, "".join(prompts[:100]))))
+    """Raise UsageError if most characters of every prompt get lost on a model, so that it would train for nothing."""
+    texts = ["".join(_TAG.sub("", prompt).split()) for prompt in prompts]  # a tag may be a token where letters are none
+    if texts and all(2 * len(unwritable(backend, text)) > len(set(text)) for text in texts):
+        lost = "".join(sorted(unwritable(backend, "".join(texts[:100]))))
         raise UsageError(f"{model} can write no question of the task: it has no token for {lost[-20:]!a}.", WRITABLE)

@@ -159,7 +159,7 @@ ROWS = {
         f"{CHANGED} --task {{tmp}}/rows.jsonl",
         "not the run's",
         "same file",
-        **a_task(GOOD, OTHER),
+        **a_task(*(row.replace("question", "prompt") for row in (GOOD, OTHER))),
         run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
     ),
     "no data": Row(TASK, "is empty", "in every line", **a_task()),
