@@ -215,13 +215,8 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
         compared["paired"] = to_builtins(_paired(result, other))
     settings, task = result.chosen.settings, asked.task
-    told: dict[str, Any] = {
-        "trained": result.trained,
-        "device": result.device,
-        "dtype": result.dtype,
-        "task": task.name,
-    }
-    told |= {"data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
+    told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
+    told |= {"task": task.name, "data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
     told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
     return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
 
@@ -259,10 +254,8 @@ def _print_comparison(result: _Result, other: _Result) -> None:
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
     chance = f"p = {paired.p:.2g} (McNemar's exact test)"
     say(f"  difference {100 * paired.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
-    say(
-        f"  right      both {paired.both}, only the first {paired.only_checkpoint}, only the other "
-        f"{paired.only_base}, neither {paired.neither}"
-    )
+    apart = f"only the first {paired.only_checkpoint}, only the other {paired.only_base}"
+    say(f"  right      both {paired.both}, {apart}, neither {paired.neither}")
 
 
 def _print_examples(shown: Sequence[tuple[Judged, Judged | None]]) -> None:

@@ -193,8 +193,6 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     for reason in plan.reasons:
         say(f"- {reason}")
     if device == "cuda":
-        say(
-            f"- Kept free: {RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides "
-            f"{rounded(DISPLAY_BYTES)} of a card with a display (by nvidia-smi), which --vram does not know."
-        )
+        kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides {rounded(DISPLAY_BYTES)}"
+        say(f"- Kept free: {kept} of a card with a display (by nvidia-smi), which --vram does not know.")
     say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

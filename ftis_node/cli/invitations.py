@@ -48,23 +48,15 @@ def invite(
         raise UserError("This node may not invite to its run.", "Join by the founder's invitation with --may-invite.")
     if may_invite and run.founder not in ("", identity.peer_id):
         raise UserError("Only the founder can appoint inviters.", f"Leave out --may-invite, or ask {run.founder}.")
-    valid, stays = seconds_in(expires), seconds_in(membership)
+    valid, stays = seconds_in(expires), seconds_in(membership) if run.founder else 0
+    at, now = address or ask_daemon(home, "/status", Status).addresses, unix_seconds()
     made = make_invitation(
-        identity,
-        run.id,
-        address or ask_daemon(home, "/status", Status).addresses,
-        now=unix_seconds(),
-        seconds=valid,
-        name=name,
-        membership=stays if run.founder else 0,
-        invites=may_invite,
+        identity, run.id, at, now=now, seconds=valid, name=name, membership=stays, invites=may_invite
     )
     if not made.dial:
-        raise UserError(
-            "The invitation would have no address at which this node can be reached.",
-            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}; or look at "
-            "`ftis-node doctor net`.",
-        )
+        what = "The invitation would have no address at which this node can be reached."
+        fix = f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}."
+        raise UserError(what, fix)
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
         return
@@ -155,12 +147,9 @@ def invitation_in(text: str, home: Home) -> Invitation:
             with Path(text).expanduser().open(encoding="utf-8") as file:
                 text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
-            raise UsageError(
-                f"{text!r} is no invitation, and no file that holds one.",
-                "Name an address with --peers."
-                if "/p2p/" in text
-                else "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
-            ) from None
+            other = "Give the line that begins with ftis:, a file with it, or - to read it from stdin."
+            fix = "Name an address with --peers." if "/p2p/" in text else other
+            raise UsageError(f"{text!r} is no invitation, and no file that holds one.", fix) from None
     joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)
     return found if found.run_id == joined else read_line(text, unix_seconds())

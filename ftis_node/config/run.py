@@ -296,10 +296,10 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
     known = {key: facts[key] for key in shared}
     if any_tokenizer:
         if facts["turns"] > 1:
-            raise UsageError(
-                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer.",
-                "Leave out --any-tokenizer, and name a --model of the family that is to take part.",
+            what = (
+                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer."
             )
+            raise UsageError(what, "Leave out --any-tokenizer, and name a --model of the family that is to take part.")
         caps = facts["text"]
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
@@ -327,10 +327,10 @@ def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[Usage
         if facts["text_refusal"]:
             yield UsageError(f"{model} can take no part in a run of any tokenizer: {facts['text_refusal']}.", _FAMILY)
     elif run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
+        what = f"The tokenizer of {model} is not the run's: its token ids would mean something else."
+        any_ = "a run for any tokenizer (`ftis-node run new --any-tokenizer`)"
         yield UsageError(
-            f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
-            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run; "
-            "one for models of any tokenizer is made with `ftis-node run new --any-tokenizer`.",
+            what, f"Use a model of the family that the run was made for (`ftis-node run show`), or {any_}."
         )
 
 

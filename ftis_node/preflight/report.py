@@ -121,10 +121,8 @@ def _network(case: Case) -> dict[str, list[str]]:
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
     options = case.options
-    dialled = (
-        *options.bootstraps,
-        *KnownAddresses.read(case.home.peers).dialled(settings, read_book(case.home.members), options.peers),
-    )
+    book = read_book(case.home.members)
+    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, book, options.peers))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 

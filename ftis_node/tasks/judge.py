@@ -223,11 +223,9 @@ class Judge(Asked):
         except UsageError as error:
             return error
         library = {"math": "math_verify", "regex": "re", "tests": "ast"}.get(self._kind, self._kind.replace("-", "_"))
-        return UserError(
-            f"The process that judges answers by {self._rule} did not start.",
-            f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory and "
-            f"{self._start_seconds:.0f} s.",
-        )
+        what = f"The process that judges answers by {self._rule} did not start."
+        within = f"{self._memory >> 20} MiB of memory and {self._start_seconds:.0f} s"
+        return UserError(what, f"Try whether Python can `import {library}`, within {within}.")
 
     def _surroundings(self) -> dict[str, Any]:
         return {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": bare_environment(), "cwd": "/"}

@@ -196,11 +196,10 @@ class Guarded(Asked):
         return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON
 
     def _did_not_start(self) -> UserError:
-        return UserError(
-            f"The process that runs the reward function of {self._rule} was not ready within "
-            f"{self._start_seconds:.0f} s.",
-            "What it printed says why; it imports the module and calls that function once more.",
+        what = (
+            f"The process that runs the reward function of {self._rule} was not ready in {self._start_seconds:.0f} s."
         )
+        return UserError(what, "What it printed says why; it imports the module and calls that function once more.")
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[object] | str:
