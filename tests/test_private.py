@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -163,21 +164,14 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch
 async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But one whose invitation is to be used is, whatever is known of it."""
     book = Book(PRIVATE.id, FOUNDER.author, own=lasting((FOUNDER, CARA)))
-    book.issued[FOUNDER.author] |= {
-        who.author: lasting((FOUNDER, who), expires=ends)[0] for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40))
-    }
+    for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40)):
+        book.issued[FOUNDER.author][who.author] = lasting((FOUNDER, who), expires=ends)[0]
     book.ended[FOUNDER.author] = {BEN.author: removal(FOUNDER, BEN)}
-    everybody = (FOUNDER, ANN, BEN, EVE)
+    known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/9/p2p/{who.peer_id}" for who in (FOUNDER, ANN, BEN, EVE)])
     greeted: set[bytes] = set()
-
-    async def greet(self: Membership, peer: bytes) -> bool:
-        greeted.add(peer)
-        return False
-
-    monkeypatch.setattr(Membership, "greet", greet)
-    (tmp_path / "roster-4").mkdir()
-    (tmp_path / "member-4").mkdir()
-    known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/1025/p2p/{who.peer_id}" for who in everybody])
+    monkeypatch.setattr(Membership, "greet", lambda self, peer: greeted.add(peer) or asyncio.sleep(0, result=False))
+    for one in ("roster-4", "member-4"):
+        (tmp_path / one).mkdir()
     for ticket, dialled in ((None, {FOUNDER, EVE}), (invitation(ANN, now=unix_seconds()), {FOUNDER, EVE, ANN})):
         (tmp_path / "roster-4" / "members").write_bytes(msgspec.msgpack.encode(book))
         known.write(tmp_path / "member-4" / "peers.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -187,13 +186,11 @@ def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
     assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "most"), [("9+5=", False), ("Q: 9+5=", False), ("q7", False), ("What is 9+5?", True)]
-)
-def test_a_model_is_refused_where_most_of_every_question_gets_lost(prompt: str, most: bool) -> None:
-    for prompts, refused in (([prompt, REASONING], most), ([prompt, "1"], False), ([], False)):
-        with pytest.raises(UsageError, match="can write no question") if refused else nullcontext():
-            refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
+def test_a_model_is_refused_where_most_of_every_question_gets_lost() -> None:
+    for prompts in ([], ["9+5="], ["Q: 9+5=", REASONING], ["q7"], ["What is 9+5?", "1"]):
+        refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
+    with pytest.raises(UsageError, match="can write no question"):
+        refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", ["What is 9+5?", REASONING])
 
 
 @real
