@@ -88,7 +88,7 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> 
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
     (tmp_path / "few.csv").write_text("prompt,answer\n" + "".join(f"{n}+1=,{n + 1}\n" for n in range(40)))
-    assert "questions are held out, too few" in join("--home", str(home), "--task", str(tmp_path / "few.csv"))[1]
+    assert "questions held out, too few" in join("--home", str(home), "--task", str(tmp_path / "few.csv"))[1]
 
 
 def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() -> None:

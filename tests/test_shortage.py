@@ -157,7 +157,7 @@ async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: p
         await process.stop()
     assert "The tokenizer of tiny-a has no token for some letters" in caplog.text
     assert process.facts.unwritable == "Aks"
-    assert f" {process.facts.held_out} questions are held out, too few" in caplog.text and "--eval-data" in caplog.text
+    assert f" {process.facts.held_out} questions held out, too few" in caplog.text and "--eval-data" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,7 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if (plan := answer.plan) is not None:
         held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
         print_facts({"computes": [held, *plan.reasons[-1:]]})
-    file = Home(home.expanduser()).run_file
-    private = ", private" if answer.run and load_run_file(file).run.founder else ""
+    private = ", private" if answer.run and load_run_file(Home(home.expanduser()).run_file).run.founder else ""
     print_facts({"run": f"{answer.run or 'none'}{private}"})
     print_facts({key: getattr(answer, key) or "none" for key in ("page", "addresses")})
 

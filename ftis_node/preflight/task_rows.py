@@ -51,7 +51,7 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     cannot = f"{model} has no token for letters of {counted(len(lost), 'prompt')}"
     unchecked = [f"prompts: {why}"] if why else []
     if lost and not named:
-        unchecked.append(f"prompts: {cannot}; it is the default, name yours with FTIS_MODEL=…. {WRITABLE}")
+        unchecked.append(f"prompts: {cannot}; it is the default, name yours in FTIS_MODEL. {WRITABLE}")
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"

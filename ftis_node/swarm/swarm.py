@@ -177,6 +177,8 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
+        if self.roster is not None:
+            self.roster.obey()  # before anybody is dialled
         known = self.membership.addresses
         self._bootstraps, self._hints = known.trust(bootstraps, given), hints
         known.recall()
