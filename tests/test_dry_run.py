@@ -148,12 +148,6 @@ def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_home_of_a_newer_version_is_told(join: Cli, tmp_path: Path) -> None:
-    (tmp_path / "home.json").write_text('{"schema": 99}')
-    problems = report_of(join, "--home", str(tmp_path), code=1)["problems"]
-    assert any("has schema 99" in one["what"] for one in problems)
-
-
 def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))  # which has another rule, and other data
     with taken_port() as port:

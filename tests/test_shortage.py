@@ -147,9 +147,8 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
 
 async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = tmp_path / "mine.jsonl"
-    mine.write_text(
-        "".join(json.dumps({"prompt": "Ask "[: n % 5] + f"{n}+1=", "answer": n + 1}) + "\n" for n in range(40))
-    )
+    rows = ({"prompt": "Ask "[: n % 5] + f"{n}+1=", "answer": n + 1} for n in range(40))
+    mine.write_text("\n".join(map(json.dumps, rows)))
     process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)), Home(tmp_path), lambda: None)
     try:
         await process.start(Settings(model="tiny-a", device="cpu"), None)

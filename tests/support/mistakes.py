@@ -50,9 +50,13 @@ ROWS = {
     "a key of the run": Row(
         f"{JOIN} --set completion_tokens=64", "Unknown .*'completion_tokens'", "the run's.*run new"
     ),
-    "a home where nothing can be": Row(
-        JOIN.replace("{tmp}/home", "/proc/x"), "/proc is no place for files", "--home", 1
+    "a home where nothing can be": Row(JOIN.replace("{tmp}", "/proc"), "/proc is no place for files", "--home", 1),
+    "settings that are no text": Row(f"{JOIN} --settings {{tmp}}/file", "/file is not U", "8", files={"file": b"\xff"}),
+    "deep settings": Row(
+        f"{JOIN} --settings {{tmp}}/file", "/file nests", "flatter", files={"file": "x=" + "[" * 5000}
     ),
+    "a newer home": Row(JOIN, "has schema 99", "", 1, files={"home/home.json": '{"schema": 99}'}),
+    "a log that is none": Row("logs --home {tmp}", "cannot be read: Is a dir", "--home", 1, files={"node.log/x": ""}),
     "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
     "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
     "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
