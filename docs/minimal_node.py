@@ -37,7 +37,7 @@ MODELS = Path(__file__).resolve().parent.parent / "ftis_node" / "models"
 TOKENIZER = Tokenizer.from_file(str(MODELS / "tiny-a" / "tokenizer.json"))  # tiny-b has the same
 VOCABULARY, END = TOKENIZER.get_vocab_size(), 1  # the token <|end|>
 
-RUN = hashlib.sha256(b"there: task, data, rule, group size, caps, tokenizer, in JSON").digest()[:16]
+RUN = hashlib.sha256(b"a run is its task, data, rule, group size, caps, tokenizer").digest()[:16]  # there, in JSON
 GROUP = 12  # answers to a question: they are compared with one another
 SLOTS = 12  # questions of one node in a step
 LONGEST = 16  # tokens of an answer
