@@ -110,8 +110,6 @@ def test_each_wrong_value_of_a_list_is_told() -> None:
 
 
 def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
-    error = refused(flags={"lerning_rate": 1})
-    assert "'lerning_rate' in flags" in error.what and "'learning_rate'" in error.fix
     file = tmp_path / "s.toml"
     file.write_text("batch_group = 3\n")
     error = refused(file=file)

@@ -103,6 +103,9 @@ ROWS = {
     "an empty invitation": Row('join --home {tmp}/home ""', "invitation is empty", "variable"),
     "an address in place of an invitation": Row(f"{JOIN} {DEAD}", "is no invitation", "with --peers"),
     "an invitation for a task": Row(f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"),
+    "watching nothing": Row("watch --home {tmp}/w", "No swarm is named", "--peers"),
+    "JSON without an end": Row("watch --home {tmp}/w --json", "--json is for --for", "--for 60"),
+    "watching on a node's home": Row("watch --home {tmp}", "is a node's", "name another", files={"store.sqlite": ""}),
     "an invitation in place of peers": Row("watch --peers ftis:abc", "--peers was given an invitation", "stands alone"),
     **{
         f"nothing after {option}": Row(f'{JOIN} {option} ""', f"{option} is followed by an empty value", "variable")
