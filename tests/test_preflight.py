@@ -51,7 +51,7 @@ def rows(path: Path, *lines: str) -> Path:
 
 
 def good(count: int) -> list[str]:
-    return [json.dumps({"question": f"{n}+0", "answer": n}) for n in range(count)]
+    return [json.dumps({"prompt": f"{n}+0", "answer": n}) for n in range(count)]
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])

@@ -85,7 +85,7 @@ def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypa
     trouble = found(cli, file_of(tmp_path, *SUMS), code=1)["troubles"][0]
     assert "tiny-a has no token for letters of 30 prompts: Line 1 " in trouble["what"] and '"9+5="' in trouble["fix"]
     code, out, _ = cli("task", "check", file_of(tmp_path, *SUMS))
-    assert code == 1 and "questions held out, too few" in out and "--eval-data" in out
+    assert code == 1 and "1 question held out, too few" in out and "--eval-data" in out
     assert 0 < found(cli, "arithmetic")["longest"] <= 16
     monkeypatch.setenv("FTIS_MODEL", "somebody/nothing-of-that-name")
     told = found(cli, "arithmetic")
