@@ -77,7 +77,7 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
     lines = good(30)
     for number in range(2, 26, 2):
         lines[number - 1] = '{"prompt": "?"}'
-    lines[28] = json.dumps({"prompt": "?", "answer": 1})
+    lines[28] = json.dumps({"question": "?", "answer": 1})
     with pytest.raises(UsageError) as refused:
         load_task(str(rows(tmp_path / "rows.jsonl", *lines)))
     what = refused.value.what.splitlines()
