@@ -7,11 +7,11 @@ and the other's. First all is done once without the other's. A model is only tol
 
 Left out, and where it is in `ftis_node/`:
 
-    the network     who is there and has what, bans, budgets            swarm/, proto/PACKET.md
-    waiting         here both take turns; there nobody waits            node/stepper.py
+    the network     who is there and has what, signatures, bans         swarm/, proto/PACKET.md
+    waiting         here both take turns; there each waits briefly      node/stepper.py
     other models    other tokenizers, LoRA, four bits, GPUs, packing    policy/, learner/, tokenizer/
     other tasks     here sums of one digit                              tasks/
-    other losses    nineteen; and who is trusted how far                objective/, methods/, swarm/reputation.py
+    other losses    by name or by part; who is trusted how far          objective/, methods/, swarm/reputation.py
     a bad day       checkpoints, lack of memory, no finite number       store/, node/checkpointing.py, learner/
 """
 
@@ -37,12 +37,12 @@ MODELS = Path(__file__).resolve().parent.parent / "ftis_node" / "models"
 TOKENIZER = Tokenizer.from_file(str(MODELS / "tiny-a" / "tokenizer.json"))  # tiny-b has the same
 VOCABULARY, END = TOKENIZER.get_vocab_size(), 1  # the token <|end|>
 
-RUN = hashlib.sha256(b"a run is its task, data, rule, group size, caps, tokenizer").digest()[:16]
+RUN = hashlib.sha256(b"a run is its task, data, rule, group size, caps, tokenizer").digest()[:16]  # there, in JSON
 GROUP = 12  # answers to a question: they are compared with one another
 SLOTS = 12  # questions of one node in a step
 LONGEST = 16  # tokens of an answer
 STEPS = 60
-CAP, THRESHOLD = 2.0, 1.0  # C and g of F-TIS; the paper's g is 50, of another D: this one suits ten tokens
+CAP, THRESHOLD = 2.0, 1.0  # C and g. D is here Σ −log ρ, as the task `arithmetic` has it; else a mean, and g is 50
 
 
 # --- the task: questions, and what an answer earns -------------------------------------------------------------------
@@ -137,11 +137,11 @@ def ftis(new: Tensor, claims: Tensor, lengths: list[int], advantages: Tensor) ->
                   author sent them
     advantages    N: how much better an answer is than its group
     """
-    rho = (new.detach() - claims).clamp(-20, 20)  # log of how much likelier the learner finds a token
-    weight = rho.exp().clamp(max=CAP)  # truncated importance sampling: no stranger counts more than C times
-    terms = weight * (new - new.detach()).exp()  # the ratio is 1, its gradient that of log π
+    log_rho = (new.detach() - claims).clamp(-20, 20)  # ρ: how much likelier the learner finds a token
+    weight = log_rho.exp().clamp(max=CAP)  # truncated importance sampling: no stranger counts more than C times
+    terms = weight * (new - new.detach()).exp()  # the ratio is 1, its gradient that of log π: so ε's clip never bites
     values = torch.stack([one.mean() for one in torch.split(terms, lengths)]) * advantages
-    divergence = torch.stack([-one.sum() for one in torch.split(rho, lengths)])
+    divergence = torch.stack([-one.sum() for one in torch.split(log_rho, lengths)])
     dropped = (advantages <= 0) & (divergence >= THRESHOLD)  # a wrong answer that the learner would never have given
     return torch.where(dropped, torch.zeros_like(values), values)
 
@@ -228,7 +228,7 @@ def train(names: list[str], steps: int, *, sharing: bool, seed: int = 0, every: 
             for other in nodes if sharing else []:
                 if other is not node:
                     heard = [admit(data, other.author, round, slot) for slot, data in enumerate(sent[other.author])]
-                    groups += [group for group in heard if len(set(group.rewards)) > 1]  # no word, no place
+                    groups += [group for group in heard if len(set(group.rewards)) > 1]  # equal rewards say nothing
             node.step(groups)
     return nodes
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
@@ -34,6 +35,7 @@ from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.home import Home
+from ftis_node.swarm.certificates import Book
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
@@ -42,6 +44,7 @@ from ftis_node.worker.engine import Engine
 from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
+from tests.support.members import EVE, FOUNDER, PRIVATE, removal
 from tests.support.ports import taken_port
 from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
@@ -77,10 +80,15 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> 
     assert "log-probs" in report["leaves"] and report["problems"] == []
     assert "self-report a minute (the model's name" in report["leaves"] and report["network"]["dials"] == []
     flags = ("--private", "--set", "lan=true", "--set", "self_report=never")
-    private = report_of(join, "--home", str(home), *flags)["leaves"]
+    told = report_of(join, "--home", str(home), *flags)
+    private = told["leaves"]
     assert "self-report" not in private and "local network" not in private
+    assert told["run"]["id"] is None and private.startswith("To members of the private run alone: its network address")
+    assert "public" not in private and ", private\n" in join("--home", str(home), *flags)[1]
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
+    (tmp_path / "few.csv").write_text("prompt,answer\n" + "".join(f"{n}+1=,{n + 1}\n" for n in range(40)))
+    assert "questions held out, too few" in join("--home", str(home), "--task", str(tmp_path / "few.csv"))[1]
 
 
 def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() -> None:
@@ -94,9 +102,12 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() 
 
 def test_the_run_it_would_start_is_what_it_starts(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     new(tmp_path / "run.toml")
+    new(tmp_path / "private.toml", private=True, home=tmp_path / "founder")
     capfd.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
     assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
+    ours = load_run_file(tmp_path / "private.toml").run.id.hex()
+    assert report_of(join, "--home", str(tmp_path / "founder"), "--private")["run"]["id"] == ours
     for flags in ((), ("--task", "arithmetic")):
         report = report_of(join, "--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), *flags)
         assert report["problems"] == [] and report["run"]["from"] == "file"
@@ -123,6 +134,8 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
     assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
     remember_files(home, JoinOptions(home, data=tmp_path / "mine.jsonl"), "none.jsonl", run_id)
     assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
+    (one,) = report_of(join, *flags[:2], "--task", "arithmetic", code=2)["problems"]
+    assert one["what"].startswith("The data of arithmetic is not the run's"), "and nothing that follows from it"
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path) -> None:
@@ -133,12 +146,6 @@ def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_pa
     code, _, err = join("--home", str(tmp_path), "--model", "tiny-b")
     assert code == 2 and "another model" in err
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_home_of_a_newer_version_is_told(join: Cli, tmp_path: Path) -> None:
-    (tmp_path / "home.json").write_text('{"schema": 99}')
-    problems = report_of(join, "--home", str(tmp_path), code=1)["problems"]
-    assert any("has schema 99" in one["what"] for one in problems)
 
 
 def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path) -> None:
@@ -192,6 +199,7 @@ MISTAKES = {
     "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),
     "a server for all weights": ("--full --set engine=vllm", "gets LoRA layers .* trains all weights"),
     "a server at no address": ("--set engine=vllm --set vllm_url=ftp://x", "no address of a server"),
+    "a model for digits": ("--task {tmp}/words.jsonl", "tiny-a can write no question of the task: .*[a-z]"),
     "no room for a completion": ("--model {tmp}/short", "room for 20"),
 }
 
@@ -236,11 +244,13 @@ def test_dry_run_refuses_as_a_start(mistake: str, join: Cli, tmp_path: Path, mon
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
     for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
+    (tmp_path / "words.jsonl").write_text("\n".join(rows).replace("prompt", "question"))
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if place_of(q) < 0.1)
     (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
     (tmp_path / "own_sums.py").write_text(
         "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"
-        "    return make_task([(f'{n}', n) for n in range(40)], reward=lambda text, gold: Score(1.0, True, True))\n"
+        "    return make_task([(f'{n}', n) for n in range(40)], template='{question}',\n"
+        "        reward=lambda text, gold: Score(1.0, True, True))\n"
     )
     monkeypatch.chdir(tmp_path)
     if "without its library" in mistake:
@@ -280,6 +290,10 @@ def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path) -> None:
     KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known
     assert "and 2 more" in join("--home", str(tmp_path))[1]
+    gone = Book(PRIVATE.id, FOUNDER.author, ended={FOUNDER.author: {EVE.author: removal(FOUNDER, EVE)}})
+    Home(tmp_path).members.write_bytes(msgspec.msgpack.encode(gone))
+    left = [text for text in known if not text.endswith(EVE.peer_id)]
+    assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == left and len(left) == 9
 
 
 async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ftis_node.cli.detach import detach
 from ftis_node.config.settings import Settings, collect
 from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.evaluate.greedy import tokenised
 from ftis_node.export.model import check_target
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
@@ -42,7 +40,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm import addresses, duplicate
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
-from ftis_node.tasks import Example, load_task
+from ftis_node.tasks import load_task
 from ftis_node.worker.client import WorkerDied, error_of
 from ftis_node.worker.messages import Fault
 from ftis_node.worker.restore import find_checkpoint, load_trained
@@ -152,12 +150,6 @@ def test_a_model_without_checkpointing_and_one_that_is_random_in_training() -> N
         ready(policy)
 
 
-def test_a_question_without_a_token() -> None:
-    policy, task = tiny_policy(), replace(load_task("arithmetic"), template="{question}")
-    with pytest.raises(UsageError, match="no token"):
-        tokenised(policy, task, [Example("", "1")], 4)
-
-
 def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -232,12 +224,6 @@ def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(plot, "can_draw", lambda: False)
     told = refused(*line.format(tmp_path).split())
     assert isinstance(told, UsageError) and "[lab]" in told.fix
-
-
-def test_a_log_that_is_none(tmp_path: Path) -> None:
-    Home(tmp_path).log.mkdir()
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        local.logs(tmp_path, follow=False, lines=3, json=False)
 
 
 def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

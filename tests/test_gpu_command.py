@@ -81,10 +81,7 @@ def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch: 
 def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tmp_path: Path) -> None:
     card = {"card": Card(tflops=160.0).__dict__, "device": "cuda, X", "memory_gb": 25.8, "versions": {"torch": "2.13"}}
     card |= dict.fromkeys(("driver", "cuda", "capability", "wsl2", "allocator"), "?") | {"commit": "1234abc+"}
-    lines = {
-        "machine": [line("copies", 900.0, 1000.0, "GB/s")],
-        "step": [line("tokens", 12000.4, None, "tokens/s")],
-    }
+    lines = {"machine": [line("copies", 900.0, 1000.0, "GB/s")], "step": [line("tokens", 12000.4, None, "tokens/s")]}
     found = [
         {"part": part, "state": "done", "seconds": 7.0, "small": False, "figures": (card | {"lines": some})}
         for part, some in lines.items()
@@ -92,11 +89,7 @@ def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tm
     text = page(
         [*found, {"part": "nf4", "state": "failed", "seconds": 60.0, "small": False, "why": "a\nb"}], "make gpu"
     )
-    for row in (
-        "copies | 900 GB/s | 1,000 GB/s | 0.90",
-        "tokens | 12,000 tokens/s |  | ",
-        "nf4 | failed | 60 | a b",
-    ):
+    for row in ("copies | 900 GB/s | 1,000 GB/s | 0.90", "tokens | 12,000 tokens/s |  | ", "nf4 | failed | 60 | a b"):
         assert f"| {row} |" in text
     assert "cuda, X, 25.8 GB" in text and "commit 1234abc+" in text and "torch 2.13" in text and "`make gpu`" in text
     (tmp_path / "machine.json").write_text(json.dumps(found[0]))

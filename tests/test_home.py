@@ -115,13 +115,6 @@ def test_the_port_of_the_last_start_is_remembered(home: Home, text: str, port: i
     assert home.last_port() == port
 
 
-def test_an_open_home_is_opened_once(home: Home) -> None:
-    home.open()
-    directory = home.make_runtime()
-    home.open()
-    assert directory.exists(), "what a killed daemon left is cleared before, not after"
-
-
 def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -138,12 +131,12 @@ def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home) -> None:
     Home(home.path).open()
 
 
-def test_a_home_that_others_have_open_is_not_closed_for_them(home: Home) -> None:
+def test_an_open_home_is_opened_once_and_not_closed_for_others(home: Home) -> None:
     home.open()
     directory = home.make_runtime()
+    home.open()
     Home(home.path).close()
-    assert directory.exists()
-    assert home.api_socket() == directory / "api.sock"
+    assert directory.exists() and home.api_socket() == directory / "api.sock", "it is cleared before, not after"
 
 
 def test_a_home_that_cannot_be_made_says_so(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, ca
     task = load_task("hf:dan/odd")
     assert len(task.train) + len(task.held_out) == len(ROWS)
     assert "7 rows of" in caplog.text
-    with pytest.raises(UsageError, match="Of the 12 rows"):
+    with pytest.raises(UsageError, match="Of 12 rows"):
         load_task("hf:dan/odd:test")
     exact = load_task("hf:dan/odd", reward="exact")
     assert len(exact.train) + len(exact.held_out) == len(ROWS) + 7

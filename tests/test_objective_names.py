@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
+from ftis_node.methods.choices import PART_NAMES
 from ftis_node.objective import PRESETS, Objective, Terms
 from ftis_node.packet import Completion
 from tests.support.objective_batches import graded, packed
@@ -169,10 +171,7 @@ def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
 
 def test_corrections_combine_with_other_parts() -> None:
     new, start, generator = drawn(0)
-    for importance in ("none", "vanilla", "truncated", "sequence"):
-        for mask in ("token", "sequence", "geometric", "binary_tv"):
-            for ratio in ("token", "sequence", "detached"):
-                objective = PRESETS["ftis"].replace(
-                    importance=importance, mask=mask, mask_low=0.5, mask_high=2.0, ratio=ratio, trust="graft"
-                )
-                assert terms_of(objective, new, start, generator).value.isfinite().all()
+    parts = ("importance", "mask", "ratio", "trust")
+    for names in itertools.product(*map(PART_NAMES.__getitem__, parts)):
+        objective = PRESETS["ftis"].replace(**dict(zip(parts, names, strict=True)), mask_low=0.5, mask_high=2.0)
+        assert terms_of(objective, new, start, generator).value.isfinite().all(), names

@@ -51,7 +51,7 @@ def rows(path: Path, *lines: str) -> Path:
 
 
 def good(count: int) -> list[str]:
-    return [json.dumps({"question": f"{n}+0", "answer": n}) for n in range(count)]
+    return [json.dumps({"prompt": f"{n}+0", "answer": n}) for n in range(count)]
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
@@ -76,8 +76,8 @@ def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
 def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path) -> None:
     lines = good(30)
     for number in range(2, 26, 2):
-        lines[number - 1] = '{"question": "?"}'
-    lines[28] = json.dumps({"prompt": "?", "answer": 1})
+        lines[number - 1] = '{"prompt": "?"}'
+    lines[28] = json.dumps({"question": "?", "answer": 1})
     with pytest.raises(UsageError) as refused:
         load_task(str(rows(tmp_path / "rows.jsonl", *lines)))
     what = refused.value.what.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,10 +27,12 @@ from ftis_node.swarm.certificates import Book, Chain, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite
+from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from tests.support.cli import answer, printed, refused
-from tests.support.daemons import PATIENCE, Join
+from tests.support.daemons import PATIENCE, Join, run_cli
 from tests.support.members import (
     ANN,
     ANNS,
@@ -156,6 +159,25 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch
         ann.swarm._to_greet.set()
         await eventually(lambda: not ann.swarm._to_greet.is_set(), "she does not think of it")
         assert not ann.swarm.membership.active_view
+
+
+async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by an order that waits for the node. But one whose invitation is to be used is, whatever is known of it."""
+    book = Book(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
+    for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40)):
+        book.issued[FOUNDER.author][who.author] = lasting((FOUNDER, who), expires=ends)[0]
+    known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/9/p2p/{who.peer_id}" for who in (FOUNDER, ANN, BEN, EVE)])
+    greeted: set[bytes] = set()
+    monkeypatch.setattr(Membership, "greet", lambda self, peer: greeted.add(peer) or asyncio.sleep(0, result=False))
+    for number, ticket, dialled in ((1, None, {EVE}), (4, invitation(ANN, now=unix_seconds()), {FOUNDER, EVE, ANN})):
+        for one in (f"roster-{number}", f"member-{number}"):
+            (tmp_path / one).mkdir()
+        (tmp_path / f"roster-{number}" / "members").write_bytes(msgspec.msgpack.encode(book))
+        known.write(tmp_path / f"member-{number}" / "peers.json")
+        order(tmp_path / f"roster-{number}", removal(FOUNDER, BEN))
+        async with private_member(number, tmp_path, ticket, cache=True):
+            assert greeted == {who.author for who in dialled}
+        greeted.clear()
 
 
 async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path) -> None:
@@ -353,11 +375,19 @@ def test_daemons_an_invitation_and_a_removal(join: Join) -> None:
     assert "no member of its private run" in uninvited.log()
     founder.wait(lambda s: f"Ben ({Identity.load(invited.home.key).peer_id})" in printed("members", *at), "his name")
     assert "Ben (" in printed("peers", *at)
+    looking = "--home", str(founder.home.path.parent / "looking")
+    looked = run_cli("watch", answer("invite", *at)["invitation"], *looking, "--for", "2", "--set", "http_port=0")
+    assert "makes this observer a member for 180 d" in looked.stderr, looked.stderr
+    (row,) = (row for row in answer("members", *at)["members"] if row["observer"])
+    assert row["id"] in looked.stderr and printed("members", *at).count(", an observer") == 1
+    assert "ftis-node watch --home" in refused("status", *looking).fix
     printed("remove", "Ben", *at)
     invited.wait(lambda s: "this node was removed by Ana" in s["reason"], "it is told")
     assert invited.status()["state"] == "ALONE" and not invited.status()["peers"]
     assert "  this node; no member: Ben (" in printed("members", "--home", invited.home.path)
     assert invited.stop() == 0
+    assert "is saved; the same command goes on from there" in invited.log() and "ftis-node invite" not in invited.log()
+    assert "ftis-node invite" in founder.log() and f"{founder.status()['run']}, private" in printed("status", *at)
     removed = join("invited", line, "--model", "tiny-b")
     assert removed.process is not None and removed.process.wait(PATIENCE) == 1
     assert "this node was removed by" in removed.log() and "with a new --home" in removed.log()

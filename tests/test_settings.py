@@ -96,8 +96,9 @@ def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -
 
 
 def test_none_takes_a_filter_away() -> None:
-    settings, _ = settled(flags={"threshold": "none"})
-    assert settings.objective_parts("arithmetic", filters=True)["threshold"] is None
+    settings, _ = settled(flags={"threshold": "none", "importance": "none", "gate": "none"})
+    parts = {"threshold": None, "importance": "none", "gate": None}
+    assert settings.objective_parts("arithmetic", filters=True).items() >= parts.items(), "it is an importance, too"
     error = refused(flags={"threshold": "nothing"})
     assert "'threshold'" in error.what and not isinstance(error, Several), "one mistake, whatever forms there are"
 
@@ -109,13 +110,11 @@ def test_each_wrong_value_of_a_list_is_told() -> None:
 
 
 def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
-    error = refused(flags={"lerning_rate": 1})
-    assert "'lerning_rate' in flags" in error.what and "'learning_rate'" in error.fix
     file = tmp_path / "s.toml"
     file.write_text("batch_group = 3\n")
     error = refused(file=file)
     assert f"'batch_group' in file {file}" in error.what and "'batch_groups'" in error.fix
-    assert "learning_rate" in refused(flags={"zzzzzz": 1}).fix
+    assert "config show" in refused(flags={"zzzzzz": 1}).fix
 
 
 def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
@@ -171,19 +170,6 @@ def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
     assert name in error.what and meant in error.fix
 
 
-def test_the_processs_own_environment_is_read_where_no_other_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FTIS_SEED", "77")
-    assert collect(task="gsm8k", flags={})[0].seed == 77
-
-
-@pytest.mark.parametrize(("content", "complaint"), [(b"\xff\xfe", "is not UTF-8"), (b"x = " + b"[" * 5000, "deeply")])
-def test_a_file_that_cannot_be_read_is_refused(content: bytes, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "settings.toml"
-    file.write_bytes(content)
-    error = refused(file=file)
-    assert complaint in error.what and str(file) in error.what
-
-
 def test_settings_survive_the_way_to_the_compute_process() -> None:
     settings, _ = settled(task="arithmetic", flags={"lora": True, "steps": 4})
     assert Settings(**settings.model_dump(mode="json")) == settings
@@ -235,11 +221,6 @@ def test_a_persons_limit_of_memory_takes_the_place_of_a_profiles(given: dict[str
     limits = ("vram_gb", "vram_share")
     assert {name: getattr(settings, name) for name in limits} == dict.fromkeys(limits) | given
     assert [origins[name] for name in limits if name not in given] == ["default"]
-
-
-def test_none_is_an_importance_and_no_filter_at_all() -> None:
-    settings, _ = settled(flags={"importance": "none", "gate": "none"})
-    assert settings.objective_parts("gsm8k", filters=False) == {"importance": "none", "gate": None}
 
 
 def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:

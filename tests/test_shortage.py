@@ -147,14 +147,16 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
 
 async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("".join(json.dumps({"question": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(20)))
+    rows = ({"prompt": "Ask "[: n % 5] + f"{n}+1=", "answer": n + 1} for n in range(40))
+    mine.write_text("\n".join(map(json.dumps, rows)))
     process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)), Home(tmp_path), lambda: None)
     try:
         await process.start(Settings(model="tiny-a", device="cpu"), None)
     finally:
         await process.stop()
     assert "The tokenizer of tiny-a has no token for some letters" in caplog.text
-    assert "A" in process.facts.unwritable and "k" not in process.facts.unwritable
+    assert process.facts.unwritable == "Aks"
+    assert f" {process.facts.held_out} questions held out, too few" in caplog.text and "--eval-data" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
 from ftis_node.tokenizer.chat import end_ids, prompt_ids
-from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
+from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
@@ -181,11 +181,23 @@ def test_no_special_token_is_put_around_a_prompt() -> None:
 
 
 def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
-    small, tags = tiny_tokenizer(), "".join(TAGS)
+    small, tags = backend_of(tiny_tokenizer()), "".join(TAGS)
     assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
-    assert unwritable(small, f"Who? {tags}") == "Wo?"
+    assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
+
+
+def test_a_model_is_refused_where_most_of_every_question_gets_lost() -> None:
+    for prompts in ([], ["9+5="], ["Q: 9+5=", REASONING], ["q7"], ["What is 9+5?", "1"]):
+        refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
+    with pytest.raises(UsageError, match="can write no question"):
+        refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", ["What is 9+5?", REASONING])
 
 
 @real
 def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]) -> None:
-    assert unwritable(qwen["base"], REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2}") + "".join(TAGS)) == ""
+    assert (
+        unwritable(
+            backend_of(qwen["base"]), REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2}") + "".join(TAGS)
+        )
+        == ""
+    )

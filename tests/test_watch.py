@@ -37,7 +37,6 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import FENCE, REPORT_BYTES_MAX, REPORTS_TOLD, SelfReport, SelfReports, read_report
 from ftis_node.swarm.signed import Malformed
 from tests.support.browser import Browser, missing
-from tests.support.cli import refused
 from tests.support.clock import Clock
 from tests.support.daemons import run_cli
 from tests.support.documented import exposed, metrics
@@ -423,15 +422,6 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=86400)
         with pytest.raises(UsageError, match="The invitation is to run"):
             await Observer(Home(tmp_path / "cara"), settings, (), other).run(lambda page: None, 0.1)
-
-
-def test_what_watch_refuses(tmp_path: Path) -> None:
-    home = ("--home", str(tmp_path / "watch"))
-    assert "No swarm is named" in refused("watch", *home).what
-    assert "--for" in refused("watch", *home, "--json").what
-    (tmp_path / "watch").mkdir()
-    (tmp_path / "watch" / "store.sqlite").touch()
-    assert "is a node's" in refused("watch", *home, "--peers", "/ip4/127.0.0.1/tcp/1").what
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

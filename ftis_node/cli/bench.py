@@ -200,18 +200,8 @@ def swarm(
     from ftis_node.lab.bench.swarm import Plan, all_gather
     from ftis_node.lab.bench.swarm import steady as even_pace
 
-    plan = Plan(
-        nodes,
-        per_process,
-        groups,
-        tokens,
-        repetitions,
-        quic=quic,
-        uplink_mbit=uplink,
-        delay=delay,
-        cut_every=cut_every,
-        exchange_peers=exchange_peers,
-    )
+    line: dict[str, Any] = {"quic": quic, "uplink_mbit": uplink, "delay": delay, "cut_every": cut_every}
+    plan = Plan(nodes, per_process, groups, tokens, repetitions, exchange_peers=exchange_peers, **line)
     if steady is None:
         figures = asyncio.run(all_gather(plan, _tell))
     else:

@@ -74,10 +74,8 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
     for path in found.skipped if found else ():
         note(f"{path} is damaged; an older checkpoint is used.")
     if settings.lora and origins["lora_alpha"] not in ("checkpoint", "flags"):
-        note(
-            f"The checkpoint does not say LoRA's alpha; {settings.lora_alpha} is taken ({origins['lora_alpha']}). "
-            "For another: --set lora_alpha=…"
-        )
+        alpha = f"{settings.lora_alpha} is taken ({origins['lora_alpha']}); for another: --set lora_alpha=…"
+        note(f"The checkpoint does not say LoRA's alpha: {alpha}")
 
 
 @contextmanager

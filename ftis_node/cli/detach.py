@@ -12,7 +12,7 @@ from pathlib import Path
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.logs import Growing, as_object, begin_output
+from ftis_node.observe.logs import ENDED, Growing, as_object, begin_output
 from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.3
@@ -34,11 +34,9 @@ def detach(
     Returns the daemon's status and process id, None if it had nothing to do and has ended.
 
     Raises:
-        UserError: another one runs there, or it ended; then the message is its own.
+        UserError: it ended; the message is its own.
     """
     place = Home(home)
-    if place.in_use():
-        raise place.taken()
     home.mkdir(parents=True, exist_ok=True)
     output = begin_output(home)
     before = output.stat().st_size if output.exists() else 0
@@ -87,7 +85,8 @@ class _News:
             self._growing = self._growing or Growing(self._log)
             for event in map(as_object, self._growing.lines()):
                 message = str(event.get("message", ""))
-                if event.get("level") in ALARMING or any(name in message for name in self._names):
+                wanted = event.get("level") in ALARMING or any(name in message for name in self._names)
+                if wanted and not message.startswith(ENDED):  # which is raised as the daemon's own error
                     yield message
 
 

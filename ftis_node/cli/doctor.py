@@ -75,9 +75,8 @@ def net(
         status = ask(at.api_socket(), "/status", Status) if not addresses else None
     except UserError:
         status = None
-    if status is None:
-        raise typer.Exit(_report(looked_around(look_around(chosen, at, addresses, seconds)), json=json))
-    raise typer.Exit(_report(iter(of_a_running_node(status)), json=json))
+    found = iter(of_a_running_node(status)) if status else looked_around(look_around(chosen, at, addresses, seconds))
+    raise typer.Exit(_report(found, json=json))
 
 
 def _named(context: typer.Context, name: str) -> bool:

@@ -108,12 +108,9 @@ class _Chosen:
 
     def row(self) -> dict[str, object]:
         """Its fields of `--json`."""
-        return {
-            "checkpoint": str(self.found.path) if self.found else None,
-            "step": self.step,
-            "model": self.name,
-            "quantisation": self.settings.quantisation or "none",
-        }
+        path = str(self.found.path) if self.found else None
+        quantisation = self.settings.quantisation or "none"
+        return {"checkpoint": path, "step": self.step, "model": self.name, "quantisation": quantisation}
 
 
 @dataclass(frozen=True)
@@ -217,20 +214,11 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
     if other is not None:
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
         compared["paired"] = to_builtins(_paired(result, other))
-    settings = result.chosen.settings
-    return {
-        **result.chosen.row(),
-        "trained": result.trained,
-        "device": result.device,
-        "dtype": result.dtype,
-        "task": asked.task.name,
-        "data": asked.task.data,
-        "reward": asked.task.reward,
-        "completion_tokens": asked.cap,
-        "lora_alpha": settings.lora_alpha if settings.lora else None,
-        **to_builtins(result.figures),
-        **compared,
-    }
+    settings, task = result.chosen.settings, asked.task
+    told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
+    told |= {"task": task.name, "data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
+    told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
+    return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
 
 
 def _shown(ours: _Result, theirs: _Result | None, count: int) -> list[tuple[Judged, Judged | None]]:
@@ -266,10 +254,8 @@ def _print_comparison(result: _Result, other: _Result) -> None:
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
     chance = f"p = {paired.p:.2g} (McNemar's exact test)"
     say(f"  difference {100 * paired.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
-    say(
-        f"  right      both {paired.both}, only the first {paired.only_checkpoint}, only the other "
-        f"{paired.only_base}, neither {paired.neither}"
-    )
+    apart = f"only the first {paired.only_checkpoint}, only the other {paired.only_base}"
+    say(f"  right      both {paired.both}, {apart}, neither {paired.neither}")
 
 
 def _print_examples(shown: Sequence[tuple[Judged, Judged | None]]) -> None:
@@ -295,14 +281,16 @@ def _percent(rate: float) -> str:
 
 def _answer(one: Judged) -> dict[str, Any]:
     """A line of `--out`."""
-    asked = {"question": one.example.question, "gold": one.example.answer}
-    return {**asked, "completion": one.text, "tokens": one.tokens, "finished": one.finished, **to_builtins(one.score)}
+    return {**_asked(one), "tokens": one.tokens, **_verdict(one)}
 
 
 def _example(one: Judged, other: Judged | None) -> dict[str, Any]:
     """A question with the answers of both models, in `--json`; `base` is missing where nothing is compared."""
-    asked = {"question": one.example.question, "gold": one.example.answer}
-    return {**asked, "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
+    return {**_asked(one), "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
+
+
+def _asked(one: Judged) -> dict[str, Any]:
+    return {"question": one.example.question, "gold": one.example.answer}
 
 
 def _verdict(one: Judged) -> dict[str, Any]:

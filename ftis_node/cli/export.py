@@ -44,10 +44,8 @@ def export(
         raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
     found = find_checkpoint(checkpoint)
     if found is None:
-        raise UsageError(
-            f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export.",
-            "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.",
-        )
+        what = f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export."
+        raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
     with hold(found) as held:
         # On the CPU, because the GPU is the running node's.
         flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}

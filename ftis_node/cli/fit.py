@@ -68,18 +68,9 @@ def fit(
     sizes = _sizes(vram)
     caps = _caps(task, prompt_tokens, completion_tokens)
     smallest, devices = min(sizes, default=None), _devices(device, len(sizes))  # each device has as much to hold
-    wished = {
-        "device": devices,
-        "vram_gb": smallest,
-        "vram_share": vram_share,
-        "lora": lora,
-        "dtype": dtype,
-        "quantisation": quantisation,
-        "optimiser": optimiser,
-        "gradient_checkpointing": gradient_checkpointing,
-        "micro_batch_tokens": micro_batch_tokens,
-        "generation_batch": generation_batch,
-    }
+    wished = {"device": devices, "vram_gb": smallest, "vram_share": vram_share, "lora": lora, "dtype": dtype}
+    wished |= {"quantisation": quantisation, "optimiser": optimiser, "gradient_checkpointing": gradient_checkpointing}
+    wished |= {"micro_batch_tokens": micro_batch_tokens, "generation_batch": generation_batch}
     settings, _ = collect(task=task, flags=wished)
     from ftis_node.policy.names import resolve
 
@@ -122,9 +113,8 @@ def _sizes(vram: str | None) -> list[float]:
 
 def _devices(device: str, count: int) -> str:
     """The setting `device` for so many devices of a kind; 0 is this machine's one."""
-    return (
-        device if count < 2 else ",".join([device] * count if device == "cpu" else map("cuda:{}".format, range(count)))
-    )
+    gpus = map("cuda:{}".format, range(count))
+    return device if count < 2 else ",".join([device] * count if device == "cpu" else gpus)
 
 
 def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
@@ -203,8 +193,6 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     for reason in plan.reasons:
         say(f"- {reason}")
     if device == "cuda":
-        say(
-            f"- Kept free: {RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides "
-            f"{rounded(DISPLAY_BYTES)} of a card with a display (by nvidia-smi), which --vram does not know."
-        )
+        kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides {rounded(DISPLAY_BYTES)}"
+        say(f"- Kept free: {kept} of a card with a display (by nvidia-smi), which --vram does not know.")
     say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,11 @@ from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
+from ftis_node.swarm.sessions import LOOKS_ON
 from ftis_node.text import called, say, with_names
+
+if TYPE_CHECKING:
+    from ftis_node.observe.answers import Peers
 
 DAYS_OF_A_CERTIFICATE = "180d"
 
@@ -44,23 +48,15 @@ def invite(
         raise UserError("This node may not invite to its run.", "Join by the founder's invitation with --may-invite.")
     if may_invite and run.founder not in ("", identity.peer_id):
         raise UserError("Only the founder can appoint inviters.", f"Leave out --may-invite, or ask {run.founder}.")
-    valid, stays = seconds_in(expires), seconds_in(membership)
+    valid, stays = seconds_in(expires), seconds_in(membership) if run.founder else 0
+    at, now = address or ask_daemon(home, "/status", Status).addresses, unix_seconds()
     made = make_invitation(
-        identity,
-        run.id,
-        address or ask_daemon(home, "/status", Status).addresses,
-        now=unix_seconds(),
-        seconds=valid,
-        name=name,
-        membership=stays if run.founder else 0,
-        invites=may_invite,
+        identity, run.id, at, now=now, seconds=valid, name=name, membership=stays, invites=may_invite
     )
     if not made.dial:
-        raise UserError(
-            "The invitation would have no address at which this node can be reached.",
-            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}; or look at "
-            "`ftis-node doctor net`.",
-        )
+        what = "The invitation would have no address at which this node can be reached."
+        fix = f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}."
+        raise UserError(what, fix)
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
         return
@@ -77,12 +73,13 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """List the members of a private run that this node knows, and those removed."""
     place, identity, run = _of(home)
     book = _book(place, run)
-    names, now = _names(place, run), unix_seconds()
-    rows = []
+    heard, now, rows = _heard(place, run), unix_seconds(), []
+    names, looking = heard.names, {one.id for one in heard.left_out if one.reason == LOOKS_ON}
     for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
         held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
         ends = held and min(one.expires for one in book.chain(held))
         row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
+        row["observer"] = row["id"] in looking
         rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(peer_id(key))})
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
@@ -93,6 +90,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         else:
             state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
             told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
+            told += ", an observer" if row["observer"] else ""
         own = "this node; " if row["id"] == identity.peer_id else ""
         say(with_names(f"{row['id']}  {own}{told}", names))
 
@@ -111,7 +109,7 @@ def remove(
     now = int(unix_seconds())
     place.orders.mkdir(mode=0o700, exist_ok=True)
     if peer:
-        names = _names(place, run)
+        names = _heard(place, run).names
         member = _member(peer, book, names)
         peer = peer_id(member)
         _check_removal(book, identity.author, member, names)
@@ -149,12 +147,9 @@ def invitation_in(text: str, home: Home) -> Invitation:
             with Path(text).expanduser().open(encoding="utf-8") as file:
                 text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
-            raise UsageError(
-                f"{text!r} is no invitation, and no file that holds one.",
-                "Name an address with --peers."
-                if "/p2p/" in text
-                else "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
-            ) from None
+            other = "Give the line that begins with ftis:, a file with it, or - to read it from stdin."
+            fix = "Name an address with --peers." if "/p2p/" in text else other
+            raise UsageError(f"{text!r} is no invitation, and no file that holds one.", fix) from None
     joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)
     return found if found.run_id == joined else read_line(text, unix_seconds())
@@ -206,16 +201,16 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
         raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")
 
 
-def _names(place: Home, run: Run) -> dict[str, str]:
-    """Return the members' own names, as the daemon knows or knew them."""
+def _heard(place: Home, run: Run) -> Peers:
+    """What the daemon knows of others; of a home without one the names that it knew."""
     from ftis_node.observe.answers import Peers
     from ftis_node.observe.api import ask
     from ftis_node.swarm.chronicle import names_in, read_chronicle
 
     try:
-        return ask(place.api_socket(), "/peers", Peers).names
+        return ask(place.api_socket(), "/peers", Peers)
     except UserError:
-        return names_in(read_chronicle(place.swarm_history, run))
+        return Peers([], names=names_in(read_chronicle(place.swarm_history, run)))
 
 
 def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:

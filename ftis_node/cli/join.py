@@ -115,6 +115,8 @@ def join(
     from ftis_node.tasks import with_columns
 
     place = Home(home.expanduser())
+    if place.in_use():
+        raise place.taken()
     layers = given.with_values(model=model).on(place)
     invited = invitation_in(invitation, place) if invitation is not None else None
     named = addresses_in(peers)
@@ -143,7 +145,7 @@ def join(
         from ftis_node.preflight.report import as_json
 
         print_json(as_json(case, whole=False))
-    with contextlib.nullcontext() if dry_run or place.in_use() else noting(place.path):
+    with contextlib.nullcontext() if dry_run else noting(place.path):
         raise_all(problems)
     if invited is not None:
         tell_invitation(invited)

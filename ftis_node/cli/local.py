@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json
+from ftis_node.config.run import load_run_file
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
 from ftis_node.observe.api import NoDaemon, ask, link, read_token
@@ -53,7 +54,7 @@ def ask_daemon(
         try:
             return ask(place.api_socket(), route, kind, action=action, timeout=timeout, order=order)
         except NoDaemon:
-            if not place.in_use():
+            if not place.in_use() or place.observes:
                 raise _none(place) from None
             if time.monotonic() > deadline:
                 what = f"The daemon on {place.path} is starting, or ending, and does not answer."
@@ -68,6 +69,9 @@ def _none(place: Home) -> UserError:
     start = f"Start one with `ftis-node join{place.flag}`, or name another --home."
     if not place.path.is_dir():
         return UserError(f"There is no home {place.path}.", start)
+    if place.observes:
+        what = f"The home {place.path} is an observer's, which has no node to ask."
+        return UserError(what, f"`ftis-node watch{place.flag}` shows its page.")
     words = last_words(place.path)
     ended = f" The last one ended with: {escaped(words)}" if words else ""
     return UserError(f"No ftis-node daemon is running on the home {place.path}.{ended}", start)
@@ -89,7 +93,9 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if (plan := answer.plan) is not None:
         held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
         print_facts({"computes": [held, *plan.reasons[-1:]]})
-    print_facts({key: getattr(answer, key) or "none" for key in ("run", "page", "addresses")})
+    private = ", private" if answer.run and load_run_file(Home(home.expanduser()).run_file).run.founder else ""
+    print_facts({"run": f"{answer.run or 'none'}{private}"})
+    print_facts({key: getattr(answer, key) or "none" for key in ("page", "addresses")})
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:

@@ -70,10 +70,9 @@ def new(
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":
-        raise UsageError(
-            "A run is for one tokenizer, and no --model says which.",
-            "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
-        )
+        what = "A run is for one tokenizer, and no --model says which."
+        fix = "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer."
+        raise UsageError(what, fix)
     facts = chosen.facts()
     if not any_tokenizer:
         tokenizer = load_tokenizer(model or "tiny-a")

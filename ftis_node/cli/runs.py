@@ -48,10 +48,9 @@ def heard(host: str, seconds: float) -> list[LanNode]:
         try:
             return asyncio.run(look_around(host, seconds))
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"The local network cannot be asked from {host}: {error}.",
-                "Name an address of this machine with --host, and look whether it has multicast (`ip link`).",
-            ) from error
+            what = f"The local network cannot be asked from {host}: {error}."
+            fix = "Name an address of this machine with --host, and look whether it has multicast (`ip link`)."
+            raise UserError(what, fix) from error
 
 
 def the_run(host: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ def check(
     from ftis_node.observe.terminal import slow_bar
     from ftis_node.preflight.task_rows import checked
     from ftis_node.tasks import source_of
+    from ftis_node.tasks.task import told_if_few
 
     source = source_of(task, reward=reward, code=True)
     loaded = source.load()
@@ -39,8 +40,10 @@ def check(
         doubles = counted(found["duplicates"], "row")
         say(f"  questions     {doubles} asked before, {found['contradictions']} with two answers")
         say(f"  empty rows    {found['empty']}")
-        fits = "not checked" if found["longest"] is None else f"{found['longest']} tokens at most"
+        fits = "not checked" if found["longest"] is None else f"{found['longest']} tokens of {found['model']} at most"
         say(f"  prompts       {fits}, and {found['prompt_tokens']} are allowed")
+        if few := told_if_few(found["held_out"]):
+            say(f"warning: {few}")
         for what in found["unchecked"]:
             say(f"not checked: {what}")
         for one in found["troubles"]:

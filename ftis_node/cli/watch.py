@@ -17,7 +17,8 @@ from ftis_node.host.loading import loading
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.logs import log_to
 from ftis_node.store.home import Home
-from ftis_node.text import counted, say
+from ftis_node.swarm.identity import Identity
+from ftis_node.text import counted, duration, say
 
 if TYPE_CHECKING:
     from ftis_node.swarm.overview import SwarmFacts
@@ -57,6 +58,9 @@ def watch(
     place.open()
     if invited is not None:
         tell_invitation(invited)
+        if invited.private and not place.run_file.exists():
+            own, lasts = Identity.load_or_create(place.key).peer_id, duration(invited.seconds)
+            say(f"It makes this observer a member for {lasts}, without a name: {own}.", error=True)
         keep_invitation(place, invited)
     log_to(place.path, as_json=settings.log_format == "json", view=None)
     with loading():

@@ -28,7 +28,7 @@ def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         UsageError: what is wrong, all of it.
     """
     raise_all(_numbers(values, origins))  # first: what follows computes with them
-    raise_all(error for part in (_names, _needs, _machine, _network) for error in part(values, origins))
+    raise_all(error for part in (_names, _machine, _network) for error in part(values, origins))
 
 
 def by_a_person(origin: str) -> bool:
@@ -53,44 +53,29 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
     parts = METHODS[values["objective"]]() if values["objective"] in METHODS else {}
-    if "own_only" in parts and values["own_share"] == 0:
-        yield UsageError(
-            f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
-            f"({origins['objective']}) learns from own samples only.",
-            "Leave out own_share, or use an objective that learns from others.",
-        )
-    if "gate" in parts and values["gate"] != "none" and values["own_share"] == 0:
-        yield UsageError(
-            f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
-            f"({origins['objective']}) measures others' samples by own successes: it would learn nothing.",
-            "Leave out own_share, or use an objective without a gate, as ftis.",
-        )
-
-
-def _needs(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
-    if not answers_only(values["objective"], values["foreign"]):
-        return
-    if not values["by_need"]:
-        yield UsageError(
-            f"by_need is false ({origins['by_need']}), and {values['objective']} ({origins['objective']}) takes only "
-            "answers to needed rows from others.",
-            "Leave out by_need, or set foreign=all.",
-        )
-    if values["own_share"] == 0:
-        yield UsageError(
-            f"own_share = 0 ({origins['own_share']}) generates nothing, so no row is needed, and {values['objective']} "
-            f"({origins['objective']}) takes only answers to needed rows.",
-            "Leave out own_share, or set foreign=all.",
-        )
+    named = f"{values['objective']} ({origins['objective']})"
+    nothing = f"own_share = 0 ({origins['own_share']}) generates nothing, and {named}"
+    listens = values["own_share"] == 0
+    if "own_only" in parts and listens:
+        what = f"{nothing} learns from own samples only."
+        yield UsageError(what, "Leave out own_share, or use an objective that learns from others.")
+    if "gate" in parts and values["gate"] != "none" and listens:
+        what = f"{nothing} measures others' samples by own successes: it would learn nothing."
+        yield UsageError(what, "Leave out own_share, or use an objective without a gate, as ftis.")
+    if answers_only(values["objective"], values["foreign"]):
+        takes = "takes only answers to needed rows from others"
+        if not values["by_need"]:
+            what = f"by_need is false ({origins['by_need']}), and {named} {takes}."
+            yield UsageError(what, "Leave out by_need, or set foreign=all.")
+        if listens:
+            yield UsageError(f"{nothing} {takes}: none is needed.", "Leave out own_share, or set foreign=all.")
 
 
 def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
     unknown = [device for device in devices if not _DEVICE.fullmatch(device)]
     for device in unknown:
-        yield UsageError(
-            f"{device!r} is no device ({origins['device']}).",
-            f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.",
-        )
+        what = f"{device!r} is no device ({origins['device']})."
+        yield UsageError(what, f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.")
     if values["sharded"]:
         against = {
             "one device": len(devices) == 1,
@@ -98,25 +83,19 @@ def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping
             f"quantisation=nf4 ({origins['quantisation']})": values["quantisation"] == "nf4",
             f"optimiser=adamw8bit ({origins['optimiser']})": values["optimiser"] == "adamw8bit",
         }
-        for what in (what for what, there in against.items() if there):
-            yield UsageError(
-                f"sharded ({origins['sharded']}) does not go with {what}.",
-                "Leave out sharded, or use --full on several devices with adamw.",
-            )
+        for other in (other for other, there in against.items() if there):
+            what = f"sharded ({origins['sharded']}) does not go with {other}."
+            yield UsageError(what, "Leave out sharded, or use --full on several devices with adamw.")
     if len(devices) == 1 or unknown:
         return
     if values["engine"] == "vllm":
-        yield UsageError(
-            f"engine=vllm ({origins['engine']}) goes with one device, and there are {','.join(devices)}.",
-            "Let the node train on one of them, and vLLM sample on the other.",
-        )
+        what = f"engine=vllm ({origins['engine']}) goes with one device, and there are {','.join(devices)}."
+        yield UsageError(what, "Let the node train on one of them, and vLLM sample on the other.")
     kinds = {device.partition(":")[0] for device in devices}
     gpus = [device for device in devices if device != "cpu"]
     if len(kinds) > 1 or "auto" in kinds or "cuda" in gpus or len(set(gpus)) < len(gpus):
-        yield UsageError(
-            f"{','.join(devices)} ({origins['device']}) cannot train together.",
-            "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.",
-        )
+        what = f"{','.join(devices)} ({origins['device']}) cannot train together."
+        yield UsageError(what, "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.")
 
 
 def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
@@ -126,21 +105,16 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         what = f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory."
         yield UsageError(what, "Keep one of them.")
     if values["lora"] and not values["lora_targets"]:
-        yield UsageError(
-            f"LoRA layers ({origins['lora']}) have nowhere to go, for lora_targets is empty "
-            f"({origins['lora_targets']}).",
-            "Name modules of the model, such as q_proj,v_proj, or train it in full.",
-        )
+        what = f"LoRA layers ({origins['lora']}) have nowhere to go: lora_targets is empty ({origins['lora_targets']})."
+        yield UsageError(what, "Name modules of the model, such as q_proj,v_proj, or train it in full.")
     if values["quantisation"] == "nf4" and values["lora"] is False:
         what = f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none."
         yield UsageError(what, "Leave out quantisation, or train LoRA layers.")
     # A quota that nobody chose is not held against somebody's limit of the disk.
     if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
-        yield UsageError(
-            f"Packets alone may take {quota} MB ({origins['packet_quota_mb']}), but the home no more than "
-            f"{disk:g} GB ({origins['disk_gb']}).",
-            "Lower packet_quota_mb, or raise disk_gb.",
-        )
+        quota_of, disk_of = origins["packet_quota_mb"], origins["disk_gb"]
+        what = f"Packets alone may take {quota} MB ({quota_of}), but the home no more than {disk:g} GB ({disk_of})."
+        yield UsageError(what, "Lower packet_quota_mb, or raise disk_gb.")
 
 
 def _is_address(text: str) -> bool:
@@ -156,16 +130,14 @@ def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         what = f"The host {values['host']!r} is no IP address ({origins['host']})."
         yield UsageError(what, "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.")
     if not (_is_address(values["http_host"]) or _NAME.fullmatch(values["http_host"])):
-        yield UsageError(
-            f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']}).",
-            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, one of them, or a name of it.",
-        )
+        what = f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']})."
+        fix = "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, one of them, or a name of it."
+        yield UsageError(what, fix)
     port = values["port"]
     if port != 0 and port == values["http_port"] and values["page"] and values["listen"]:
         what = f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}."
         yield UsageError(what, "Give port or http_port another one, or 0 for any.")
     if values["announce"] and not values["listen"]:
-        yield UsageError(
-            f"announce ({origins['announce']}) tells others where to dial, but listen is false ({origins['listen']}).",
-            "Leave out one of them.",
-        )
+        tells, hears = origins["announce"], origins["listen"]
+        what = f"announce ({tells}) tells others where to dial, but listen is false ({hears})."
+        yield UsageError(what, "Leave out one of them.")

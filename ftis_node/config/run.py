@@ -50,7 +50,7 @@ RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
-_ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
+_ANOTHER_TASK = "For another task, begin a run of your own, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
 EPOCH = 900  # seconds
@@ -296,10 +296,10 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
     known = {key: facts[key] for key in shared}
     if any_tokenizer:
         if facts["turns"] > 1:
-            raise UsageError(
-                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer.",
-                "Leave out --any-tokenizer, and name a --model of the family that is to take part.",
+            what = (
+                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer."
             )
+            raise UsageError(what, "Leave out --any-tokenizer, and name a --model of the family that is to take part.")
         caps = facts["text"]
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
@@ -327,10 +327,10 @@ def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[Usage
         if facts["text_refusal"]:
             yield UsageError(f"{model} can take no part in a run of any tokenizer: {facts['text_refusal']}.", _FAMILY)
     elif run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
+        what = f"The tokenizer of {model} is not the run's: its token ids would mean something else."
+        any_ = "a run for any tokenizer (`ftis-node run new --any-tokenizer`)"
         yield UsageError(
-            f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
-            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run; "
-            "one for models of any tokenizer is made with `ftis-node run new --any-tokenizer`.",
+            what, f"Use a model of the family that the run was made for (`ftis-node run show`), or {any_}."
         )
 
 
@@ -347,8 +347,10 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
             f"not {run.data[:16]}….",
-            f"Pass the very same file with --task or --data. {_ANOTHER_TASK}",
+            f"Pass the very same file with --task or --data, its rows in the same order. {_ANOTHER_TASK}",
         )
+        if facts["task"] != run.task:  # all that differs follows from that
+            return
     if facts["reward"] is not None and run.reward != facts["reward"]:
         code, (package, colon, version) = run.reward.startswith(CODE), run.reward.partition(":")
         told = "code that judges answers" if code else "reward rule"
@@ -361,10 +363,9 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
 def refuse_horizontal(run: Run) -> None:
     """Raise UsageError for a run of a kind that only the lab can do."""
     if run.parts > 1 and not run.common:
-        raise UsageError(
-            "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not.",
-            "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`.",
-        )
+        what = "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not."
+        fix = "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`."
+        raise UsageError(what, fix)
 
 
 def load_run_file(path: Path) -> RunFile:

@@ -106,14 +106,11 @@ class Settings(BaseModel):
     """Value of a chat template's switch `enable_thinking`. Models that think need long completions."""
     engine: Literal["native", "hf", "vllm"] = "native"
     """Engine that generates: this node's own loop; a vLLM server of yours (vllm, LoRA only), while it answers; or
-    transformers' generate (hf), slower, to compare with."""
+    transformers' generate (hf), slower, without CUDA graphs or fused kernels: to compare with, or if a driver fails."""
     vllm_url: str = "http://127.0.0.1:8000"
     """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
     vllm_folder: str | None = None
     """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
-    cuda_graphs: bool = True
-    """On a GPU: record the kernels of a token once and replay them (native engine), and train with liger-kernel's fused
-    kernels. Off: if the driver fails at it."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 
@@ -335,7 +332,8 @@ LIVE = (
 _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance like others
 
 RETIRED: Mapping[str, object] = {
-    **dict.fromkeys(("cudnn_attention", "eval_share", "exchange_peers", "stall_seconds", "vllm_folder_there"), ...),
+    **dict.fromkeys(("cuda_graphs", "cudnn_attention", "eval_share", "exchange_peers"), ...),
+    **dict.fromkeys(("stall_seconds", "vllm_folder_there"), ...),
     **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
@@ -392,10 +390,9 @@ class Layers:
         message = ", or: ".join(found["msg"].removeprefix("Value error, ") for found in forms)
         choices = re.findall(r"'([^']+)'", " ".join(found.get("ctx", {}).get("expected", "") for found in forms))
         given = forms[0]["input"]
-        return UsageError(
-            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r}).",
-            f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default.",
-        )
+        what = f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r})."
+        fix = f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default."
+        return UsageError(what, fix)
 
 
 def collect(
@@ -450,10 +447,9 @@ def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
     layers.add("set", {name: None if text == "default" else text for name, text in values.items()})
     for name, text in values.items():
         if name in Settings.model_fields and name not in LIVE:
-            raise UsageError(
-                f"{name} cannot be changed while the node runs.",
-                f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}.",
-            )
+            what = f"{name} cannot be changed while the node runs."
+            fix = f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}."
+            raise UsageError(what, fix)
         if text == "default":
             layers.values.pop(name, None)
     return layers.settle()
@@ -469,10 +465,8 @@ def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     if chosen == NO_PROFILE:
         return None
     if chosen not in PROFILES:
-        raise UsageError(
-            f"There is no profile {chosen!r} ({source}).",
-            f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
-        )
+        what = f"There is no profile {chosen!r} ({source})."
+        raise UsageError(what, f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.")
     return chosen
 
 
@@ -496,5 +490,11 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
 
 
 def _nearest(key: str) -> str:
+    from ftis_node.config.run import Run
+
+    if key in Run.model_fields:
+        return (
+            "It is the run's, and the same on all its nodes: `ftis-node run new` writes it into the file of a new run."
+        )
     close = did_you_mean(key, (*Settings.model_fields, PROFILE)).rstrip()
-    return close or f"Known settings: {', '.join(sorted(Settings.model_fields))}."
+    return close or "`ftis-node config show` lists all."

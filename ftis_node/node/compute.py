@@ -20,6 +20,7 @@ from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
 from ftis_node.step_report import GpuFigures, TakenStep
 from ftis_node.store.home import Home
+from ftis_node.tasks.task import told_if_few
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.messages import Gpu, Interrupt, Load, ModelFacts
 
@@ -29,8 +30,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 INTERRUPT_SECONDS = 4.0  # a step stops after its present token or micro-batch
 GPU_SECONDS = 2.0  # between measurements of the GPU
 UNWRITABLE = (
-    "The tokenizer of %s has no token for some letters of the prompts and tags of %s, which get lost: %s. It "
-    "cannot answer in the required form; use a model with another tokenizer, or a task in its letters."
+    "The tokenizer of %s has no token for some letters of the prompts or tags of %s, which get lost: %s. Use a model "
+    "with another tokenizer, or a task in its letters."
 )
 OWN_ROWS = (
     "%d rows of your own are trained on. They and their samples stay in the compute process. But a model may say what "
@@ -95,6 +96,8 @@ class ComputeProcess:
             self._watching = asyncio.create_task(self._watch(self.worker))
         if facts.unwritable:
             logger.warning(UNWRITABLE, settings.model, facts.task, facts.unwritable)
+        if few := told_if_few(facts.held_out):
+            logger.warning("%s", few)
         if facts.own_rows:
             logger.warning(OWN_ROWS, facts.own_rows)
         for reason in facts.plan.reasons:

@@ -48,8 +48,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 # Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
-GRACE_SECONDS = 12.0
-FINISH_SECONDS = 13.0
+GRACE_SECONDS, FINISH_SECONDS = 12.0, 13.0
 STALL_SECONDS = 7200.0  # that the compute process may owe an answer; then watchdogs act
 
 
@@ -57,10 +56,7 @@ class Node:
     """One daemon. `run` returns when it is stopped or has taken its steps."""
 
     def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
-        """
-        Args:
-            settings_for: returns the settings for a task, which may be known only after a peer has sent its run.
-        """
+        """settings_for: returns the settings for a task, which may be known only after a peer has sent its run."""
         self.options = options
         self.settings = settings_for(options.task or "arithmetic")
         self._settings_for = settings_for
@@ -158,8 +154,7 @@ class Node:
 
     def _asked(self, what: Callable[[], None]) -> dict[str, object]:
         """Answer a request of the local API; a node that is stopping ignores it."""
-        commands = self._commands
-        if not commands.stopping.is_set():
+        if not (commands := self._commands).stopping.is_set():
             what()
         return {"state": self.condition().state, "pausing": commands.pausing, "finishing": commands.finishing}
 
@@ -226,7 +221,8 @@ class Node:
         self._overview.begin(self._stack)
         assembly.refill_pool(components)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
+        if components.swarm.roster is None or components.swarm.roster.may_invite:
+            logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
         return components
 
     async def _open_network(self, runtime: Path, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
@@ -385,11 +381,13 @@ class Node:
         ending.cancel()
         await asyncio.wait({ending})
         fault = asyncio.CancelledError() if ending.cancelled() else ending.exception()
+        saved = components.saving.saved_step
         if isinstance(fault, (asyncio.CancelledError, WorkerDied, WorkerFault)):
-            why, saved = str(fault) or "out of time", components.saving.saved_step
-            logger.warning("The end was cut short (%s); step %d was saved last.", why, saved)
+            logger.warning("The end was cut short (%s); step %d was saved last.", str(fault) or "out of time", saved)
         elif fault is not None:
             raise fault
+        elif self._commands.ending:
+            logger.info("Step %d is saved; the same command goes on from there.", saved)
 
     async def _end(self, components: Components) -> None:
         await self._save_last(components)

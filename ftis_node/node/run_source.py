@@ -141,8 +141,9 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
     """
     home.check_schema()
     files = {name: Path(path) for name, path in _read(home).items() if name != "run"}
-    if options.task is not None and source_of(options.task).file is not None:
-        files.pop("data", None)
+    if options.task is not None:
+        named = source_of(options.task)
+        files = {one: path for one, path in files.items() if named.has_files and (named.file is None or one != "data")}
     data, eval_data = options.data or files.get("data"), options.eval_data or files.get("eval_data")
     return replace(options, data=data, eval_data=eval_data)
 

@@ -28,6 +28,7 @@ from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
+from ftis_node.swarm.sessions import LOOKS_ON
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Outcome
 from ftis_node.text import number, with_names
@@ -220,6 +221,7 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
         }
         for peer in swarm.membership.active_view.values()
     ]
-    left_out = {**swarm.membership.refused, **swarm.reputation.left_alone()}
+    looking = {peer: LOOKS_ON for peer, session in swarm.membership.sessions.items() if session.observer}
+    left_out = {**looking, **swarm.membership.refused, **swarm.reputation.left_alone()}
     rows = [{"id": peer_id(peer), "reason": reason} for peer, reason in left_out.items()]
     return {"peers": peers, "left_out": rows, "names": names}

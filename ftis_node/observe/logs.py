@@ -25,6 +25,7 @@ from ftis_node.text import escaped, in_json
 
 LOG = "node.log"
 LOG_BYTES = 10 << 20
+ENDED = "It ended with an error: "
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
 LAST_BYTES, LAST_LINES = 8192, 8  # of its output, in which the error is looked for that a daemon ended with
 OUTPUT = "output.log"  # what a daemon without a terminal, and its compute process, print
@@ -77,7 +78,7 @@ def noting(home: Path) -> Iterator[None]:
         with suppress(OSError), (home / LOG).open("r+", encoding="utf-8") as log:
             kind = JsonFormatter if log.read(1) == "{" else TextFormatter
             log.seek(0, os.SEEK_END)
-            record = logging.LogRecord(__name__, logging.ERROR, "", 0, "It ended with an error: %s", (said,), None)
+            record = logging.LogRecord(__name__, logging.ERROR, "", 0, f"{ENDED}%s", (said,), None)
             log.write(f"{kind().format(record)}\n")
         raise
 

@@ -159,7 +159,7 @@ def make_policy(
         module, dtype = casts.popitem()
         module.to(device, dtype)
     model.to(device)
-    graphs = device.type == "cuda" and settings.cuda_graphs
+    graphs = device.type == "cuda" and settings.engine != "hf"
     policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine_here, graphs=graphs)
     if understood(policy.causal_lm):
         lay_in_one(policy.causal_lm)

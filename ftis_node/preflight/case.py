@@ -84,6 +84,12 @@ class Case:
         return self.runs[0][1] if self.runs else None
 
     @property
+    def private(self) -> bool:
+        """Whether the run to join, or to start, is for members."""
+        run, invited = self.run_file, self.options.invitation
+        return self.options.private or bool(run and run.run.founder) or bool(invited and invited.private)
+
+    @property
     def task_name(self) -> str:
         """The task that was named, else the run's."""
         return self.options.task_of(self.run_file)

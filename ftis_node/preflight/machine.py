@@ -41,12 +41,8 @@ def python(case: Case) -> Iterator[Finding]:
     found = util.find_spec("hivemind")
     daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd" if found is not None and found.origin else Path()
     if not os.access(daemon, os.X_OK) or not daemon.is_file():
-        yield Finding(
-            "python",
-            "fail",
-            f"{seen}; hivemind's network daemon p2pd is not there.",
-            "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel.",
-        )
+        advice = "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel."
+        yield Finding("python", "fail", f"{seen}; hivemind's network daemon p2pd is not there.", advice)
         return
     yield Finding("python", "ok", f"{seen}.")
 
@@ -206,10 +202,7 @@ def limits(case: Case) -> Iterator[Finding]:
         yield Finding("limits", "warn", f"Only {files} files may be open at a time.", advice)
     total, limit = psutil.virtual_memory().total, memory_limit()
     if limit is not None and limit < total:
-        text = (
-            f"This process's control group may use {rounded(limit)} of the machine's {rounded(total)} of memory, "
-            "which planning for the CPU does not see."
-        )
+        text = f"Its control group may use {rounded(limit)} of {rounded(total)} of memory; a plan for the CPU sees all."
         advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
         yield Finding("limits", "warn", text, advice)
     if not os.access(_temporary(), os.W_OK):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,19 @@ def checkpoints(case: Case) -> None:
         refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, kind))
 
 
+def letters(case: Case) -> None:
+    """Refuse a model in a folder here that can write no question of the task. Raises UsageError."""
+    from tokenizers import Tokenizer
+
+    from ftis_node.tokenizer.fingerprint import refuse_unwritable
+
+    words, task = None, case.task
+    with suppress(Exception):  # a missing or damaged file; a later check says so
+        words = Tokenizer.from_file(str(Path(resolve(case.settings.model)) / "tokenizer.json"))
+    if words is not None and task is not None:
+        refuse_unwritable(words, case.settings.model, [task.prompt(row) for row in task.train])
+
+
 def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.availability import described
@@ -151,7 +165,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     from ftis_node.tasks.rewards import TAGS
     from ftis_node.tokenizer.chat import end_ids
     from ftis_node.tokenizer.codec import text_refusal
-    from ftis_node.tokenizer.fingerprint import fingerprint
+    from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable
     from ftis_node.worker.formats import chat_in
 
     if case.starting and case.plan is None:
@@ -164,12 +178,14 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     facts["chat"] = chat.digest(task.turns if task is not None else 1) if chat is not None else ""
     facts["eos"] = end_ids(words, chat)  # raises if no completion could end
     prompts = [task.prompt(example) for example in task.train] if task is not None else []
+    refuse_unwritable(backend_of(words), case.settings.model, prompts)
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            case.to_start = run_for(facts | task.facts())
+            founder = case.peer_id or "" if case.options.private else ""
+            case.to_start = run_for(facts | task.facts(), founder=founder)
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run

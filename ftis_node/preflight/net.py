@@ -26,6 +26,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
+from ftis_node.swarm.roster import read_book
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.swarm.wire.transport import Unreachable
@@ -93,7 +94,8 @@ async def look_around(
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
         answered = 0
-        for text in targets or KnownAddresses.read(home.peers).dialled(settings)[:KEPT_TRIED]:
+        kept = KnownAddresses.read(home.peers).dialled(settings, read_book(home.members))
+        for text in targets or kept[:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)

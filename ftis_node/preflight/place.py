@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -42,8 +43,8 @@ def home(case: Case) -> Iterator[Finding | UserError]:
         UserError: it cannot be used at all, or its key is damaged.
     """
     place, parent = case.home, existing_folder(case.home.path)
-    if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-        raise UserError(f"The home {place.path} cannot be used: {parent} is {_unfit(parent)}.", "Name another --home.")
+    if why := _unfit(parent):
+        raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
     if not place.path.exists():
         yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
         return
@@ -70,8 +71,6 @@ def _daemon(case: Case) -> Iterator[Finding | UserError]:
 
     place = case.home
     if case.starting:
-        if place.in_use():
-            yield place.taken()
         return
     with suppress(UserError):
         case.status = ask(place.api_socket(), "/status", Status, timeout=2.0)
@@ -86,12 +85,19 @@ def _daemon(case: Case) -> Iterator[Finding | UserError]:
 
 
 def _unfit(parent: Path) -> str:
-    """Why a home cannot be made in it."""
+    """Why a home cannot be made in it; empty if it can."""
     if not parent.is_dir():
         return "no folder"
-    if os.statvfs(parent).f_flag & os.ST_RDONLY:
+    about = os.statvfs(parent)
+    if about.f_flag & os.ST_RDONLY:
         return "on a read-only file system"
-    return "not writable" if parent.stat().st_uid == os.geteuid() else "not yours"
+    if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+        return "not writable" if parent.stat().st_uid == os.geteuid() else "not yours"
+    with suppress(OSError):
+        if not about.f_blocks:  # a file system of the kernel's, as /proc, only shows by trying what it takes
+            os.rmdir(tempfile.mkdtemp(dir=parent))
+        return ""
+    return "no place for files"
 
 
 def checkpoints(case: Case) -> Iterator[Finding]:
@@ -221,10 +227,9 @@ def check_page(settings: Settings) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
             probe.bind((host, port))
     except OSError as error:
-        raise UserError(
-            f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
-            "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
-        ) from error
+        what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
+        fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
+        raise UserError(what, fix) from error
 
 
 def _listener(number: int) -> str:

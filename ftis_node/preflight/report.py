@@ -11,6 +11,8 @@ from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
+from ftis_node.swarm.roster import read_book
+from ftis_node.tasks.task import told_if_few
 from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
@@ -26,7 +28,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     """
     run, home, own, file = _run(case), case.home.path, case.own_task, str(case.options.own_data)
     report: dict[str, object] = {
-        "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
+        "run": run and {**run[0].model_dump(mode="json", exclude=_NOT_TOLD), "id": run[1] or None, "from": run[2]},
         "task": _task(case) if case.task_known else None,
         "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
@@ -54,14 +56,16 @@ def in_words(case: Case) -> list[str]:
     state = state if case.step is None else f"goes on from step {case.step}"
     lines += [f"home      {case.home.path}: {state}" + (f"; {case.peer_id}" if case.peer_id else "")]
     if run is not None:
-        found, origin = run
+        found, known, origin = run
         sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
         sizes += ", for models of any tokenizer" if found.text else ""
-        lines += [f"run       {found.id.hex()} (from {origin}): {found.task}, {sizes}"]
+        known = known or "a new one, whose id will follow from this home's key"
+        lines += [f"run       {known} (from {origin}): {found.task}, {sizes}{', private' if case.private else ''}"]
     if case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
         rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
-        lines += [f"task      {case.task_name}: {rows}"]
+        few = told_if_few(len(task.held_out)) if task else ""
+        lines += [f"task      {case.task_name}: {rows}", *filter(None, [few and f"          {few}"])]
     if (own := case.own_task) is not None:
         share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
         lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]
@@ -81,12 +85,13 @@ def in_words(case: Case) -> list[str]:
     return [*lines, f"leaves    {_leaves(case)}"]
 
 
-def _run(case: Case) -> tuple[Run, str] | None:
-    """The run that would be joined or started, and its origin."""
+def _run(case: Case) -> tuple[Run, str, str] | None:
+    """The run that would be joined or started; its id, empty if that hangs on a key still to be made; its origin."""
+    run, origin = case.to_start, "this node, which would start it"
     if case.runs:
-        origin, run_file = case.runs[0]
-        return run_file.run, _ORIGINS[origin]
-    return (case.to_start, "this node, which would start it") if case.to_start is not None else None
+        origin, run = _ORIGINS[case.runs[0][0]], case.runs[0][1].run
+    unknown = run is None or (case.options.private and not run.founder)
+    return None if run is None else (run, "" if unknown else run.id.hex(), origin)
 
 
 def _task(case: Case) -> dict[str, object]:
@@ -116,7 +121,8 @@ def _network(case: Case) -> dict[str, list[str]]:
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
     options = case.options
-    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, options.peers))
+    book = read_book(case.home.members)
+    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, book, options.peers))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 
@@ -125,14 +131,13 @@ def _leaves(case: Case) -> str:
     settings = case.settings
     limit = f"up to {settings.upload_mbit:g} Mbit/s" if settings.upload_mbit else "without a limit"
     sampled = "text" if case.run_file is not None and case.run_file.run.text else "token ids"
-    what = f"the {sampled} and log-probs that the model samples for the run's public prompts"
+    what = (
+        f"the {sampled} and log-probs that the model samples for the run's {'' if case.private else 'public '}prompts"
+    )
     if settings.own_share == 0:
         what = "what other nodes sampled, passed on (this node samples nothing of its own)"
-    invited, run = case.options.invitation, case.run_file.run if case.run_file is not None else None
-    private = (
-        case.options.private or (invited is not None and invited.private) or (run is not None and run.founder != "")
-    )
     report = "; a self-report a minute (the model's name, figures, and --name if given)"
-    report = report if settings.tells_of_itself(private=private) else ""
-    lan = "; its run's name to the local network" if settings.lan and not private else ""
-    return f"Its network address, and {what}, {limit}{report}{lan}. Never the model, its gradients or files."
+    report = report if settings.tells_of_itself(private=case.private) else ""
+    lan = "; its run's name to the local network" if settings.lan and not case.private else ""
+    whose = "To members of the private run alone: its" if case.private else "Its"
+    return f"{whose} network address, and {what}, {limit}{report}{lan}. Never the model, its gradients or files."

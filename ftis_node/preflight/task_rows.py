@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ftis_node.config.settings import collect
@@ -12,6 +14,7 @@ from ftis_node.preflight.case import noted
 from ftis_node.tasks import Example, Scorer, Source, Task, scoring
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.text import counted
+from ftis_node.tokenizer.fingerprint import WRITABLE
 
 _TOLD = 5  # places that are named
 _SHORTEN = "Shorten these questions, or leave them out."
@@ -24,7 +27,7 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     accepted, refused: rows whose gold answer the rule takes for right, or does not; undecided: rows that name no one
     right answer. duplicates: rows with the question of an earlier one; contradictions: questions with several answers.
     empty: blank rows of the file. longest: of the prompts, in tokens of the model; None: not checked, and unchecked
-    says why. troubles: what is wrong with the rows, and what a person should do.
+    says why, or troubles do: what is wrong with the rows, and what a person should do.
 
     Args:
         advance: called with 1 after each row.
@@ -43,11 +46,17 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     refused, undecided = judged[False], len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
     twice = len({row.question for row in several})
-    longest, long, unchecked = _longest(task, rows)
+    model, named, sizes, lost, why = _measured(task, rows)
+    long = [row for row, size in zip(rows, sizes, strict=False) if size > task.prompt_tokens]
+    cannot = f"{model} has no token for letters of {counted(len(lost), 'prompt')}"
+    unchecked = [f"prompts: {why}"] if why else []
+    if lost and not named:
+        unchecked.append(f"prompts: {cannot}; it is the default, name yours in FTIS_MODEL. {WRITABLE}")
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"
     wrong = (
+        (lost if named else (), cannot, WRITABLE),
         (long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", _SHORTEN),
         (refused, refuses, "Correct these answers, or name another rule with --reward."),
         (several, f"{counted(twice, 'question')} with different answers", "Keep one answer of each."),
@@ -57,8 +66,8 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     told = {"task": task.name, "data": task.data, "reward": task.reward, "rows": len(task.train)}
     told |= {"held_out": len(task.held_out), "accepted": len(judged[True]), "refused": len(refused)}
     told |= {"undecided": undecided, "duplicates": len(rows) - len(answers), "contradictions": twice}
-    told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": longest}
-    return told | {"unchecked": unchecked, "troubles": troubles}
+    told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": max(sizes, default=None)}
+    return told | {"model": model, "unchecked": unchecked, "troubles": troubles}
 
 
 def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
@@ -70,34 +79,32 @@ def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
     return accepted or (None if rule == "regex" else False)
 
 
-def _longest(task: Task, rows: Sequence[Example]) -> tuple[int | None, list[Example], list[str]]:
-    """The tokens of the longest prompt for the model of the settings, the rows whose prompts have too many, and why
-    these were not checked, as where the model is not here."""
-    import os
-    from pathlib import Path
-
+def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int], list[Example], str]:
+    """The settings' model, and whether the owner named it; the tokens of each prompt, unless there are rows that it
+    cannot write, or a reason why neither is known. Raises UsageError if the settings are wrong."""
     from ftis_node.policy.availability import cached
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.names import resolve
     from ftis_node.tokenizer.chat import prompt_ids
-    from ftis_node.tokenizer.fingerprint import unwritable
+    from ftis_node.tokenizer.fingerprint import backend_of, unwritable
     from ftis_node.worker.formats import chat_in
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    settings, origins = collect(task=task.name, flags={})
+    model, named = settings.model, origins["model"] != "default"
     try:
-        settings = collect(task=task.name, flags={}, environment=os.environ)[0]
-        source = resolve(settings.model)
+        source = resolve(model)
         if not Path(source).is_dir() and cached(source, "tokenizer.json") is None:
-            return None, [], [f"prompts: {settings.model} is not here"]
-        tokenizer = load_tokenizer(settings.model)
-        chat = chat_in(None, tokenizer, task.template, settings)
-        letters = {letter for row in rows for letter in task.prompt(row)}
-        if missing := unwritable(tokenizer, "".join(sorted(letters))):
-            return None, [], [f"prompts: {settings.model} cannot write {missing[:20]!a}"]
+            return model, named, [], [], f"{model} is not here"
+        tokenizer = load_tokenizer(model)
+        chat, backend = chat_in(None, tokenizer, task.template, settings), backend_of(tokenizer)
+        letters = "".join(sorted({letter for row in rows for letter in row.question}))
+        if unwritable(backend, letters) or unwritable(backend, task.template.replace("{question}", "")):
+            return model, named, [], [row for row in rows if unwritable(backend, task.prompt(row))], ""
         sizes = [len(prompt_ids(tokenizer, task.template, row.question, chat)) for row in rows]
     except UserError as error:
-        return None, [], [f"prompts: {error.what}"]
-    return max(sizes), [row for row, size in zip(rows, sizes, strict=True) if size > task.prompt_tokens], []
+        return model, named, [], [], error.what
+    return model, named, sizes, [], ""
 
 
 def _places(rows: Sequence[Example]) -> str:

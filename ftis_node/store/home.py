@@ -71,6 +71,11 @@ class Home:
         path = self.path.absolute()
         return "" if path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(path))}"
 
+    @property
+    def observes(self) -> bool:
+        """Whether the home is that of an observer, which keeps a run and no packets."""
+        return self.run_file.exists() and not self.store.exists()
+
     def last_port(self) -> int:
         """The port that it listened on last, so that others find it again; 0 if there is none."""
         port = kept(self.port, int, "the node takes another port.") or 0

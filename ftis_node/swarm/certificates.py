@@ -161,6 +161,11 @@ class Book(msgspec.Struct, omit_defaults=True):
         """Return why this key is no member's, by any certificate, or None."""
         return None if key == self.founder else self.why_refused(self.best(key, now), now)
 
+    def has_left(self, key: bytes, now: float) -> bool:
+        """Whether this key was a member's, as far as is known, and is none any more: it was removed, or has expired."""
+        known = any(key in tree for kept in (self.issued, self.ended) for tree in kept.values())
+        return known and self.why_no_member(key, now) is not None
+
     def may_invite(self, key: bytes, now: float) -> bool:
         """Whether this key is the founder's, or an inviter's now."""
         held = self.issued.get(self.founder, {}).get(key)

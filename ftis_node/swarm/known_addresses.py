@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 
 from ftis_node.config.settings import Settings
+from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import kept, replace_bytes
-from ftis_node.swarm.addresses import NetworkScope
+from ftis_node.swarm.addresses import NetworkScope, peer_at
+from ftis_node.swarm.certificates import Book
 
 NAMED_MAX, MET_MAX = 16, 128
 
@@ -45,7 +47,9 @@ class KnownAddresses(msgspec.Struct):
         """Each once, the owner's first."""
         return list(dict.fromkeys((*self.peers, *self.given, *self.met)))
 
-    def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
-        """Those that a start with these settings dials, whose owner names these addresses too."""
-        named = (*settings.announce, *settings.relays, *owners, *self.peers)
-        return list(filter(NetworkScope(settings.host, named, self.given).reach, self.all))
+    def dialled(self, settings: Settings, book: Book | None, owners: Iterable[str] = ()) -> list[str]:
+        """Those that a start with these settings dials, whose owner names these addresses too; in a private run with
+        this book nobody who was a member and is none any more."""
+        named, now = (*settings.announce, *settings.relays, *owners, *self.peers), unix_seconds()
+        found = filter(NetworkScope(settings.host, named, self.given).reach, self.all)
+        return [text for text in found if book is None or not book.has_left(peer_at(text) or b"", now)]

@@ -21,7 +21,7 @@ from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Bounded, Limits
 from ftis_node.swarm.roster import Roster
-from ftis_node.swarm.sessions import SESSIONS_MAX, Sessions
+from ftis_node.swarm.sessions import LOOKS_ON, SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
 
@@ -193,7 +193,7 @@ class Membership:
                 self._roster.hear([answer.removal], peer)
             return plain(answer.refusal, 200) or "it belongs to another run"
         if answer.observer:
-            return "it only looks on"
+            return LOOKS_ON
         return self._roster.meet(peer, answer.certificates) if self._roster is not None else None
 
     async def _links(self) -> dict[bytes, list[str]]:

@@ -99,6 +99,15 @@ class Roster:
         """Whether a key is known as a member's, and its certificate still counts."""
         return self.book.why_no_member(peer, self._clock()) is None
 
+    def has_left(self, peer: bytes) -> bool:
+        """Whether the peer was a member and is none any more; but to use its invitation this node meets it."""
+        return self.book.has_left(peer, self._clock()) and not self.ticket_for(peer)
+
+    @property
+    def may_invite(self) -> bool:
+        """Whether this node may invite others now."""
+        return self.is_member and self.book.may_invite(self._me, self._clock())
+
     def meet(self, peer: bytes, shown: bytes) -> str | None:
         """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
         try:
@@ -139,10 +148,10 @@ class Roster:
 
     def why_no_ticket(self, found: Invitation, peer: bytes) -> str | None:
         """Return why an invitation that a peer presents is refused, or None."""
-        book, now = self.book, self._clock()
+        book = self.book
         if found.inviter != self._me or found.run_id != book.run_id or not found.private:
             return "the invitation is not of this node for this run"
-        if not self.is_member or not book.may_invite(self._me, now):
+        if not self.may_invite:
             return "this node may not invite any more"
         if found.invites and self._me != book.founder:
             return "only the founder can appoint inviters"

@@ -10,6 +10,7 @@ from ftis_node.swarm.limits import Bounded, Limits
 
 SESSIONS_MAX = 256
 OBSERVERS_MAX = 16  # beside those
+LOOKS_ON = "it only looks on"  # why an observer is no peer
 LACKING_MAX = 512  # ids remembered from the mentions of one peer
 REPORTS_MAX = 512  # authors of whose self-reports a peer was told
 LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time

@@ -177,13 +177,15 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
+        if self.roster is not None:
+            self.roster.obey()  # before anybody is dialled
         known = self.membership.addresses
         self._bootstraps, self._hints = known.trust(bootstraps, given), hints
         known.recall()
         known.look_for([*self._bootstraps, *hints])
-        await asyncio.gather(*(self.membership.greet(peer) for peer in known.strangers()))
+        await asyncio.gather(*(self.membership.greet(peer) for peer in self._strangers()))
         await self._directory.join(self.membership.active_view, self.membership.outside())
-        self._greet_if(not self._settled() and bool(known.strangers()))
+        self._greet_if(not self._settled() and bool(self._strangers()))
         self._to_exchange.set()
         pulls = [self.pulling.loop] if self.pulling is not None else []
         loops = (self._exchange_loop, *pulls, self._maintain_loop, self._record_loop, self.supervisor.watch)
@@ -383,15 +385,20 @@ class Swarm:
                 known.look_for(self._hints)
                 known.recall()
                 await self._look_up()
-            strangers = [peer for peer in known.strangers() if self.reputation.shunned(peer) is None]
-            strangers = strangers[: 1 if self._settled() else self._exchange_peers]
+            strangers = self._strangers()[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.wake()
-                self._greet_if(bool(known.strangers()))
+                self._greet_if(bool(self._strangers()))
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.active_view)
             await asyncio.sleep(1.0)
+
+    def _strangers(self) -> list[bytes]:
+        """Whom to greet now: nobody that is left alone, and nobody who was a member and is none any more."""
+        left = self.roster.has_left if self.roster is not None else lambda peer: False
+        found = self.membership.addresses.strangers()
+        return [peer for peer in found if self.reputation.shunned(peer) is None and not left(peer)]
 
     def _leisure(self) -> float:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""

@@ -32,10 +32,9 @@ class _Unknown(Source):
 
     def _load(self) -> Task:
         if self.code and Path(self.name).exists():
-            raise UsageError(
-                f"{self.name!r} is there, but no task: its name ends in neither .jsonl nor .csv.",
-                "Put a question and an answer in each line of a file with such a name (docs/tasks.md).",
-            )
+            what = f"{self.name!r} is there, but no task: its name ends in neither .jsonl nor .csv."
+            fix = "Put a question and an answer in each line of a file with such a name (docs/tasks.md)."
+            raise UsageError(what, fix)
         known = did_you_mean(self.name, (name for kind in KINDS for name in kind.names))
         raise UsageError(f"There is no task {self.name!r}.", f"{known}Use {TASK_KINDS}; for `eval` also math500.")
 
@@ -87,10 +86,8 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
     if reward is not None and reward != run.reward:
         raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
     if run.reward in _BOLD_RULES and reward is None and not ours:
-        raise UsageError(
-            f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[run.reward]}.",
-            f"If that is acceptable to you, start with --reward {run.reward}.",
-        )
+        what = f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[run.reward]}."
+        raise UsageError(what, f"If that is acceptable to you, start with --reward {run.reward}.")
 
 
 def scoring(rule: str, own: Scorer | None = None) -> Scorer:

@@ -127,16 +127,14 @@ class HubDataset(Source):
             question, value = json.loads(line)
             gold = answer_of(value)
             gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
-            rows += (
-                [Example(question, gold, f"Row {number} with a question of {source.name}")] if gold is not None else []
-            )
+            if gold is not None:
+                rows.append(Example(question, gold, f"Row {number} with a question of {source.name}"))
             left_out += gold is None
         if left_out > len(rows):
-            raise UsageError(
-                f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not "
-                f"{wanted}.",
-                "Name another column with --answer, or another rule with --reward.",
+            what = (
+                f"Of {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not {wanted}."
             )
+            raise UsageError(what, "Name another column with --answer, or another rule with --reward.")
         if left_out:
             logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
         train, held_out = split(source.name, tuple(rows))
@@ -181,10 +179,8 @@ def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
     if len({Path(name).suffix for name in chosen}) > 1:
         chosen = {name: size for name, size in chosen.items() if name.endswith(".parquet")}
     if (total := sum(chosen.values())) > BYTES_MAX:
-        raise UsageError(
-            f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed.",
-            "Choose a smaller split, or make a .jsonl file of the rows that you want.",
-        )
+        what = f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed."
+        raise UsageError(what, "Choose a smaller split, or make a .jsonl file of the rows that you want.")
     return replace(source, revision=str(info.sha)), dict(sorted(chosen.items()))
 
 

@@ -44,10 +44,9 @@ def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, .
     held = {question for question, place in places.items() if place < _HELD_OUT or place == lowest}
     train = tuple(row for row in rows if row.question not in held)
     if not train:
-        raise UsageError(
-            f"{path} has only {counted(len(places), 'different question')}, and all would be held out, for tests.",
-            "Add rows: about a tenth is held out, chosen by a hash; from 20 questions on some are left for training.",
-        )
+        what = f"{path} has only {counted(len(places), 'different question')}, and all would be held out, for tests."
+        fix = "Add rows: about a tenth is held out, chosen by a hash; from 20 questions on some are left for training."
+        raise UsageError(what, fix)
     return train, tuple(row for row in rows if row.question in held)
 
 

@@ -59,10 +59,9 @@ def bare_environment() -> dict[str, str]:
 def refuse_unjailed(rule: str) -> None:
     """Raise UsageError if a rule needs the jail and this machine has none: it is tried."""
     if rule in JAILED and subprocess.run([sys.executable, "-P", str(_JAIL)]).returncode:
-        raise UsageError(
-            f"What {rule} judges is run, and nothing can lock it in here.",
-            "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
-        )
+        what = f"What {rule} judges is run, and nothing can lock it in here."
+        fix = "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine."
+        raise UsageError(what, fix)
 
 
 class Asked(Scorer):
@@ -224,11 +223,9 @@ class Judge(Asked):
         except UsageError as error:
             return error
         library = {"math": "math_verify", "regex": "re", "tests": "ast"}.get(self._kind, self._kind.replace("-", "_"))
-        return UserError(
-            f"The process that judges answers by {self._rule} did not start.",
-            f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory and "
-            f"{self._start_seconds:.0f} s.",
-        )
+        what = f"The process that judges answers by {self._rule} did not start."
+        within = f"{self._memory >> 20} MiB of memory and {self._start_seconds:.0f} s"
+        return UserError(what, f"Try whether Python can `import {library}`, within {within}.")
 
     def _surroundings(self) -> dict[str, Any]:
         return {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": bare_environment(), "cwd": "/"}

@@ -115,10 +115,9 @@ class PythonFunction(Source):
             what = f"The task {name!a} is Python code, which is imported only if the owner of this node names it."
             raise UsageError(what, "Get that code from someone you trust, and start with --task and that name.")
         if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
-            raise UsageError(
-                f"The task {name!a} cannot be a run's name of a Python function.",
-                f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
-            )
+            what = f"The task {name!a} cannot be a run's name of a Python function."
+            fix = f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters."
+            raise UsageError(what, fix)
         began = time.monotonic()
         function, task = call(name)
         seconds = time.monotonic() - began
@@ -197,11 +196,10 @@ class Guarded(Asked):
         return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON
 
     def _did_not_start(self) -> UserError:
-        return UserError(
-            f"The process that runs the reward function of {self._rule} was not ready within "
-            f"{self._start_seconds:.0f} s.",
-            "What it printed says why; it imports the module and calls that function once more.",
+        what = (
+            f"The process that runs the reward function of {self._rule} was not ready in {self._start_seconds:.0f} s."
         )
+        return UserError(what, "What it printed says why; it imports the module and calls that function once more.")
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[object] | str:

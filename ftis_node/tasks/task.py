@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftis_node.tasks.rewards import Scorer
+from ftis_node.text import counted
 
 # Longest prompt and completion of the tasks that come with the package and can be trained on, in tokens.
 CAPS: Mapping[str, tuple[int, int]] = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
@@ -66,6 +67,12 @@ TEMPLATES: Mapping[str, str] = {
     **dict.fromkeys(("exact", "regex"), ANSWERED),
 }
 """The template around a question, by the rule."""
+
+
+def told_if_few(held_out: int) -> str:
+    """A warning where so few questions are held out that pass@1 says little, else nothing."""
+    few = f"Only {counted(held_out, 'question')} held out, too few to see whether it learns"
+    return f"{few}: name 30 or more with --eval-data FILE." if held_out < 30 else ""
 
 
 def place_of(question: str) -> float:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TAG = re.compile(r"</?\w+>")
+WRITABLE = (
+    "Take another model; or ask in its letters, without a template: the built-in tiny models read digits and signs, as "
+    """{"prompt": "9+5=", "answer": 14}."""
+)
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -47,7 +58,16 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """The characters of `text`, each once, that its token ids do not give back; spaces do not count."""
-    back = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
-    return "".join(dict.fromkeys(letter for letter in text if not letter.isspace() and letter not in back))
+def unwritable(backend: Tokenizer, text: str) -> str:
+    """The characters of `text`, each once, that its token ids do not give back; spaces and case do not count."""
+    back = backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=False).casefold()
+    letters = dict.fromkeys(letter for letter in text if not letter.isspace())
+    return "".join(letter for letter in letters if letter.casefold() not in back)
+
+
+def refuse_unwritable(backend: Tokenizer, model: str, prompts: Sequence[str]) -> None:
+    """Raise UsageError if most characters of every prompt get lost on a model, so that it would train for nothing."""
+    texts = ["".join(_TAG.sub("", prompt).split()) for prompt in prompts]  # a tag may be a token where letters are none
+    if texts and all(2 * len(unwritable(backend, text)) > len(set(text)) for text in texts):
+        lost = "".join(sorted(unwritable(backend, "".join(texts[:100]))))
+        raise UsageError(f"{model} can write no question of the task: it has no token for {lost[-20:]!a}.", WRITABLE)

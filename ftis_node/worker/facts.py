@@ -13,14 +13,18 @@ from ftis_node.tasks import Task
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tokenizer.chat import end_ids
 from ftis_node.tokenizer.codec import text_refusal
-from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
+from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from ftis_node.worker.formats import chat_in
 from ftis_node.worker.messages import ModelFacts, Sizes
 
 
 def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan, sizes: Sizes) -> ModelFacts:
-    """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`."""
-    tokenizer, tags = policy.tokenizer, "".join(TAGS)
+    """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`, or as
+    `refuse_unwritable`."""
+    tokenizer, tags, prompts = policy.tokenizer, "".join(TAGS), [task.prompt(row) for row in task.train]
+    backend = backend_of(tokenizer)
+    refuse_unwritable(backend, policy.name, prompts)
+    letters = "".join(sorted({letter for row in task.train for letter in row.question}))
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(
         **task.facts(),
@@ -28,8 +32,10 @@ def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, p
         vocabulary=policy.vocabulary,
         eos=list(end_ids(tokenizer, chat)),
         chat=chat.digest(task.turns) if chat is not None else "",
-        unwritable=unwritable(tokenizer, task.template.replace("{question}", "") + tags),
-        text_refusal=text_refusal(tokenizer, [task.prompt(row) for row in task.train], tags),
+        unwritable="".join(
+            unwritable(backend, text) for text in (letters, task.template.replace("{question}", "") + tags)
+        ),
+        text_refusal=text_refusal(tokenizer, prompts, tags),
         parameters=policy.parameters(),
         checkpoint_bytes=4 * policy.trainable() + plan.memory.optimiser,
         kind=policy.kind,

@@ -52,7 +52,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a loaded model and task.
 
     tokenizer         its fingerprint, as a run names it; vocabulary: ids; eos: ids
-    unwritable        characters of the template and of the tags that the tokenizer has no token for
+    unwritable        characters of the prompts and of the tags that the tokenizer has no token for
     text              the task's caps of a text run; text_refusal: why the tokenizer can take no part in one, if so
     parameters        of the whole model; checkpoint_bytes: of one checkpoint
     kind              `lora` or `full`

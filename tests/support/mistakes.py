@@ -47,6 +47,16 @@ CHECK = "run show {tmp}/file"
 ROWS = {
     # settings
     "an unknown setting": Row(f"{JOIN} --set lerning_rate=1", "lerning_rate", "learning_rate"),
+    "a key of the run": Row(
+        f"{JOIN} --set completion_tokens=64", "Unknown .*'completion_tokens'", "the run's.*run new"
+    ),
+    "a home where nothing can be": Row(JOIN.replace("{tmp}", "/proc"), "/proc is no place for files", "--home", 1),
+    "settings that are no text": Row(f"{JOIN} --settings {{tmp}}/file", "/file is not U", "8", files={"file": b"\xff"}),
+    "deep settings": Row(
+        f"{JOIN} --settings {{tmp}}/file", "/file nests", "flatter", files={"file": "x=" + "[" * 5000}
+    ),
+    "a newer home": Row(JOIN, "has schema 99", "", 1, files={"home/home.json": '{"schema": 99}'}),
+    "a log that is none": Row("logs --home {tmp}", "cannot be read: Is a dir", "--home", 1, files={"node.log/x": ""}),
     "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
     "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
     "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
@@ -93,6 +103,9 @@ ROWS = {
     "an empty invitation": Row('join --home {tmp}/home ""', "invitation is empty", "variable"),
     "an address in place of an invitation": Row(f"{JOIN} {DEAD}", "is no invitation", "with --peers"),
     "an invitation for a task": Row(f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"),
+    "watching nothing": Row("watch --home {tmp}/w", "No swarm is named", "--peers"),
+    "JSON without an end": Row("watch --home {tmp}/w --json", "--json is for --for", "--for 60"),
+    "watching on a node's home": Row("watch --home {tmp}", "is a node's", "name another", files={"store.sqlite": ""}),
     "an invitation in place of peers": Row("watch --peers ftis:abc", "--peers was given an invitation", "stands alone"),
     **{
         f"nothing after {option}": Row(f'{JOIN} {option} ""', f"{option} is followed by an empty value", "variable")
@@ -153,7 +166,7 @@ ROWS = {
         f"{CHANGED} --task {{tmp}}/rows.jsonl",
         "not the run's",
         "same file",
-        **a_task(GOOD, OTHER),
+        **a_task(*(row.replace("question", "prompt") for row in (GOOD, OTHER))),
         run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
     ),
     "no data": Row(TASK, "is empty", "in every line", **a_task()),
