@@ -103,8 +103,11 @@ def _claims(findings: list[Finding], book: Book) -> None:
         claim, evidence = finding.claim, finding.evidence
         text = f"{claim.text} ({claim.source})"
         digits = 3 if claim.measure == "final" else 1
-        difference = say.NONE if math.isnan(evidence.p) else say.difference(evidence.difference, digits)
-        rows.append((text, finding.verdict, difference, str(evidence.difference.n), say.probability(evidence.p)))
+        difference = say.NONE if math.isnan(evidence.difference.mean) else say.difference(evidence.difference, digits)
+        if evidence.collapsed:
+            difference += f"; of all {say.signed(evidence.mean, digits)}"
+        seeds = say.pairs(evidence.difference.n, evidence.collapsed)
+        rows.append((text, finding.verdict, difference, seeds, say.probability(evidence.p)))
     book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
 
 
@@ -114,6 +117,7 @@ def _claim_facts(finding: Finding) -> dict[str, Any]:
         **finding.claim.model_dump(by_alias=True),
         "verdict": finding.verdict,
         "difference": asdict(evidence.difference),
+        **{name: getattr(evidence, name) for name in ("mean", "collapsed")},
         "p": evidence.p,
         "margin_used": evidence.margin,
         "sameness": asdict(evidence.sameness),

@@ -17,7 +17,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, GradientEvent, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
-from ftis_node.lab.reporting.statistics import reached
+from ftis_node.lab.reporting.statistics import COLLAPSED, Interval, mean_interval, reached
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
@@ -52,6 +52,11 @@ class TrialEvents:
             return None
         cost = reached([(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve], target)
         return math.inf if cost is None else cost
+
+    def start(self, node: str, on: str) -> float | None:
+        """pass@1 before the first step; None where nobody looked."""
+        curve = self.evaluations.get((node, on), [])
+        return curve[0]["pass_at_1"] if curve and curve[0]["step"] == 0 else None
 
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
@@ -129,6 +134,17 @@ class Results:
         """Seed → value of `TrialEvents.measure`, without the seeds that have none."""
         tail, target = self.manifest.tail, self.manifest.target
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
+
+    def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
+        """The seeds that ended below `COLLAPSED` of their own start, where that is known."""
+        starts = self._by_seed(cell, lambda trial: trial.start(node, on))
+        return {seed for seed, end in self.values(cell, node, on=on).items() if end < COLLAPSED * starts.get(seed, 0.0)}
+
+    def settled(self, cell: str, node: str, on: str = HELD_OUT) -> Interval:
+        """The final value's mean and interval over the seeds that did not collapse; nan for none."""
+        fallen = self.collapsed(cell, node, on)
+        kept = [value for seed, value in self.values(cell, node, on=on).items() if seed not in fallen]
+        return mean_interval(kept) if kept else Interval(math.nan, math.nan, math.nan, 0)
 
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
         """Seed → `TrialEvents.said`, without the seeds that have none."""
