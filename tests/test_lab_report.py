@@ -15,7 +15,7 @@ from ftis_node.lab.reporting.book import level
 from ftis_node.lab.reporting.figures import axis_places
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.reporting.report import write_report
-from ftis_node.lab.reporting.results import read_results, read_trial
+from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.statistics import mean_interval
 from ftis_node.lab.reporting.sweeps import sweeps
@@ -33,7 +33,7 @@ def laboratory(out: Path) -> Laboratory:
     lab.cell("alone", {"A": around(0.7), "B": around(0.4)}, harder=True, collaboration="alone")
     lab.cell("unshared", {"A": around(0.6), "B": around(0.3)}, harder=True)
     values = {"divergence": "k1", "threshold": 1.0}
-    lab.cell("f-tis", {"A": around(0.7), "B": around(0.45)}, gradients=True, values=values, absent=[2])
+    lab.cell("f-tis", {"A": around(0.7), "B": around(0.45)}, values=values, absent=[2])
     lab.cell("nois", {"A": 0.2, "B": 0.1}, unfinished=[4], absent=[5])
     return lab.claim("less", "nois", "alone").claim("same", "f-tis", "alone", node="A", family="two")
 
@@ -54,7 +54,7 @@ def test_it_has_two_pictures_and_one_table(report: Path) -> None:
     assert len(named) == 2 and all((report.parent / name).stat().st_size > 1000 for name in named)
     assert {path.name for path in report.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
     headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
-    assert headings == ["Claims", "Gradients on foreign samples", "Validation curves", "Final pass@1"]
+    assert headings == ["Claims", "Validation curves", "Final pass@1"]
 
 
 def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path: Path) -> None:
@@ -125,14 +125,6 @@ def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: 
     with pytest.raises(UsageError, match=r"No trial .* has finished.*Run"):
         write_report(lab.write())
     assert not (tmp_path / "report").exists()
-
-
-def test_what_let_nothing_through_has_no_direction(tmp_path: Path) -> None:
-    event = {"event": "gradients", "node": "A", "step": 5, "objective": "gated", "source": "foreign", "cosine": 0.0}
-    (tmp_path / "events.jsonl").write_text(json.dumps(event | {"norm_ratio": 0.0}) + "\n")
-    (gradient,) = read_trial(tmp_path / "events.jsonl").gradients["A"]
-    assert math.isnan(gradient["cosine"])
-    assert gradient["norm_ratio"] == 0
 
 
 def test_swept_numbers_are_found_in_cells_that_are_equal_otherwise(tmp_path: Path) -> None:

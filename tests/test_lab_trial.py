@@ -142,21 +142,6 @@ def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
     assert [(e["set"], e["step"], e["prompts"]) for e in found] == looks
 
 
-def test_gradients_are_looked_at_without_changing_the_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
-    probed = {"gradients": {"every": 2, "groups": 6, "objectives": ["nois", "ftis", "gated"]}}
-    found = run(spec(probed), tmp_path)
-    gradients = kind(found, "gradients")
-    assert [e for e in timeless(found) if e["event"] != "gradients"] == timeless(shared)
-    assert {(e["node"], e["step"], e["objective"], e["source"]) for e in gradients} == {
-        (node, step, *what)
-        for node in "AB"
-        for step in (0, 2)
-        for what in (("grpo", "own"), ("nois", "foreign"), ("ftis", "foreign"), ("gated", "foreign"))
-    }
-    assert all(-1 <= e["cosine"] <= 1 and e["norm_ratio"] >= 0 for e in gradients)
-    assert any(e["norm_ratio"] > 0 for e in gradients)
-
-
 def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Rejection(Reason.MALFORMED, Blame.AUTHOR, "it is not sound")
     monkeypatch.setattr(exchange, "admit", lambda *_, **__: refusal)

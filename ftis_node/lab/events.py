@@ -42,20 +42,6 @@ class StepEvent(Spent):
     weight: NotRequired[float]
 
 
-class GradientEvent(TypedDict):
-    """How the gradient of an objective on one source's samples lies to that on many own ones, see `lab.bias`."""
-
-    event: Literal["gradients"]
-    node: str
-    step: int
-    objective: str
-    source: str
-    cosine: float
-    norm_ratio: float
-    own_norm: float
-    groups: int
-
-
 class Duration(TypedDict):
     """Real seconds and CPU-seconds of a trial's process, interruptions left out."""
 
@@ -69,4 +55,4 @@ class EndEvent(Duration):
     event: Literal["end"]
 
 
-Event = EvaluationEvent | StepEvent | GradientEvent | EndEvent
+Event = EvaluationEvent | StepEvent | EndEvent

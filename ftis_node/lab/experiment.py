@@ -91,14 +91,6 @@ class Clock(_Table):
     per: Literal["group", "token"] = "group"
 
 
-class Probe(_Table):
-    """Measure how far gradients on foreign groups are from the gradient on as many own ones; see `lab.bias`."""
-
-    every: int = Field(10, ge=1)
-    groups: int = Field(96, ge=1)
-    objectives: tuple[str, ...] = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "gated")
-
-
 class Averaging(_Table):
     """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`."""
 
@@ -150,7 +142,6 @@ class CellSpec(_Table):
     run: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}
     values: dict[str, Any] = {}
-    gradients: Probe | None = None
     average: Averaging = Averaging()
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe
+from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
@@ -41,7 +41,6 @@ class TrialSpec(BaseModel):
     clock: Clock
     members: tuple[NodeSpec, ...]
     evaluate: tuple[EvaluationSet, ...]
-    gradients: Probe | None
     until: float | None = None
     average: Averaging | None = None
 
@@ -61,7 +60,8 @@ class TrialSpec(BaseModel):
         fields["members"] = [{k: v for k, v in one.items() if v or k != "private"} for one in fields["members"]]
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
-        return {**fields, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
+        older = {"gradients": None}  # what could be asked for once; ids stay what they were
+        return {**fields, **older, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
 
     def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences and pulling by need unless they are named.
@@ -82,7 +82,7 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     return TrialSpec(
         seed=seed,
         **{name: getattr(experiment, name) for name in shared},
-        **{name: getattr(cell, name) for name in ("collaboration", "pace", "gradients")},
+        **{name: getattr(cell, name) for name in ("collaboration", "pace")},
         run={**experiment.run, **cell.run},
         members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
         until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.events import Duration, Event, StepEvent
@@ -190,7 +189,6 @@ class Trial:
             batches = [
                 await node.gather(own) for node, own in zip(self._nodes, made, strict=True) if not node.member.script
             ]
-            self._probe(done)
             told = await asyncio.gather(
                 *(self._step(node, batch, began) for node, batch in zip(self._learners, batches, strict=True))
             )
@@ -260,14 +258,6 @@ class Trial:
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
             await self._evaluate(node, time=event["time"])
         self._progressed(self._done)
-
-    def _probe(self, done: int) -> None:
-        wanted = self.spec.gradients
-        if wanted is None or done % wanted.every:
-            return
-        for node in self._learners:
-            for event in probe(node, [other for other in self._learners if other is not node], wanted):
-                self._write(event)
 
     # --- what is written ------------------------------------------------------------------------------------------
 

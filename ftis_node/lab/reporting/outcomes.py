@@ -33,7 +33,7 @@ def curves(results: Results, book: Book) -> None:
     }
     found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
     parts = {results.node_label(node): some for node, some in found.items()}
-    figure = figures.panels(parts, x="step of the node", shares=True)
+    figure = figures.panels(parts, x="step of the node")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
@@ -54,7 +54,7 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 ys = bands([list(values) for values in found])
                 lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
         parts[results.node_label(node)] = lines
-    figure = figures.panels(parts, x="simulated seconds", shares=True)
+    figure = figures.panels(parts, x="simulated seconds")
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting import attacks, gradients, outcomes, speed, sweeps
+from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import Finding, judge
@@ -40,7 +40,6 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
     if not grid:
         speed.sooner(results, book)
-        gradients.compared(results, book)
         sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, GradientEvent, StepEvent
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.statistics import COLLAPSED, Interval, mean_interval, reached
@@ -28,7 +28,7 @@ _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fil
 
 @dataclass(slots=True)
 class TrialEvents:
-    """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order.
+    """The events of one trial; `evaluations` by node and set, `steps` by node, in their order.
 
     seconds: None if it has not ended. commit: of the code that ran it, if it says so.
     """
@@ -37,7 +37,6 @@ class TrialEvents:
     seconds: float | None = None
     evaluations: dict[tuple[str, str], list[EvaluationEvent]] = field(default_factory=dict)
     steps: dict[str, list[StepEvent]] = field(default_factory=dict)
-    gradients: dict[str, list[GradientEvent]] = field(default_factory=dict)
 
     def measure(self, node: str, measure: Measure, on: str, *, tail: int, target: float) -> float | None:
         """One seed's value: the mean of the last `tail` evaluations after step 0, or the cost of reaching `target`.
@@ -215,9 +214,6 @@ def read_trial(path: Path) -> TrialEvents:
         elif event["event"] == "step":
             kept = {key: value for key, value in event.items() if key in _KEPT}
             trial.steps.setdefault(event["node"], []).append(cast(StepEvent, kept))
-        elif event["event"] == "gradients":
-            event["cosine"] = event["cosine"] if event["norm_ratio"] else math.nan  # no gradient has no direction
-            trial.gradients.setdefault(event["node"], []).append(event)
         elif event["event"] == "end":
             trial.seconds = event["seconds"]
     return trial
