@@ -41,6 +41,13 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
     assert shared[-1]["event"] == "end"
 
 
+def test_a_candidate_trains_by_its_name(tmp_path: Path) -> None:
+    """TOPR tapers failures of others that NoIS takes whole."""
+    found = [run(spec({"settings": {"objective": name}}, steps=1), tmp_path / name) for name in ("topr", "nois")]
+    even = [step["foreign"]["ess"] for events in found for step in kind(events, "step")]
+    assert max(even[:2]) < 0.99 and even[2:] == [1, 1]
+
+
 def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) -> None:
     assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
 

@@ -16,6 +16,7 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
+from ftis_node.lab.corrections import KINDS, corrected
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.experiment import NodeSpec
@@ -89,6 +90,8 @@ class Participant:
                 f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
             ) from None
         opened = await self.compute.call(Open(run))
+        if (name := self.member.settings.get("objective", "")) in KINDS and not self.member.script:
+            self.engine.learner.objective = corrected(name, self.engine.learner.objective)
         for also in self.spec.evaluate:
             if also.name != EVALUATION:
                 await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
@@ -139,7 +142,7 @@ class Participant:
             UsageError: it is in a process of its own.
         """
         if not isinstance(self.compute, InProcess):
-            raise UsageError("Private rows and averaged weights need all nodes in one process.", "Leave out --procs.")
+            raise UsageError("Private rows, averaged weights, candidates need one process.", "Leave out --procs.")
         return self.compute.engine
 
     def _rng(self, what: str) -> random.Random:

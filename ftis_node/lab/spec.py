@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
+from ftis_node.lab.candidates import standing_on
 from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
@@ -68,7 +69,8 @@ class TrialSpec(BaseModel):
 
         Raises UsageError for unknown keys and wrong values.
         """
-        return collect(task=self.task, flags={"defences": (), "by_need": False, **member.settings}, environment={})[0]
+        flags = {"defences": (), "by_need": False, **standing_on(member.settings)}
+        return collect(task=self.task, flags=flags, environment={})[0]
 
 
 def trials(experiment: Experiment) -> list[TrialSpec]:
