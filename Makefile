@@ -114,8 +114,7 @@ lab-quick: $(DEV)
 
 # All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
 EVIDENCE := objectives expertise lora threshold horizontal horizontal-swarm listener swarm-size asynchrony time-to-score shares \
-  truncation confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs \
-  fgrpo
+  truncation confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \

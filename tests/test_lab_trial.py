@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab import exchange
 from ftis_node.lab.scripts import CLAIMED, RIGHT
 from ftis_node.lab.trial import Trial, finished
@@ -43,9 +43,11 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
 
 def test_a_candidate_trains_by_its_name(tmp_path: Path) -> None:
     """TOPR tapers failures of others that NoIS takes whole."""
-    found = [run(spec({"settings": {"objective": name}}, steps=1), tmp_path / name) for name in ("topr", "nois")]
-    even = [step["foreign"]["ess"] for events in found for step in kind(events, "step")]
+    found = (run(spec({"settings": {"objective": name}}, steps=1), tmp_path / name) for name in ("topr", "nois"))
+    even = [step["foreign"]["ess"] for trial in found for step in kind(trial, "step")]
     assert max(even[:2]) < 0.99 and even[2:] == [1, 1]
+    with pytest.raises(UsageError, match="one process"):
+        run(spec({"settings": {"objective": "focal"}}), tmp_path / "apart", processes=True)
 
 
 def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) -> None:

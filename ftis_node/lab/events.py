@@ -32,14 +32,12 @@ class EvaluationEvent(Spent):
 
 class StepEvent(Spent):
     """A step. groups: of its own ones, shares and pass@8; payloads: see `Watch.take`; needs: rows found, learned and
-    done; weight: of the node's weights in an average, see `lab.federation`."""
+    done."""
 
     event: Literal["step"]
     groups: dict[str, float | None]
     payloads: NotRequired[dict[str, float]]
     needs: NotRequired[dict[str, int]]
-    own_data_reward: NotRequired[float]
-    weight: NotRequired[float]
 
 
 class Duration(TypedDict):

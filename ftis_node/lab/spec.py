@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.lab.candidates import standing_on
-from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
+from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
@@ -43,7 +43,6 @@ class TrialSpec(BaseModel):
     members: tuple[NodeSpec, ...]
     evaluate: tuple[EvaluationSet, ...]
     until: float | None = None
-    average: Averaging | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -53,12 +52,11 @@ class TrialSpec(BaseModel):
     def facts(self) -> dict[str, Any]:
         """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
         fields = self.model_dump()
-        for later in ("payloads", "until", "average"):
+        for later in ("payloads", "until"):
             if not fields[later]:
                 del fields[later]
         if self.clock.per == "group":
             del fields["clock"]["per"]
-        fields["members"] = [{k: v for k, v in one.items() if v or k != "private"} for one in fields["members"]]
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
         older = {"gradients": None}  # what could be asked for once; ids stay what they were
@@ -88,7 +86,6 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
         run={**experiment.run, **cell.run},
         members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
         until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
-        average=cell.average if cell.collaboration == "federated" else None,
     )
 
 
