@@ -85,7 +85,7 @@ gpu-wheels: $(DEV)
 # The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
 # PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.
 TORCH_CPU_INDEX ?=
-COMPUTE_SIDE := bench_generate bench_step engine* fit generate gradients lab_trial learner* models objective_* optimiser plan \
+COMPUTE_SIDE := bench_generate bench_step engine* fit generate lab_trial learner* models objective_* optimiser plan \
   policy_load ready room sampler score speed stepper tokenizer* without_hivemind worker
 older: build/older/.installed
 	OMP_NUM_THREADS=1 build/older/bin/python -m pytest -q -n 2 --dist loadfile -m "not slow" -p no:cacheprovider \
@@ -114,8 +114,7 @@ lab-quick: $(DEV)
 
 # All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
 EVIDENCE := objectives expertise lora threshold horizontal horizontal-swarm listener swarm-size asynchrony time-to-score shares \
-  truncation bias confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs \
-  fgrpo
+  truncation confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \

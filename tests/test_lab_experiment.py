@@ -51,7 +51,6 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
-        (HEAD + CELL + "[cells.gradients]\n[cells.settings]\nthreshold = 2.0\n", "compares objectives", "Leave"),
         (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "a name of its own", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nnode='Z'\n", "node 'Z'", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nset='z'\n", "set 'z'", "Mend"),

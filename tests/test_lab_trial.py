@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab import exchange
 from ftis_node.lab.scripts import CLAIMED, RIGHT
 from ftis_node.lab.trial import Trial, finished
@@ -39,6 +39,15 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
         evaluations = kind(shared, "evaluation", node)
         assert [(e["step"], e["prompts"], e["set"]) for e in evaluations] == [(s, 40, "held-out") for s in (0, 2, 3)]
     assert shared[-1]["event"] == "end"
+
+
+def test_a_candidate_trains_by_its_name(tmp_path: Path) -> None:
+    """TOPR tapers failures of others that NoIS takes whole."""
+    found = (run(spec({"settings": {"objective": name}}, steps=1), tmp_path / name) for name in ("topr", "nois"))
+    even = [step["foreign"]["ess"] for trial in found for step in kind(trial, "step")]
+    assert max(even[:2]) < 0.99 and even[2:] == [1, 1]
+    with pytest.raises(UsageError, match="one process"):
+        run(spec({"settings": {"objective": "focal"}}), tmp_path / "apart", processes=True)
 
 
 def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) -> None:
@@ -140,21 +149,6 @@ def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
     found = kind(run(spec(nodes=[A], evaluate=also, steps=1), tmp_path), "evaluation")
     looks = [(name, step, prompts) for step in (0, 1) for name, prompts in (("held-out", 40), ("harder", 20))]
     assert [(e["set"], e["step"], e["prompts"]) for e in found] == looks
-
-
-def test_gradients_are_looked_at_without_changing_the_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
-    probed = {"gradients": {"every": 2, "groups": 6, "objectives": ["nois", "ftis", "gated"]}}
-    found = run(spec(probed), tmp_path)
-    gradients = kind(found, "gradients")
-    assert [e for e in timeless(found) if e["event"] != "gradients"] == timeless(shared)
-    assert {(e["node"], e["step"], e["objective"], e["source"]) for e in gradients} == {
-        (node, step, *what)
-        for node in "AB"
-        for step in (0, 2)
-        for what in (("grpo", "own"), ("nois", "foreign"), ("ftis", "foreign"), ("gated", "foreign"))
-    }
-    assert all(-1 <= e["cosine"] <= 1 and e["norm_ratio"] >= 0 for e in gradients)
-    assert any(e["norm_ratio"] > 0 for e in gradients)
 
 
 def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from ftis_node.lab.reporting import statistics as subject
 from ftis_node.lab.reporting.statistics import (
     Interval,
     bands,
+    collapse_share,
     equivalent,
     holm,
     mean_interval,
@@ -42,10 +43,39 @@ def split(pairs: Pairs) -> tuple[list[float], list[float]]:
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def test_an_interval_is_students() -> None:
-    found = mean_interval([1, 2, 3, 4, 5])
-    half = 2.7764451 * math.sqrt(2.5 / 5)  # t(4, 0.975) of the tables
-    assert astuple(found) == pytest.approx((3, 3 - half, 3 + half, 5))
+def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wider() -> None:
+    half = 4.3026527 * math.sqrt(1 / 3)  # t(2, 0.975) of the tables
+    assert astuple(mean_interval([1, 2, 3])) == pytest.approx((2, 2 - half, 2 + half, 3))
+    values = np.array([1.0, 2.0, 3.0, 7.0])
+    drawn = values[np.array(list(itertools.product(range(4), repeat=4)))]  # by hand: all 256, and none weighed
+    spread = np.maximum(drawn.std(axis=1, ddof=1), 0.1 * values.std(ddof=1))
+    t = np.sort((drawn.mean(axis=1) - values.mean()) / spread)
+    low, high = (values.mean() - t[place] * values.std(ddof=1) for place in (249, 6))
+    half = 3.1824463 * values.std(ddof=1) / 2
+    found = mean_interval(values[::-1].tolist())
+    assert (found.low, found.high) == pytest.approx((3.25 - half, high)) and low > found.low and high > 3.25 + half
+
+
+def held(intervals: Iterable[Interval], truth: float) -> float:
+    return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
+
+
+def test_intervals_and_the_share_of_collapses_hold_what_they_claim() -> None:
+    """Of eight values: 94 % within two standard errors, also at a ceiling and where they are skewed, where Student's
+    holds 88 to 90 %; with one collapse in ten as much of the others' mean and of the share, but not of the whole."""
+    draw, sets = np.random.default_rng(5), 800
+    near, fell = draw.normal(0.7, 0.05, (sets, 8)), draw.random((sets, 8)) < 0.1
+    kinds = {"normal": (near, 0.7), "skewed": (1 - draw.exponential(0.03, (sets, 8)), 0.97)}
+    kinds["ceiling"] = np.minimum(1, draw.normal(1, 0.04, (sets, 8))), 1 - 0.04 / math.sqrt(2 * math.pi)
+    for kind, (values, truth) in kinds.items():
+        half = stats.t.ppf(0.975, 7) * values.std(axis=1, ddof=1) / math.sqrt(8)
+        students = np.mean(np.abs(values.mean(axis=1) - truth) <= half)
+        assert held(map(mean_interval, values.tolist()), truth) >= max(students, 0.94 - 2 * math.sqrt(0.06 / sets))
+        assert kind == "normal" or students < 0.91
+    assert held(map(mean_interval, np.where(fell, 0.05, near).tolist()), 0.9 * 0.7 + 0.1 * 0.05) < 0.7
+    assert held((mean_interval(values[~lost]) for values, lost in zip(near, fell, strict=True)), 0.7) >= 0.94
+    assert held((collapse_share(int(lost), 8) for lost in fell.sum(axis=1)), 0.1) >= 0.94
+    assert collapse_share(0, 8).high == pytest.approx(1 - 0.025 ** (1 / 8))
 
 
 def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
@@ -53,11 +83,10 @@ def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
     assert mean_interval([0.5] * 4) == Interval(0.5, 0.5, 0.5, 4)
 
 
-def test_a_paired_difference_is_that_of_the_paired_t_test() -> None:
+def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider() -> None:
     found = paired_difference(DRUG_1, DRUG_2)
-    oracle = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(0.95)
-    assert astuple(found) == pytest.approx((-1.58, oracle.low, oracle.high, 10))
-    assert (found.low, found.high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-6)
+    assert (found.mean, found.high, found.n) == pytest.approx((-1.58, -0.7001142, 10), abs=1e-6)
+    assert -3.2 < found.low < -2.4598858 and found == paired_difference(DRUG_1, DRUG_2), "one of ten is far out"
 
 
 def test_the_permutation_test_finds_what_fisher_found() -> None:
@@ -190,9 +219,6 @@ def test_tests_err_as_rarely_as_they_claim() -> None:
     edge = draw.normal(0.03, 0.01, (sets, n))
     same = [equivalent(x, y).p for x, y in zip((warmups + edge).tolist(), warmups.tolist(), strict=True)]
     assert 0.02 < np.mean(np.array(same) <= 0.05) <= bound
-    # And 95 % intervals hold the truth in 95 % of cases.
-    held = [interval.low <= 0.03 <= interval.high for interval in map(mean_interval, edge.tolist())]
-    assert abs(np.mean(held) - 0.95) <= bound - 0.05
 
 
 def test_a_band_is_an_interval_at_each_position() -> None:
@@ -235,6 +261,7 @@ def test_a_higher_target_is_reached_no_sooner(points: Pairs, target: float) -> N
         lambda: holm({}),
         lambda: holm({"a": math.nan}),
         lambda: holm({"a": 1.1}),
+        lambda: collapse_share(3, 2),
         lambda: bands([]),
         lambda: bands([[], []]),
         lambda: bands([[0.1], [0.1, 0.2]]),

@@ -32,28 +32,12 @@ class EvaluationEvent(Spent):
 
 class StepEvent(Spent):
     """A step. groups: of its own ones, shares and pass@8; payloads: see `Watch.take`; needs: rows found, learned and
-    done; weight: of the node's weights in an average, see `lab.federation`."""
+    done."""
 
     event: Literal["step"]
     groups: dict[str, float | None]
     payloads: NotRequired[dict[str, float]]
     needs: NotRequired[dict[str, int]]
-    own_data_reward: NotRequired[float]
-    weight: NotRequired[float]
-
-
-class GradientEvent(TypedDict):
-    """How the gradient of an objective on one source's samples lies to that on many own ones, see `lab.bias`."""
-
-    event: Literal["gradients"]
-    node: str
-    step: int
-    objective: str
-    source: str
-    cosine: float
-    norm_ratio: float
-    own_norm: float
-    groups: int
 
 
 class Duration(TypedDict):
@@ -69,4 +53,4 @@ class EndEvent(Duration):
     event: Literal["end"]
 
 
-Event = EvaluationEvent | StepEvent | GradientEvent | EndEvent
+Event = EvaluationEvent | StepEvent | EndEvent

@@ -17,7 +17,6 @@ from ftis_node.errors import did_you_mean
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
-from ftis_node.lab.private import EVALUATION, KINDS
 from ftis_node.lab.recipes import RECIPES
 from ftis_node.lab.vocabularies import TOKENIZERS
 
@@ -61,14 +60,12 @@ class NodeSpec(_Table):
     """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`.
 
     model: beside a script the built-in model whose tokenizer it writes in, and whose log-probs it copies.
-    private: the kind of rows, see `lab.private`, that it alone draws from for `own_data_share` of its batch.
     """
 
     name: _Name
     model: str = ""
     warm: WarmUp | None = None
     script: str = ""
-    private: str = ""
     speed: float = Field(1.0, gt=0)
     settings: dict[str, Any] = {}
 
@@ -77,7 +74,6 @@ class NodeSpec(_Table):
         if sum((bool(self.model and not self.script), self.warm is not None, bool(self.script))) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
         _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
-        _refer(f"node {self.name}", "kind of rows", self.private, ("", *KINDS))
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
             raise ValueError(f"the script {self.script!r} writes tokens of tiny-a only: leave `model` out")
         return self
@@ -91,37 +87,13 @@ class Clock(_Table):
     per: Literal["group", "token"] = "group"
 
 
-class Probe(_Table):
-    """Measure how far gradients on foreign groups are from the gradient on as many own ones; see `lab.bias`."""
-
-    every: int = Field(10, ge=1)
-    groups: int = Field(96, ge=1)
-    objectives: tuple[str, ...] = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "gated")
-
-
-class Averaging(_Table):
-    """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`."""
-
-    every: int = Field(5, ge=1)
-    weights: Literal["none", "equal", "gain", "reward"] = "equal"
-
-
 class EvaluationSet(_Table):
-    """Another set of problems, looked at before the first step and after the last. data: a local copy of it.
-
-    The set `own data` is each node's own rows, held out of what it alone trains on; it has no task.
-    """
+    """Another set of problems, looked at before the first step and after the last. data: a local copy of it."""
 
     name: _Name
-    task: str = ""
+    task: str
     data: str = ""
     prompts: int | None = Field(None, ge=1)
-
-    @model_validator(mode="after")
-    def _of_a_task(self) -> EvaluationSet:
-        if bool(self.task) == (self.name == EVALUATION):
-            raise ValueError(f"a set needs a task, and {EVALUATION!r}, which is each node's own rows, has none")
-        return self
 
 
 class Method(_Table):
@@ -141,7 +113,7 @@ class CellSpec(_Table):
     label: str = ""
     attack: str = ""
     methods: tuple[str, ...] = ()
-    collaboration: Literal["alone", "vertical", "horizontal", "federated"] = "vertical"
+    collaboration: Literal["alone", "vertical", "horizontal"] = "vertical"
     pace: Literal["lockstep", "free"] = "lockstep"
     nodes: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
@@ -150,14 +122,6 @@ class CellSpec(_Table):
     run: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}
     values: dict[str, Any] = {}
-    gradients: Probe | None = None
-    average: Averaging = Averaging()
-
-    @model_validator(mode="after")
-    def _averaged(self) -> CellSpec:
-        if self.collaboration == "federated" and self.pace == "free":
-            raise ValueError(f"cell {self.name} is federated, and averaging needs lock step")
-        return self
 
 
 class Experiment(_Table):
@@ -207,10 +171,6 @@ class Experiment(_Table):
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
-        open_ones = [node.name for node in self.nodes if not node.private]
-        federated = any(cell.collaboration == "federated" for cell in self.cells)
-        if open_ones and (federated or any(also.name == EVALUATION for also in self.evaluate)):
-            raise ValueError(f"node {open_ones[0]} has no `private` rows, which a federated cell trains on")
         for node in self.nodes:
             _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
         for method in (method for cell in self.cells for method in cell.methods):

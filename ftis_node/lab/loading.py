@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ftis_node.config.reading import read_toml
-from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, did_you_mean
-from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, WarmUp
 from ftis_node.lab.manifest import Claim
 from ftis_node.lab.spec import TrialSpec, trial_of
 
@@ -88,18 +88,16 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
             settled[member.name] = spec.settings_of(member)
         except UsageError as error:
             raise UsageError(f"Cell {cell.name}, node {member.name}: {error.what}", error.fix) from None
-        if cell.gradients and any(getattr(settled[member.name], part) is not None for part in OBJECTIVE_PARTS):
-            raise UsageError(f"Cell {cell.name} compares objectives but sets parts of them.", "Leave those out.")
     if spec.collaboration == "horizontal":
         _check_horizontal(cell, spec, list(settled.values()))
 
 
 def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Settings]) -> None:
     same = {(settings.batch_groups, settings.own_share) for settings in settled}
-    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2 or cell.gradients:
+    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2:
         raise UsageError(
             f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group.",
-            "Give all the same batch_groups, no own_share and no gradients.",
+            "Give all the same batch_groups and no own_share.",
         )
 
 
@@ -118,7 +116,7 @@ def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
 def _nearest(key: str, place: Sequence[int | str]) -> str:
     models: Mapping[str, type[BaseModel]] = {
         **{"nodes": NodeSpec, "cells": CellSpec, "claims": Claim, "evaluate": EvaluationSet},
-        **{"clock": Clock, "warm": WarmUp, "gradients": Probe},
+        **{"clock": Clock, "warm": WarmUp},
     }
     tables = [models[part] for part in place if isinstance(part, str) and part in models]
     known = [field.alias or name for name, field in (tables[-1] if tables else Experiment).model_fields.items()]

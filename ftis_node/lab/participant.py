@@ -16,11 +16,11 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
+from ftis_node.lab.corrections import KINDS, corrected
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
-from ftis_node.lab.private import EVALUATION, private_task
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.node.demand import by_need, needed_age
 from ftis_node.node.progress import Progress
@@ -37,7 +37,6 @@ from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
-from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
@@ -55,6 +54,8 @@ class Participant:
         self.settings: Settings = spec.settings_of(member).model_copy(
             update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
         )
+        objective = member.settings.get("objective", "")
+        self._candidate = objective if objective in KINDS and not member.script else ""
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
@@ -65,8 +66,8 @@ class Participant:
 
     async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
-        if self.member.private:  # refused before a process is started
-            self.engine.own_task = private_task(self.member.private)
+        if self._candidate and not isinstance(self.compute, InProcess):
+            raise UsageError("A candidate needs all nodes in one process.", "Leave out --procs.")
         await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
@@ -89,13 +90,15 @@ class Participant:
                 f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
             ) from None
         opened = await self.compute.call(Open(run))
+        if self._candidate and isinstance(self.compute, InProcess):
+            learner = self.compute.engine.learner
+            learner.objective = corrected(self._candidate, learner.objective)
         for also in self.spec.evaluate:
-            if also.name != EVALUATION:
-                await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+            await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
-        own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
+        own_only = opened.own_only or self.spec.collaboration == "alone"
         needed = needed_age(run, self.settings, own_only=own_only)
         self.swarm = MemorySwarm(
             network,
@@ -118,7 +121,6 @@ class Participant:
             unix=clock,
             swarm=self.swarm,
             rng=self._rng("pool"),
-            own_data=bool(self.member.private),
         )
         self.swarm.next_round = first_round
         self.meter.run = run
@@ -130,17 +132,6 @@ class Participant:
     @property
     def run(self) -> Run:
         return self.stepper.run
-
-    @property
-    def engine(self) -> Engine:
-        """Its engine in this process.
-
-        Raises:
-            UsageError: it is in a process of its own.
-        """
-        if not isinstance(self.compute, InProcess):
-            raise UsageError("Private rows and averaged weights need all nodes in one process.", "Leave out --procs.")
-        return self.compute.engine
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
@@ -155,8 +146,6 @@ class Participant:
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
         batch, share = self.stepper.batch_groups, self.settings.own_share
-        if self.spec.collaboration == "federated":
-            return 0  # rows of its own alone
         if self.stepper.own_only:
             return batch
         if self.run.parts > 1:
@@ -215,7 +204,6 @@ class Participant:
             **self.spent(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **self._own_groups(),
-            **({"own_data_reward": last["own_data_reward"]} if self.member.private else {}),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
             "overall": diagnostics.overall,
             "own": diagnostics.sources.get("own", {}),

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe
+from ftis_node.lab.candidates import standing_on
+from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
@@ -41,9 +42,7 @@ class TrialSpec(BaseModel):
     clock: Clock
     members: tuple[NodeSpec, ...]
     evaluate: tuple[EvaluationSet, ...]
-    gradients: Probe | None
     until: float | None = None
-    average: Averaging | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -53,22 +52,23 @@ class TrialSpec(BaseModel):
     def facts(self) -> dict[str, Any]:
         """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
         fields = self.model_dump()
-        for later in ("payloads", "until", "average"):
+        for later in ("payloads", "until"):
             if not fields[later]:
                 del fields[later]
         if self.clock.per == "group":
             del fields["clock"]["per"]
-        fields["members"] = [{k: v for k, v in one.items() if v or k != "private"} for one in fields["members"]]
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
-        return {**fields, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
+        older = {"gradients": None}  # what could be asked for once; ids stay what they were
+        return {**fields, **older, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
 
     def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences and pulling by need unless they are named.
 
         Raises UsageError for unknown keys and wrong values.
         """
-        return collect(task=self.task, flags={"defences": (), "by_need": False, **member.settings}, environment={})[0]
+        flags = {"defences": (), "by_need": False, **standing_on(member.settings)}
+        return collect(task=self.task, flags=flags, environment={})[0]
 
 
 def trials(experiment: Experiment) -> list[TrialSpec]:
@@ -82,11 +82,10 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     return TrialSpec(
         seed=seed,
         **{name: getattr(experiment, name) for name in shared},
-        **{name: getattr(cell, name) for name in ("collaboration", "pace", "gradients")},
+        **{name: getattr(cell, name) for name in ("collaboration", "pace")},
         run={**experiment.run, **cell.run},
         members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
         until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
-        average=cell.average if cell.collaboration == "federated" else None,
     )
 
 

@@ -11,18 +11,16 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.events import Duration, Event, StepEvent
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
-from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec
@@ -72,7 +70,6 @@ class Trial:
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
         self._arrived: set[str] = set()  # nodes that were seen at the pass@1 that ends the trial
         self._at: dict[str, float] = {}  # when each node had taken its last step
-        self._federation = Federation(spec.average) if spec.average is not None else None
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
     def run(self) -> None:
@@ -140,8 +137,6 @@ class Trial:
         for node in self._nodes:
             await node.open(run, network, first_round=resume["round"].get(node.name, 0))
         self._evaluated = resume["evaluated"]
-        if self._federation is not None:
-            self._federation.baselines, self._federation.rewards = resume.get("federation", ({}, {}))
         if resume["step"]:
             for node in self._learners:
                 await node.restore(self.directory / "checkpoints", resume["step"])
@@ -190,12 +185,10 @@ class Trial:
             batches = [
                 await node.gather(own) for node, own in zip(self._nodes, made, strict=True) if not node.member.script
             ]
-            self._probe(done)
             told = await asyncio.gather(
                 *(self._step(node, batch, began) for node, batch in zip(self._learners, batches, strict=True))
             )
             done += 1
-            self._federate(done, told)
             for node, event in zip(self._learners, told, strict=True):
                 await self._after_step(node, event)
             stopping = self._stopping()
@@ -204,19 +197,6 @@ class Trial:
                 await self._save_all()
             if stopping and done < self.spec.steps:
                 raise Interrupted
-
-    def _federate(self, done: int, told: Sequence[StepEvent]) -> None:
-        """Average the nodes' weights if it is time to; their step events tell what each of them earned and counts."""
-        federation = self._federation
-        if federation is None:
-            return
-        for event in told:
-            federation.add(event["node"], event["own_data_reward"])
-        if federation.due(done):
-            weights = federation.weights()
-            average([node.engine.learner for node in self._learners], [weights[node.name] for node in self._learners])
-            for event in told:
-                event["weight"] = weights[event["node"]]
 
     async def _step(self, node: Participant, batch: StepBatch, began: float) -> StepEvent:
         """A step event, of the time when this node was done, whoever else is not yet."""
@@ -261,14 +241,6 @@ class Trial:
             await self._evaluate(node, time=event["time"])
         self._progressed(self._done)
 
-    def _probe(self, done: int) -> None:
-        wanted = self.spec.gradients
-        if wanted is None or done % wanted.every:
-            return
-        for node in self._learners:
-            for event in probe(node, [other for other in self._learners if other is not node], wanted):
-                self._write(event)
-
     # --- what is written ------------------------------------------------------------------------------------------
 
     def _write(self, event: Event) -> None:
@@ -286,7 +258,6 @@ class Trial:
             "bytes": self._log.tell(),
             "round": {node.name: node.swarm.next_round for node in self._nodes},
             "evaluated": self._evaluated,
-            **({"federation": (self._federation.baselines, self._federation.rewards)} if self._federation else {}),
             **self._spent(),
         }
         if self.spec.pace == "lockstep":

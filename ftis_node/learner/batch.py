@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -117,15 +117,6 @@ class Batch:
             if any(part.completions for part in parts):
                 batch._add(group.prompt_ids, parts, objective, own, random.Random(sum(known) - ids))
         return batch
-
-    def only(self, source: str) -> Batch:
-        """The samples of one source, which count in the loss what they count in the whole."""
-        prompted = [Prompted(p.prompt_ids, [s for s in p.samples if s.source == source]) for p in self.prompted]
-        return replace(
-            self,
-            computed=[sample for sample in self.computed if sample.source == source],
-            prompted=[p for p in prompted if p.samples],
-        )
 
     def _add(
         self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective, own: str, rng: random.Random

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 STEPS = 20
 EVERY = 5
 TAIL = 2
@@ -29,7 +27,6 @@ class Laboratory:
         name: str,
         finals: Mapping[str, float | Sequence[float]],
         *,
-        gradients: bool = False,
         harder: bool = False,
         said: Mapping[str, float] | None = None,
         absent: Sequence[int] = (),
@@ -51,7 +48,6 @@ class Laboratory:
             ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
             (self.out / directory).mkdir(parents=True)
             lines = [line for node, end in ends.items() for line in self._node(node, end, harder, said)]
-            lines += [line for node in ends if gradients for line in _gradients(node, seed)]
             lines += [] if seed in unfinished else [{"event": "end", "seconds": 60.0, "cpu": 50.0}]
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.out / directory / "events.jsonl").write_text(text + '{"event": "cut sho')
@@ -88,14 +84,3 @@ class Laboratory:
                 payloads = {"payloads": {**said, "completions": 36}} if said else {}
                 lines.append({"event": "step", **head, **payloads, "groups": {}})
         return lines
-
-
-def _gradients(node: str, seed: int) -> list[dict[str, Any]]:
-    draw = np.random.default_rng(seed)
-    head = {"event": "gradients", "node": node, "source": "foreign"}
-    return [
-        head
-        | {"step": step, "objective": name, "cosine": near + 0.1 * draw.normal(), "norm_ratio": 0.5 + draw.random()}
-        for step in (5, 10, 15, 20)
-        for name, near in (("nois", 0.1), ("ftis", 0.5))
-    ]

@@ -97,6 +97,11 @@ def level(interval: Interval, digits: int = 3) -> str:
     return f"{number(interval.mean, digits)} {around}"
 
 
+def pairs(settled: int, collapsed: int) -> str:
+    """How many pairs a difference is of, and how many it leaves out."""
+    return f"{settled}, {collapsed} collapsed" if collapsed else str(settled)
+
+
 def sentence_list(words: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

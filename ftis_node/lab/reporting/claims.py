@@ -11,9 +11,11 @@ not worse   t test of mean of d > −margin, one-sided           permutation if 
 
 A claim is reproduced if the adjusted p of the test for it is below 0.05, else not reproduced if that of a test against
 it is, else inconclusive. The order matters: a difference that is significant but smaller than the margin still is
-"same", and a real gain that is smaller than the margin still is "greater"; the notes say so. For costs (time,
-generated) less is better, so "not worse" takes d with its sign exchanged, and there is no margin unless the claim
-states one in the cost's unit.
+"same", and a real gain that is smaller than the margin still is "greater"; the notes say so. A seed that collapsed
+counts in every test with the value it has: one in eight is enough to leave "same", "not worse" and "greater"
+inconclusive. The interval that is told is of the pairs in which no cell collapsed. Of collapses too rare for the seeds
+to show any, no verdict says anything. For costs (time, generated) less is better, so "not worse" takes d with its sign
+exchanged, and there is no margin unless the claim states one in the cost's unit.
 
 Families. Holm (1979) needs only valid p values, not tests of one kind. So the p values *for* all claims of a family are
 adjusted together, whatever their kind: with 95 % none of the family is called reproduced wrongly. The p values
@@ -25,6 +27,7 @@ significantly below the margin.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -45,6 +48,7 @@ NO_TEST = Equivalence(math.nan, math.nan, math.nan, math.nan)
 class Evidence:
     """One claim's raw figures; what could not be computed is nan.
 
+    difference: of the pairs without a collapse. mean: of all pairs, which the tests are of. collapsed: pairs with one.
     p: of the permutation test. margin: nan where none applies. sameness: TOST. p_not_worse: one-sided. p_for and
     p_against: of the tests that decide, 1 where they cannot. floor: the least that p_for can be with so few seeds.
     """
@@ -58,6 +62,8 @@ class Evidence:
     p_against: float
     floor: float
     notes: tuple[str, ...]
+    mean: float = math.nan
+    collapsed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +115,11 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     a, b = [claim.factor * value for value in columns[0]], columns[1]
     if claim.contrast is not None:
         a, b = _minus(a, b), _minus(columns[2], columns[3])
-    return _test(claim, a, b, notes)
+    fallen = {seed for cell in claim.cells for seed in _collapsed(results, claim, cell)}
+    return _test(claim, a, b, notes, [seed not in fallen for seed in seeds])
 
 
-def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...]) -> Evidence:
+def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...], settled: list[bool]) -> Evidence:
     difference, p = paired_difference(a, b), paired_permutation(a, b)
     margin = claim.margin if claim.margin is not None else statistics.MARGIN if claim.measure == "final" else math.nan
     has_margin = not math.isnan(margin)
@@ -126,7 +133,13 @@ def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...]) 
         notes = ("the difference is the same for all seeds: an interval without width is no certainty", *notes)
     if not has_margin and claim.compare in ("same", "not worse"):
         notes = (f"the claim states no margin for its {claim.measure}: sameness was not tested", *notes)
-    return Evidence(difference, p, margin, sameness, p_not_worse, p_for, p_against, _floor(claim, difference.n), notes)
+    floor, mean, collapsed = _floor(claim, difference.n), difference.mean, settled.count(False)
+    if collapsed:
+        difference = Interval(math.nan, math.nan, math.nan, 0)
+        if any(settled):
+            difference = paired_difference(*(list(itertools.compress(values, settled)) for values in (a, b)))
+        notes = (f"a seed collapsed in {collapsed} of {len(settled)} pairs, which only the tests have", *notes)
+    return Evidence(difference, p, margin, sameness, p_not_worse, p_for, p_against, floor, notes, mean, collapsed)
 
 
 def _decisive(
@@ -166,9 +179,18 @@ def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, 
 
 def _values(results: Results, claim: Claim) -> list[dict[int, float]]:
     """Seed → value, the mean over the claim's nodes, for each of its cells; a seed needs all of the nodes."""
-    shared = results.nodes(*claim.cells)
-    nodes = shared if claim.node == ALL else [node for node in shared if node == claim.node]
+    nodes = _nodes(results, claim)
     return [over_nodes([results.claimed(cell, node, claim) for node in nodes]) for cell in claim.cells]
+
+
+def _nodes(results: Results, claim: Claim) -> list[str]:
+    return [node for node in results.nodes(*claim.cells) if claim.node in (ALL, node)]
+
+
+def _collapsed(results: Results, claim: Claim, cell: str) -> set[int]:
+    """The seeds in which one of the claim's nodes collapsed; of final values only."""
+    nodes = _nodes(results, claim) if claim.measure == "final" else []
+    return {seed for node in nodes for seed in results.collapsed(cell, node, claim.on)}
 
 
 def _unpaired(results: Results, claim: Claim, per_cell: list[dict[int, float]], seeds: list[int]) -> tuple[str, ...]:

@@ -97,20 +97,20 @@ def save(figure: Any, png: Path) -> None:
 
 
 @drawn
-def panels(parts: Mapping[str, Sequence[Line]], *, x: str, shares: bool = False) -> Any:
-    """Panels by title in two columns, and one legend of all lines below. shares: of pass@1, with one y axis for all."""
+def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
+    """Panels of pass@1 by title in two columns, with one y axis for all, and one legend of all lines below."""
     columns = min(len(parts), 2)
-    figure, grid = _axes(len(parts), columns, [2.8 if shares else 2.4] * -(-len(parts) // columns), shares)
+    figure, grid = _axes(len(parts), columns, [2.8] * -(-len(parts) // columns), share=True)
     for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
         for line in lines:
             _draw(axes, line)
         axes.set_title(title)
-        if shares and place % columns == 0:
+        if place % columns == 0:
             axes.set_ylabel("pass@1")
         if place + columns >= len(parts):
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    for axes in grid if shares else ():  # after all is drawn: axes that are shared must hold all of it
+    for axes in grid:  # after all is drawn: axes that are shared must hold all of it
         axes.set_ylim(_within_one(axes.get_ylim()))
     _legend(figure, grid)
     return figure

@@ -14,7 +14,7 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting.book import limits, signed
+from ftis_node.lab.reporting.book import limits, pairs, signed
 
 BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"
 
@@ -56,11 +56,11 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _line(name: str, claim: Mapping[str, Any]) -> str:
-    difference = claim["difference"]
-    told = "not tested: not every seed got there"
+    difference, collapsed = claim["difference"], claim.get("collapsed", 0)
+    told = "every pair has a collapse" if collapsed else "not tested: not every seed got there"
     if difference is not None and difference["mean"] is not None:
         told = f"{signed(difference['mean'])} {limits(difference['low'], difference['high'])}"
-    seeds = difference["n"] if difference is not None else "–"
+    seeds = pairs(difference["n"], collapsed) if difference is not None else "–"
     return f"| {claim['text']} | {claim['verdict']} | {told} | {seeds} | [{name}]({name}/report.md) |"
 
 

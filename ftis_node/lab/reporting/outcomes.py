@@ -17,7 +17,7 @@ from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Line, Row
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import Interval, bands, mean_interval
+from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share, mean_interval
 
 TIMES = 25  # points of a curve over time
 
@@ -33,7 +33,7 @@ def curves(results: Results, book: Book) -> None:
     }
     found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
     parts = {results.node_label(node): some for node, some in found.items()}
-    figure = figures.panels(parts, x="step of the node", shares=True)
+    figure = figures.panels(parts, x="step of the node")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
@@ -54,7 +54,7 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 ys = bands([list(values) for values in found])
                 lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
         parts[results.node_label(node)] = lines
-    figure = figures.panels(parts, x="simulated seconds", shares=True)
+    figure = figures.panels(parts, x="simulated seconds")
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)
 
@@ -67,27 +67,31 @@ def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]
 
 
 def final_values(results: Results) -> list[dict[str, Any]]:
-    """Per cell, node and set: start (mean at step 0), mean, limits and n of the final value; nan for none."""
+    """Per cell, node and set: start (mean at step 0); mean, limits and n of the final values that are not of collapsed
+    seeds; how many collapsed, to which mean, and the limits of their share. nan for none."""
     rows = []
     for on, node, cell, values in _finals(results):
-        starts = [
-            curve[0]["pass_at_1"]
-            for trial in results.of(cell).values()
-            if (curve := trial.evaluations.get((node, on))) and curve[0]["step"] == 0
-        ]
-        start = statistics.fmean(starts) if starts else math.nan
-        facts = {"set": on, "node": node, "cell": cell, "start": start}
-        rows.append({**facts, **asdict(mean_interval(list(values.values())))})
+        starts = [start for trial in results.of(cell).values() if (start := trial.start(node, on)) is not None]
+        ends = [values[seed] for seed in sorted(results.collapsed(cell, node, on))]
+        share = collapse_share(len(ends), len(values))
+        start, end = (statistics.fmean(some) if some else math.nan for some in (starts, ends))
+        facts = {"set": on, "node": node, "cell": cell, "start": start, **asdict(results.settled(cell, node, on))}
+        lost = {"collapsed": len(ends), "collapsed_mean": end, "share_low": share.low, "share_high": share.high}
+        rows.append({**facts, **lost})
     return rows
 
 
 def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
     """Section: the final values, with a picture if `drawn`."""
     tail, rows = results.manifest.tail, final_values(results)
+    most = max(map(_seeds, rows), default=1)
     book.write(
         "## Final pass@1",
         f"A seed's value is the mean of its last {tail} evaluations after step 0 (fewer where there are fewer). "
-        "In brackets the 95 % interval of the mean over seeds (Student).",
+        "A seed has *collapsed* if it ends below half of its own start. In brackets the 95 % interval of the mean over "
+        "seeds that did not (the wider of Student's and the studentised bootstrap's), and of the share of those that "
+        f"did (Clopper and Pearson). {sum(row['collapsed'] for row in rows)} of {sum(map(_seeds, rows))} values are of "
+        f"collapsed seeds; where none of {most} did, up to {100 * collapse_share(0, most).high:.0f} % may.",
     )
     every = ((*where, seed, value) for *where, values in _finals(results) for seed, value in values.items())
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
@@ -102,12 +106,12 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
             found = [here.get((node, cell)) for node in nodes]
             if any(found):
                 texts = [_final(row) if row else say.NONE for row in found]
-                table.append([results.label(cell), *texts, str(max(row["n"] for row in found if row))])
+                table.append([results.label(cell), *texts, str(max(_seeds(row) for row in found if row))])
         book.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], table)
         if not drawn:
             continue
         parts = {results.node_label(node): _final_rows(results, node, on) for node in nodes}
-        caption = f"Final pass@1 on {on}: a dot a seed, a diamond the mean, a bar its 95 % interval."
+        caption = f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
         book.picture(f"final-{say.file_name(on)}", figures.dots(parts, x="pass@1"), caption)
 
 
@@ -123,13 +127,22 @@ def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
 
 
 def _final(row: dict[str, Any]) -> str:
-    return f"{say.number(row['start'])} → {say.level(Interval(row['mean'], row['low'], row['high'], row['n']))}"
+    settled = say.level(Interval(row["mean"], row["low"], row["high"], row["n"])) if row["n"] else say.NONE
+    told = f"{say.number(row['start'])} → {settled}"
+    if not row["collapsed"]:
+        return told
+    share = f"share [{say.number(row['share_low'])}, {say.number(row['share_high'])}]"
+    return f"{told}; {row['collapsed']} collapsed to {say.number(row['collapsed_mean'])}, {share}"
+
+
+def _seeds(row: dict[str, Any]) -> int:
+    return int(row["n"]) + int(row["collapsed"])
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
     look = figures.looks(results.cells)
     seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
-    return [Row(results.label(cell), s, mean_interval(s), look[cell]) for cell, s in seeds.items() if s]
+    return [Row(results.label(c), s, results.settled(c, node, on), look[c]) for c, s in seeds.items() if s]
 
 
 _LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}

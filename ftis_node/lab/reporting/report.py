@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting import attacks, gradients, outcomes, speed, sweeps
+from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import Finding, judge
@@ -40,7 +40,6 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
     if not grid:
         speed.sooner(results, book)
-        gradients.compared(results, book)
         sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)
@@ -103,8 +102,11 @@ def _claims(findings: list[Finding], book: Book) -> None:
         claim, evidence = finding.claim, finding.evidence
         text = f"{claim.text} ({claim.source})"
         digits = 3 if claim.measure == "final" else 1
-        difference = say.NONE if math.isnan(evidence.p) else say.difference(evidence.difference, digits)
-        rows.append((text, finding.verdict, difference, str(evidence.difference.n), say.probability(evidence.p)))
+        difference = say.NONE if math.isnan(evidence.difference.mean) else say.difference(evidence.difference, digits)
+        if evidence.collapsed:
+            difference += f"; of all {say.signed(evidence.mean, digits)}"
+        seeds = say.pairs(evidence.difference.n, evidence.collapsed)
+        rows.append((text, finding.verdict, difference, seeds, say.probability(evidence.p)))
     book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
 
 
@@ -114,6 +116,7 @@ def _claim_facts(finding: Finding) -> dict[str, Any]:
         **finding.claim.model_dump(by_alias=True),
         "verdict": finding.verdict,
         "difference": asdict(evidence.difference),
+        **{name: getattr(evidence, name) for name in ("mean", "collapsed")},
         "p": evidence.p,
         "margin_used": evidence.margin,
         "sameness": asdict(evidence.sameness),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, GradientEvent, StepEvent
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
-from ftis_node.lab.reporting.statistics import reached
+from ftis_node.lab.reporting.statistics import COLLAPSED, Interval, mean_interval, reached
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
@@ -28,7 +28,7 @@ _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fil
 
 @dataclass(slots=True)
 class TrialEvents:
-    """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order.
+    """The events of one trial; `evaluations` by node and set, `steps` by node, in their order.
 
     seconds: None if it has not ended. commit: of the code that ran it, if it says so.
     """
@@ -37,7 +37,6 @@ class TrialEvents:
     seconds: float | None = None
     evaluations: dict[tuple[str, str], list[EvaluationEvent]] = field(default_factory=dict)
     steps: dict[str, list[StepEvent]] = field(default_factory=dict)
-    gradients: dict[str, list[GradientEvent]] = field(default_factory=dict)
 
     def measure(self, node: str, measure: Measure, on: str, *, tail: int, target: float) -> float | None:
         """One seed's value: the mean of the last `tail` evaluations after step 0, or the cost of reaching `target`.
@@ -52,6 +51,11 @@ class TrialEvents:
             return None
         cost = reached([(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve], target)
         return math.inf if cost is None else cost
+
+    def start(self, node: str, on: str) -> float | None:
+        """pass@1 before the first step; None where nobody looked."""
+        curve = self.evaluations.get((node, on), [])
+        return curve[0]["pass_at_1"] if curve and curve[0]["step"] == 0 else None
 
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
@@ -130,6 +134,17 @@ class Results:
         tail, target = self.manifest.tail, self.manifest.target
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
+    def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
+        """The seeds that ended below `COLLAPSED` of their own start, where that is known."""
+        starts = self._by_seed(cell, lambda trial: trial.start(node, on))
+        return {seed for seed, end in self.values(cell, node, on=on).items() if end < COLLAPSED * starts.get(seed, 0.0)}
+
+    def settled(self, cell: str, node: str, on: str = HELD_OUT) -> Interval:
+        """The final value's mean and interval over the seeds that did not collapse; nan for none."""
+        fallen = self.collapsed(cell, node, on)
+        kept = [value for seed, value in self.values(cell, node, on=on).items() if seed not in fallen]
+        return mean_interval(kept) if kept else Interval(math.nan, math.nan, math.nan, 0)
+
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
         """Seed → `TrialEvents.said`, without the seeds that have none."""
         return self._by_seed(cell, lambda trial: trial.said(node, what))
@@ -199,9 +214,6 @@ def read_trial(path: Path) -> TrialEvents:
         elif event["event"] == "step":
             kept = {key: value for key, value in event.items() if key in _KEPT}
             trial.steps.setdefault(event["node"], []).append(cast(StepEvent, kept))
-        elif event["event"] == "gradients":
-            event["cosine"] = event["cosine"] if event["norm_ratio"] else math.nan  # no gradient has no direction
-            trial.gradients.setdefault(event["node"], []).append(event)
         elif event["event"] == "end":
             trial.seconds = event["seconds"]
     return trial

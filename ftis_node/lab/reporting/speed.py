@@ -32,7 +32,7 @@ class Speed:
         return list(filter(math.isfinite, self.times.values()))
 
     def gain(self) -> Interval:
-        """The geometric mean of the gains with its 95 % interval (Student, of their logarithms)."""
+        """The geometric mean of the gains with its 95 % interval, of their logarithms."""
         logs = mean_interval([math.log(gain) for gain in self.gains.values()])
         mean, low, high = (math.exp(value) for value in (logs.mean, logs.low, logs.high))
         return Interval(mean, low, high, logs.n)
@@ -61,7 +61,7 @@ def sooner(results: Results, book: Book) -> None:
         f"## How much sooner to pass@1 = {target:g}",
         "A seed's time is the mean over the nodes of a cell, slower ones left out, of the simulated seconds to the "
         f"target; its gain is the time of {results.label(BASELINE)} with the same seed divided by it. In brackets the "
-        "95 % interval over seeds, of the gain's logarithm (Student). A seed in which a node of the cell or the "
+        "95 % interval over seeds, of the gain's logarithm. A seed in which a node of the cell or the "
         "baseline never got there is counted as not reached and has no gain, which then is one of the others only.",
     )
     rows = []

@@ -1,5 +1,9 @@
 """Statistics over seeds: intervals, paired tests of a difference, of sameness, and of many claims at once.
 
+No interval made of eight values alone can hold a mean that a rare collapse moves: where one seed in ten collapses, 43 %
+of samples of eight show none. So a collapse is declared, counted and given an interval of its own (`collapse_share`),
+and other intervals are of the seeds that did not collapse.
+
 A value is one seed's figure, most often the final pass@1 of a node (0 to 1). Two methods are compared in pairs: the
 i-th value of each is that of the i-th seed, whose warm-up checkpoint both started from. Every figure has the unit of
 the values, except p, which has none.
@@ -9,6 +13,7 @@ All functions raise ValueError for values that are empty, not finite or, in pair
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +22,18 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 Sample: TypeAlias = NDArray[np.float64]
 
 MARGIN = 0.03  # of pass@1: what is called the same, stated before any run
 EXACT_UP_TO = 16  # pairs, of which all 2^16 flips are tried
 FLIPS = 99_999  # drawn for more pairs than that
+COLLAPSED = 0.5  # of its start: a seed that ends below that has collapsed
+RESAMPLED_FROM = 4  # values on; of three a single one, drawn three times, would be a limit
+ALL_RESAMPLES_UP_TO = 9  # values, of which all 24,310 resamples are weighed
+RESAMPLES = 9_999  # drawn for more values than that
+LEAST_SPREAD = 0.1  # of the sample's: what a resample has at least, for one value drawn again and again has none
 ROUNDING = 1e-12  # of the values' size: what arithmetic may add to equal numbers
 
 
@@ -48,7 +58,12 @@ class Equivalence:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean x̄ with Student's interval x̄ ± t(n−1, 0.975)·s/√n, where s² = Σ(x−x̄)²/(n−1) (Student 1908).
+    """The mean x̄ with the wider, limit by limit, of two 95 % intervals.
+
+    Student's (1908) is x̄ ± t(n−1, 0.975)·s/√n, where s² = Σ(x−x̄)²/(n−1). The studentised bootstrap's (Efron 1979) is
+    x̄ − q·s/√n with q the 97.5 and 2.5 % points of (x̄*−x̄)√n/s* over resamples of the values, which heeds their skew;
+    s* is at least `LEAST_SPREAD`·s. All resamples are weighed, or `RESAMPLES` that are the same each time. Of eight
+    values it holds the mean in 96 % of normal samples, and in 94 % or more of those at a ceiling (Student's 88 to 94).
 
     One value says nothing of the spread: its limits are nan. Values that are all equal estimate a spread of 0 and have
     an interval of no width, which is the formula's answer and no certainty. Limits may lie outside [0, 1].
@@ -56,8 +71,18 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return _interval(_sample(values))
 
 
+def collapse_share(collapsed: int, seeds: int) -> Interval:
+    """The share of seeds that collapsed, with its exact 95 % interval (Clopper and Pearson 1934); 0 of 8 is up to 0.37.
+
+    Raises:
+        ValueError: also where more collapsed than there are.
+    """
+    around = stats.binomtest(collapsed, seeds).proportion_ci(0.95, method="exact")
+    return Interval(collapsed / seeds, float(around.low), float(around.high), seeds)
+
+
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """The mean of a−b with Student's interval over the pairs, as `mean_interval`; positive where `a` is the better."""
+    """The mean of a−b with its interval over the pairs, as `mean_interval`; positive where `a` is the better."""
     return _interval(_pairs(a, b)[0])
 
 
@@ -98,7 +123,7 @@ def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN
         raise ValueError(f"a margin of {margin} is not finite and above 0")
     differences, rounding = _pairs(a, b)
     n = len(differences)
-    difference, low, high, _ = astuple(_interval(differences, 0.9))
+    difference, low, high, _ = astuple(_student(differences, 0.9))
     if n < 2:
         return Equivalence(difference, low, high, math.nan)
     if float(np.ptp(differences)) <= rounding:
@@ -189,12 +214,36 @@ def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
     return first - second, ROUNDING * float(np.abs(first).sum() + np.abs(second).sum())
 
 
-def _interval(sample: Sample, level: float = 0.95) -> Interval:
+def _student(sample: Sample, level: float) -> Interval:
     n, mean = len(sample), float(sample.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
     half = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(sample.std(ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def _interval(sample: Sample) -> Interval:
+    mean, low, high, n = astuple(student := _student(sample, 0.95))
+    spread = float(sample.std())
+    if n < RESAMPLED_FROM or spread <= ROUNDING * float(np.abs(sample).max()):
+        return student
+    counts, weights = _resamples(n)
+    apart = np.sort(sample) - mean  # the order of the seeds may not matter
+    means = counts @ apart / n
+    spreads = np.sqrt(np.maximum(counts @ apart**2 / n - means**2, (LEAST_SPREAD * spread) ** 2))
+    below, above = np.quantile(means / spreads, (0.975, 0.025), weights=weights, method="inverted_cdf")
+    return Interval(mean, min(low, mean - float(below) * spread), max(high, mean - float(above) * spread), n)
+
+
+@functools.cache
+def _resamples(n: int) -> tuple[Sample, Sample]:
+    """How often each resample has each value `[R, n]`, and the probability of each resample `[R]`."""
+    if n > ALL_RESAMPLES_UP_TO:
+        drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+        return drawn.astype(np.float64), np.full(RESAMPLES, 1 / RESAMPLES)
+    chosen = np.array(list(itertools.combinations_with_replacement(range(n), n)))
+    counts = np.stack([np.sum(chosen == value, axis=1) for value in range(n)], axis=1).astype(np.float64)
+    return counts, math.factorial(n) / special.factorial(counts).prod(axis=1) / n**n
 
 
 def _every_flip(sizes: Sample) -> Sample:

@@ -15,7 +15,6 @@ from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Swept
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import mean_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,9 @@ def swept(results: Results, book: Book) -> None:
             book.write(f"## Final pass@1 against {one.key}")
             figure = figures.sweep(parts, x=one.key, log=one.log, level=level, named=results.label(base))
             note = " ∞: no threshold." if one.key == "threshold" else ""
-            caption = f"Final pass@1 on held-out prompts, mean over seeds with its 95 % interval.{note}"
+            caption = (
+                f"Final pass@1 on held-out prompts, mean over seeds that did not collapse with its 95 % interval.{note}"
+            )
             book.picture(f"sweep-{say.file_name(one.key)}", figure, caption)
 
 
@@ -95,8 +96,7 @@ def _lines(results: Results, sweep: Sweep, node: str) -> list[Swept]:
     """Group label and (value, cell, interval of the final value) of the node, without groups that lack it."""
     lines: list[Swept] = []
     for label, cells in sweep.groups.items():
-        seeds = [(value, cell, list(results.values(cell, node).values())) for value, cell in cells]
-        points = [(value, cell, mean_interval(finals)) for value, cell, finals in seeds if finals]
+        points = [(v, cell, around) for v, cell in cells if (around := results.settled(cell, node)).n]
         if points:
             lines.append((label, points))
     return lines
