@@ -53,6 +53,18 @@ def test_time_may_be_what_the_tokens_cost(tmp_path: Path) -> None:
     assert 16 * 2 * 0.25 <= step["time"] <= 16 * 24 * 0.25, "16 completions of at most 24 tokens"
 
 
+def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name() -> None:
+    warm = [spec(nodes=[{"name": "A", "warm": {"recipe": "tiny-a", **more}}]) for more in ({}, {"long": 0.0})]
+    found = [made.facts()["members"][0]["warm"] for made in warm]
+    assert "long" not in found[0] and found[1]["long"] == 0.0 and warm[0].id != warm[1].id
+
+
+def test_a_trial_learns_a_task_of_the_lab(tmp_path: Path) -> None:
+    made = spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:four", steps=1)
+    found = run(made, tmp_path)
+    assert [e["prompts"] for e in kind(found, "evaluation")] == [40, 40] and kind(found, "step")[0]["generated"] == 16
+
+
 def test_a_clock_of_groups_names_trials_as_it_always_did() -> None:
     assert spec().facts()["clock"] == {"generate": 1.0, "train": 0.5}
     assert spec(clock={"per": "token"}).facts()["clock"]["per"] == "token"

@@ -46,6 +46,7 @@ class WarmUp(_Table):
     weak: Literal["", "+", "-"] = ""
     style: Literal["terse", "spelled", "backwards"] = "terse"
     harder: float = Field(0.0, ge=0, lt=1)
+    long: float | None = Field(None, ge=0, le=1)
     forgetful: int | None = Field(None, ge=0, le=9)
     tokenizer: str = ""
     steps: int | None = Field(None, ge=1)

@@ -59,6 +59,9 @@ class TrialSpec(BaseModel):
         if self.clock.per == "group":
             del fields["clock"]["per"]
         fields["members"] = [{k: v for k, v in one.items() if v or k != "private"} for one in fields["members"]]
+        for warm in filter(None, (one["warm"] for one in fields["members"])):
+            if warm["long"] is None:
+                del warm["long"]
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
         return {**fields, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
