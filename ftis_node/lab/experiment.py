@@ -18,7 +18,7 @@ from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
 from ftis_node.lab.private import EVALUATION, KINDS
-from ftis_node.lab.recipes import RECIPES
+from ftis_node.lab.recipes import LARGER, RECIPES
 from ftis_node.lab.vocabularies import TOKENIZERS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
@@ -53,7 +53,7 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
-        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in RECIPES])
+        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in (*RECIPES, *LARGER)])
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ftis_node.lab.experiment import NodeSpec, WarmUp
-from ftis_node.lab.recipes import RECIPES, Recipe
+from ftis_node.lab.recipes import LARGER, RECIPES, Recipe
 from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.warmup import save, warm_up
@@ -82,7 +82,7 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 
 def _recipe(warm: WarmUp) -> Recipe:
-    recipe = next(recipe for recipe in RECIPES if recipe.name == warm.recipe)
+    recipe = next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == warm.recipe)
     changes = {name: value for name, value in warm.model_dump(exclude={"recipe", "like", "tokenizer"}).items()}
     changes["tokenizer"] = warm.tokenizer or None
     return dataclasses.replace(recipe, **{name: value for name, value in changes.items() if value is not None})
