@@ -54,9 +54,11 @@ def test_time_may_be_what_the_tokens_cost(tmp_path: Path) -> None:
 
 
 def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name() -> None:
-    warm = [spec(nodes=[{"name": "A", "warm": {"recipe": "tiny-a", **more}}]) for more in ({}, {"long": 0.0})]
-    found = [made.facts()["members"][0]["warm"] for made in warm]
-    assert "long" not in found[0] and found[1]["long"] == 0.0 and warm[0].id != warm[1].id
+    warm = {"name": "A", "warm": {"recipe": "tiny-a"}}
+    long = [{"name": "A", "warm": {"recipe": "tiny-a", "long": share}} for share in (0.0, 0.5)]
+    none, some = (spec(nodes=[one], task="ftis_node.lab.parity:four") for one in long)
+    assert "long" not in spec(nodes=[warm]).facts()["members"][0]["warm"]
+    assert none.facts()["members"][0]["warm"]["long"] == 0.0 and none.id != some.id
 
 
 def test_a_trial_learns_a_task_of_the_lab(tmp_path: Path) -> None:

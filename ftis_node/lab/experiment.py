@@ -214,6 +214,8 @@ class Experiment(_Table):
             raise ValueError(f"node {open_ones[0]} has no `private` rows, which a federated cell trains on")
         for node in self.nodes:
             _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
+            if node.warm and (node.warm.long is not None) != self.task.startswith("ftis_node.lab.parity:"):
+                raise ValueError(f"node {node.name}: a warm-up has `long` if, and only if, the task is of lab.parity")
         for method in (method for cell in self.cells for method in cell.methods):
             _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()
