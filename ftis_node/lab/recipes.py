@@ -34,8 +34,8 @@ class Recipe:
 
 
 LARGER = (
-    Recipe("small-1m", 4, width=128, mlp=512, steps=600, rate=2e-3, forgetful=4, errors=0.6),
-    Recipe("small-3m", 6, width=192, mlp=768, steps=600, rate=1.5e-3, forgetful=4, errors=0.6),
+    Recipe("small-1m", 4, width=128, mlp=512, steps=300, rate=2e-3, forgetful=4, errors=0.6),
+    Recipe("small-3m", 6, width=192, mlp=768, steps=300, rate=1.5e-3, forgetful=4, errors=0.6),
 )
 """One and three million parameters, for `lab.sums`; only the lab makes them."""
 
