@@ -48,7 +48,8 @@ def _task(*, strings: int, bits: int) -> Task:
 
 def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> list[tuple[str, str]]:
     """So many prompts of the task's kind, none held out, with right completions, of which a share `long` is long."""
-    held_out, pairs = {example.question for example in task.held_out}, []
+    held_out = {example.question for example in task.held_out}
+    pairs: list[tuple[str, str]] = []
     while len(pairs) < count:
         mixed = zip(*(example.question for example in rng.choices(task.train, k=8)), strict=True)
         question = "".join(map(rng.choice, mixed))

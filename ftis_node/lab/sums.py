@@ -29,4 +29,5 @@ def eight() -> Task:
         if min(values) >= 0:
             drawn[f"{question}="] = values[-1]
     rows, caps = list(drawn.items()), {"prompt_tokens": 16, "completion_tokens": 64}
-    return replace(make_task(rows[_HELD_OUT:], held_out=rows[:_HELD_OUT], template=PLAIN, **caps), text=_TEXT)
+    task = make_task(rows[_HELD_OUT:], reward="integer", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
+    return replace(task, text=_TEXT)
