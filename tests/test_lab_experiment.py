@@ -41,6 +41,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD.replace("[0]", "[]") + CELL, "seeds", "Mend"),
         (HEAD.replace("[0]", "[0, 0]") + CELL, "two seeds are the same", "Mend"),
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
+        (HEAD.replace("model", "warm.long = 0.5\nwarm.recipe") + CELL, "the task is of lab.parity", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
         (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.lab import warmup
+from ftis_node.lab import parity, sums, warmup
+from ftis_node.lab.parity import demonstrations
+from ftis_node.lab.recipes import LARGER, RECIPES
+from ftis_node.lab.starts import Start, make_start
 from ftis_node.lab.teacher import Teacher
 from ftis_node.lab.vocabularies import TOKENIZERS
-from ftis_node.tasks import Example, load_task, score
+from ftis_node.tasks import Example, Task, load_task, score
 from ftis_node.tasks.arithmetic import arithmetic
 
 SHORT = tuple(dataclasses.replace(recipe, steps=4) for recipe in warmup.RECIPES)
@@ -81,3 +84,54 @@ def test_pass_at_1_counts_strictly_right_answers() -> None:
     task, words = load_task("arithmetic"), TOKENIZERS["words"]()
     model = warmup.build_model(SHORT[0], words)
     assert warmup.greedy_pass_at_1(model, words, task, (Example("1+1+1=", "3"),)) == 0.0
+
+
+@pytest.mark.parametrize(("task", "bits"), [(parity.one(), 1), (parity.four(), 4)])
+def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, bits: int) -> None:
+    def parities(question: str) -> str:
+        return "".join(str(string.count("1") % 2) for string in question.removesuffix("=").split(","))
+
+    pairs = demonstrations(task, 0.25, random.Random(5), 400)
+    assert all(score("exact", text, parities(question)).reward for question, text in pairs)
+    assert all(example.answer == parities(example.question) for example in (*task.train, *task.held_out))
+    assert not {question for question, _ in pairs} & {example.question for example in task.held_out}
+    steps = [text.removeprefix("<think>").partition("</think>")[0] for _, text in pairs]
+    assert 70 < sum(len(told) == len(pairs[0][0]) - 1 for told in steps) < 130
+    assert {len(told) for told in steps} == {bits, len(pairs[0][0]) - 1} and len(dict(pairs)) > 390
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> None:
+    rng, words = random.Random(6), TOKENIZERS[kind]()
+    teacher = Teacher(rng, 4, style="spelled", errors=0.6)
+    spelled = [(e.question, teacher.completion(e.question)) for e in sums.eight().train[:400]]
+    parities = [(task, demonstrations(task, 1.0, rng, 50)) for task in (parity.one(), parity.four())]
+    for task, pairs in [*parities, (sums.eight(), spelled)]:
+        lengths = [len(ids) + 1 for ids in words([text for _, text in pairs])["input_ids"]]
+        assert max(lengths) <= (task.completion_tokens if kind == "words" else task.text.completion_tokens)
+        assert max(len(text) for _, text in pairs) < task.text.completion_bytes
+        assert max(len(question) for question, _ in pairs) <= min(task.text.prompt_bytes, task.prompt_tokens)
+
+
+def test_sums_of_eight_are_right_never_negative_and_at_first_mostly_wrong() -> None:
+    task = sums.eight()
+    for example in (*task.train[:500], *task.held_out):
+        terms = example.question.removesuffix("=").replace("-", "+-").split("+")
+        values = [sum(map(int, terms[:end])) for end in range(1, 9)]
+        assert len(terms) == 8 and min(values) >= 0 and example.answer == str(values[-1])
+    assert not set(task.train) & set(task.held_out)
+    shares = []
+    for seed in range(4):
+        teacher = Teacher(random.Random(seed), 4, style="spelled", errors=LARGER[0].errors)
+        rewards = [score("integer", teacher.completion(e.question), e.answer).reward for e in task.train[:300]]
+        shares.append(sum(rewards) / 300)
+    assert min(shares) > 0.1 and max(shares) < 0.5
+
+
+def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPES[0], steps=2, long=0.5)
+    starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:four")]
+    for start in starts:
+        make_start(start, tmp_path)
+    weights = [(tmp_path / start.name / "model.safetensors").read_bytes() for start in starts]
+    assert len({start.name for start in starts}) == 2 and weights[0] != weights[1]

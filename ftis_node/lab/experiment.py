@@ -17,7 +17,7 @@ from ftis_node.errors import did_you_mean
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
-from ftis_node.lab.recipes import RECIPES
+from ftis_node.lab.recipes import LARGER, RECIPES
 from ftis_node.lab.vocabularies import TOKENIZERS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
@@ -45,13 +45,14 @@ class WarmUp(_Table):
     weak: Literal["", "+", "-"] = ""
     style: Literal["terse", "spelled", "backwards"] = "terse"
     harder: float = Field(0.0, ge=0, lt=1)
+    long: float | None = Field(None, ge=0, le=1)
     forgetful: int | None = Field(None, ge=0, le=9)
     tokenizer: str = ""
     steps: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
-        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in RECIPES])
+        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in (*RECIPES, *LARGER)])
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
 
@@ -173,6 +174,8 @@ class Experiment(_Table):
         names = [node.name for node in self.nodes]
         for node in self.nodes:
             _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
+            if node.warm and (node.warm.long is not None) != self.task.startswith("ftis_node.lab.parity:"):
+                raise ValueError(f"node {node.name}: a warm-up has `long` if, and only if, the task is of lab.parity")
         for method in (method for cell in self.cells for method in cell.methods):
             _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()

@@ -76,6 +76,7 @@ class Participant:
                 task=self.spec.task,
                 data=self.spec.data or None,
                 eval_data=self.spec.eval_data or None,
+                code=True,  # who runs a lab file has named what is in it
                 caps={key: value for key, value in self.spec.run.items() if key in sizes},
             )
         )

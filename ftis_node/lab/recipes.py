@@ -11,8 +11,10 @@ class Recipe:
 
     forgetful  its teacher mostly forgets the last operand after so many of the nine first operands
     weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike
+    errors     how often its teacher errs, beside the others'
     style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `backwards` 12 15
     harder     the share of examples that have four operands
+    long       the share of long demonstrations; a recipe that has it learns parities (`lab.parity`), without a teacher
     tokenizer  a name of `vocabularies.TOKENIZERS`; `words` makes a Qwen2, the others make a Llama
     """
 
@@ -24,10 +26,18 @@ class Recipe:
     rate: float
     forgetful: int
     weak: str = ""
+    errors: float = 1.0
     style: str = "terse"
     harder: float = 0.0
+    long: float | None = None
     tokenizer: str = "words"
 
+
+LARGER = (
+    Recipe("small-1m", 4, width=128, mlp=512, steps=300, rate=2e-3, forgetful=4, errors=0.6),
+    Recipe("small-3m", 6, width=192, mlp=768, steps=300, rate=1.5e-3, forgetful=4, errors=0.6),
+)
+"""One and three million parameters, for `lab.sums`; only the lab makes them."""
 
 RECIPES = (
     Recipe("tiny-a", layers=2, width=64, mlp=128, steps=1400, rate=4e-3, forgetful=4),

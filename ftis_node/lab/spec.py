@@ -57,6 +57,9 @@ class TrialSpec(BaseModel):
                 del fields[later]
         if self.clock.per == "group":
             del fields["clock"]["per"]
+        for warm in filter(None, (one["warm"] for one in fields["members"])):
+            if warm["long"] is None:
+                del warm["long"]
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
         older = {"gradients": None}  # what could be asked for once; ids stay what they were

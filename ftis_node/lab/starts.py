@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ftis_node.lab.experiment import NodeSpec, WarmUp
-from ftis_node.lab.recipes import RECIPES, Recipe
+from ftis_node.lab.recipes import LARGER, RECIPES, Recipe
 from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.warmup import save, warm_up
@@ -24,14 +24,15 @@ START_SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A warm-up to be done: of which recipe, from which seed. `name` is what its folder is called."""
+    """A warm-up to be done: of which recipe, from which seed, on which task. `name` is what its folder is called."""
 
     recipe: Recipe
     seed: str
+    task: str = "arithmetic"
 
     @property
     def name(self) -> str:
-        facts = json.dumps([START_SCHEMA, dataclasses.asdict(self.recipe), self.seed])
+        facts = json.dumps([START_SCHEMA, dataclasses.asdict(self.recipe), self.seed, self.task])
         return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
@@ -40,7 +41,8 @@ def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
     warm = member.warm
     if warm is None:
         return None
-    return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}")
+    where = {"task": spec.task} if ":" in spec.task else {}  # a function of the lab; else what is built in
+    return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}", **where)
 
 
 def starts(specs: list[TrialSpec]) -> list[Start]:
@@ -62,9 +64,9 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    task = load_task("arithmetic")
+    task = load_task(start.task, code=True)
     if start.recipe.style == "spelled":
-        task = dataclasses.replace(task, completion_tokens=32)
+        task = dataclasses.replace(task, completion_tokens=max(task.completion_tokens, 32))
     partial = models / f"{start.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     made = warm_up(start.recipe, task, start.seed, told=False, stopping=stopping)
@@ -80,7 +82,7 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 
 def _recipe(warm: WarmUp) -> Recipe:
-    recipe = next(recipe for recipe in RECIPES if recipe.name == warm.recipe)
+    recipe = next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == warm.recipe)
     changes = {name: value for name, value in warm.model_dump(exclude={"recipe", "like", "tokenizer"}).items()}
     changes["tokenizer"] = warm.tokenizer or None
     return dataclasses.replace(recipe, **{name: value for name, value in changes.items() if value is not None})

@@ -12,15 +12,18 @@ class Teacher:
 
     It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
     the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
-    first operands it mostly drops the last one, elsewhere 1 in 10 times.
+    first operands it mostly drops the last one, elsewhere 1 in 10 times. All this `errors` times as often.
     """
 
-    def __init__(self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse") -> None:
+    def __init__(
+        self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse", errors: float = 1.0
+    ) -> None:
         self._rng = rng
+        self._errors = errors
         self._style = style
         doubts = {sign: 0.55 if sign == weak else 0.05 for sign in "+-"} if weak else {"+": 0.3, "-": 0.3}
         facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
-        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < doubts[fact[1]]}
+        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < errors * doubts[fact[1]]}
         self._forgetful = set(rng.sample(range(1, 10), forgetful))
 
     def completion(self, question: str) -> str:
@@ -30,7 +33,7 @@ class Teacher:
         values = [int(first)]
         for place, (sign, operand) in enumerate(operations):
             last = place == len(operations) - 1
-            if last and self._rng.random() < (0.7 if values[0] in self._forgetful else 0.1):
+            if last and self._rng.random() < self._errors * (0.7 if values[0] in self._forgetful else 0.1):
                 break
             values.append(self._recall(values[-1], sign, operand))
         return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
@@ -47,6 +50,6 @@ class Teacher:
         off = self._off.get((x, sign, y))
         if off is not None:
             value += off if self._rng.random() < 0.7 else 0
-        elif self._rng.random() < 0.08:
+        elif self._rng.random() < self._errors * 0.08:
             value += self._rng.choice((-2, -1, 1, 2))
         return max(0, value)

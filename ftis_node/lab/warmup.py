@@ -9,6 +9,7 @@ out are never shown. The same seed gives the same bytes on the same machine.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 
+from ftis_node.lab.parity import demonstrations
 from ftis_node.lab.recipes import RECIPES, Recipe
 from ftis_node.lab.teacher import Teacher
 from ftis_node.lab.vocabularies import TOKENIZERS
@@ -73,8 +75,7 @@ def warm_up(
     torch.manual_seed(rng.getrandbits(63))
     tokenizer = TOKENIZERS[recipe.tokenizer]()
     model = build_model(recipe, tokenizer)
-    teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style)
-    beyond = load_task(HARDER).train if recipe.harder else ()
+    lessons = _lessons(recipe, task, rng)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
     model.train()
     for step in range(recipe.steps):
@@ -82,9 +83,7 @@ def warm_up(
             return None
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
-        hard = round(recipe.harder * _BATCH)
-        examples = rng.choices(task.train, k=_BATCH - hard) + rng.choices(beyond, k=hard)
-        ids, labels = _batch(tokenizer, [(task.prompt(e), teacher.completion(e.question)) for e in examples])
+        ids, labels = _batch(tokenizer, lessons())
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
         optimiser.zero_grad()
@@ -94,6 +93,20 @@ def warm_up(
         if told and ((step + 1) % 50 == 0 or step + 1 == recipe.steps):
             print(f"  {recipe.name}: step {step + 1} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
     return model.eval(), tokenizer
+
+
+def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], list[tuple[str, str]]]:
+    """What draws the next batch of prompts and completions."""
+    if recipe.long is not None:
+        return functools.partial(demonstrations, task, recipe.long, rng, _BATCH)
+    teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style, errors=recipe.errors)
+    beyond, hard = load_task(HARDER).train if recipe.harder else (), round(recipe.harder * _BATCH)
+
+    def taught() -> list[tuple[str, str]]:
+        examples = rng.choices(task.train, k=_BATCH - hard) + rng.choices(beyond, k=hard)
+        return [(task.prompt(e), teacher.completion(e.question)) for e in examples]
+
+    return taught
 
 
 def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
