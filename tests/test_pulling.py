@@ -1,4 +1,4 @@
-"""What two pulls bring of one group is taken once."""
+"""What two pulls bring of one group is taken once; and what is under way is not hungered for."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
     for _ in range(2):
         table.add(made, made.encode(), age=0.0, first_sender=None)
         [target] = table.choose(1, lambda known: -1)
+        assert pulling.hungry
+        pulling._under_way[target] = None
+        assert not pulling.hungry, "the only group that it wants is under way"
+        pulling._under_way.clear()
         group = pulling._admit(target, body)
         assert group is not None
         pulled.append((target, group))
