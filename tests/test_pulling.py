@@ -47,14 +47,13 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
     for _ in range(2):
         table.add(made, made.encode(), age=0.0, first_sender=None)
         [target] = table.choose(1, lambda known: -1)
-        assert pulling.hungry
-        pulling._under_way[target] = None
-        assert not pulling.hungry, "the only group that it wants is under way"
-        pulling._under_way.clear()
         group = pulling._admit(target, body)
         assert group is not None
         pulled.append((target, group))
         table._remove(target.known)
+    assert pulling.hungry
+    pulling._under_way[pulled[0][0]] = None
+    assert not pulling.hungry, "the only group that it wants is under way"
     for target, group in pulled:
         left = [target]
         await pulling._hand_over({target: Arrival(group, body, 0.0, 1)}, left)
