@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from ftis_node.errors import FtisError
 from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.lab.bench.swarm import Plan, all_gather, steady
 from ftis_node.swarm.wire.p2pd import SENT_AHEAD
@@ -40,6 +41,12 @@ async def test_an_even_pace_fills_batches() -> None:
     assert found["groups_per_step"] == pytest.approx(2, abs=0.6) and found["missing_per_step"] < 0.6
     assert found["authors"] == 2 and found["rejections"] == {}
     assert found["bytes_in_per_s"] == pytest.approx(found["bytes_out_per_s"], rel=0.3)
+
+
+@pytest.mark.slow
+async def test_what_does_not_come_in_time_ends_the_benchmark_and_is_named() -> None:
+    with pytest.raises(FtisError, match=r"After 0 s a node has [0-3] admitted in place of 4"):
+        await all_gather(Plan(**SMALL, repetitions=1, timeout=0.0))
 
 
 async def test_a_proxy_delays_and_cuts() -> None:

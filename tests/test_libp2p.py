@@ -93,6 +93,7 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) 
     assert names == {"p2pd", "p2pclient"}
     assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("hivemind")]
     pid = network.pid
+    assert psutil.Process(pid).environ()["GOMAXPROCS"] == "1", "its threads would wake one another"
     await network.close()
     assert not psutil.pid_exists(pid)
     assert [path for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)] == []

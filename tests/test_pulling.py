@@ -1,4 +1,4 @@
-"""What two pulls bring of one group is taken once."""
+"""What two pulls bring of one group is taken once; and what is under way is not hungered for."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         assert group is not None
         pulled.append((target, group))
         table._remove(target.known)
+    assert pulling.hungry
+    pulling._under_way[pulled[0][0]] = None
+    assert not pulling.hungry, "the only group that it wants is under way"
     for target, group in pulled:
         left = [target]
         await pulling._hand_over({target: Arrival(group, body, 0.0, 1)}, left)

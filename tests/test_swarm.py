@@ -17,9 +17,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
+from ftis_node.swarm.membership import Peer
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, member, packet, stub
+from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, identity, member, packet, stub
 
 Key = tuple[bytes, int, int]
 
@@ -222,6 +223,22 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     await gets(second, third_made)
     assert first.author in second.pulling._occupied_holders
     silence.set()
+
+
+async def test_who_waited_longest_is_asked_first(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And three who are silent leave room for one more at a time."""
+    swarm, asked = (await swarms.join(1)).swarm, list[bytes]()
+
+    async def silence(peer: bytes) -> None:
+        asked.append(peer)
+        await asyncio.sleep(PATIENCE)
+
+    monkeypatch.setattr(swarm, "_exchange", silence)
+    peers = [identity(number).author for number in range(2, 8)]
+    for place, peer in enumerate(peers):
+        swarm.membership.sessions[peer].asked = 1.0 + place
+    swarm.membership.active_view.update((peer, Peer(peer, [], "", True)) for peer in reversed(peers))
+    await eventually(lambda: asked == peers, "all six were asked in turn")
 
 
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:

@@ -91,9 +91,9 @@ class Uploads:
                     continue
                 status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                 chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                self._traffic.send(peer, chunk.ByteSize())
+                self._traffic.send(peer, size := chunk.ByteSize())
                 await asyncio.sleep(delay)
-                slot.expect(chunk.ByteSize())
+                slot.expect(size)
                 yield chunk
         finally:
             slot.release()
@@ -160,7 +160,7 @@ async def fetch(
             if target is None:
                 raise HolderLie("sent a packet that was not asked for")
             if chunk.status == ftis_pb2.FetchChunk.HERE and (
-                len(chunk.packet) != target.ref.size or packet_digest(chunk.packet) != chunk.digest
+                len(body := chunk.packet) != target.ref.size or packet_digest(body) != chunk.digest
             ):
                 raise HolderLie("sent other bytes than the author signed")
             yield target, chunk
@@ -179,7 +179,8 @@ async def _ask(request: ftis_pb2.FetchRequest, received: asyncio.Event) -> Async
 async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> ftis_pb2.FetchChunk:
     """Return the next answer. An early end, silence and errors are all the holder's fault."""
     try:
-        return await asyncio.wait_for(anext(stream), timeout)
+        async with asyncio.timeout(timeout):
+            return await anext(stream)
     except StopAsyncIteration:
         raise HolderFault("ended its stream early") from None
     except (DecodeError, TypeError, ValueError) as error:  # not line noise: libp2p's packets are authenticated

@@ -93,9 +93,10 @@ class Gossip:
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
-        wanted, again = self._want(peer, limits, reserve=True), self._sessions[peer].unsure
+        wanted, session = self._want(peer, limits, reserve=True), self._sessions[peer]
+        session.asked = self.table.clock()
         pushed, mentions = self._tell(peer, limits, limits.entries)
-        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
+        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=session.unsure)
 
     def answer(
         self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
@@ -115,7 +116,7 @@ class Gossip:
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
-        session.owed = len(wanted)
+        session.owed, session.asked = len(wanted), self.table.clock()
         return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(

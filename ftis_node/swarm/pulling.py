@@ -105,9 +105,13 @@ class Pulling:
 
     @property
     def hungry(self) -> bool:
-        """Whether the node would take a group now."""
-        want = self._trade.want()
-        return want.groups > 0 or want.answers > 0
+        """Whether the node would take a group that is not under way."""
+        return max(self._lacks(self._trade.want())) > 0
+
+    def _lacks(self, want: Want) -> tuple[int, int]:
+        """The answers and the other groups that the node would take besides those under way."""
+        answering = sum(row is not None for row in self._under_way.values())
+        return want.answers - answering, want.groups + answering - len(self._under_way)
 
     async def loop(self) -> None:
         """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
@@ -134,10 +138,8 @@ class Pulling:
     def _choose(self, want: Want) -> Iterator[Target]:
         """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
         wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
-        answering = [row for row in self._under_way.values() if row is not None]
-        rows = (row for row in want.rows if row not in answering)
-        others = want.groups + len(answering) - len(self._under_way)
-        for count, which in ((want.answers - len(answering), rows), (others, None)):
+        rows = (row for row in want.rows if row not in self._under_way.values())
+        for count, which in zip(self._lacks(want), (rows, None), strict=True):
             for target in self._table.choose(count, wanted, want.newcomers, which):
                 self._under_way[target] = None if which is None else target.known.rows[target.index]
                 yield target  # the caller marks it as being pulled before the next choice
@@ -147,12 +149,9 @@ class Pulling:
         self.pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
-        well = False
-        if not task.cancelled():
-            error = task.exception()
-            well = error is None and task.result()
-            if error is not None:
-                logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
+        well = not task.cancelled() and not task.exception() and task.result()
         pause = 0.0 if well else self._rests.seconds(holder, self._interval())
         asyncio.get_running_loop().call_later(pause, self._free, holder)
 
@@ -193,7 +192,7 @@ class Pulling:
                 if group is None:
                     self._landed(target, left)
                 else:
-                    arrived[target] = Arrival(group, chunk.packet, target.known.born, target.ref.right)
+                    arrived[target] = Arrival(group, group.data, target.known.born, target.ref.right)
                 if len(arrived) >= TAKEN_TOGETHER:
                     await self._hand_over(arrived, left)
             self._membership.answered(holder)
@@ -279,7 +278,6 @@ class Pulling:
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """A bit mask of the packets that a free holder has; 0 if the author is banned, no member any more, or has used
         its share of this step's pulls."""
-        if not (held := known.held_among(free)):
-            return 0
-        author = known.announcement.author
-        return held if self._reputation.may_be_pulled(author, most) and self._membership.welcomes(author) else 0
+        author, held = known.announcement.author, known.held_among(free)
+        welcome = held and self._reputation.may_be_pulled(author, most) and self._membership.welcomes(author)
+        return held if welcome else 0

@@ -35,8 +35,9 @@ class Session:
 
     limits: of a message between both; None: they have not shaken hands. started: the peer's time when `boot_seconds`
     was 0, by its latest message: own corrections of the clock change nothing. unsure: a message of it may have been
-    lost. owed: announcements that this node requested in its last answer. lacking: announcements that the peer
-    mentioned, by id. reports, records: what it was told: the time of each author's self-report; members' records.
+    lost. owed: announcements that this node requested in its last answer. asked: when either last asked the other for
+    news (`boot_seconds`); 0: not yet. lacking: announcements that the peer mentioned, by id. reports, records: what
+    it was told: the time of each author's self-report; members' records.
     """
 
     limits: Limits | None = None
@@ -44,6 +45,7 @@ class Session:
     started: float | None = None
     unsure: bool = False
     owed: int = 0
+    asked: float = 0.0
     lacking: Bounded[int, Lacking] = field(default_factory=lambda: Bounded(LACKING_MAX))
     reports: Bounded[bytes, int] = field(default_factory=lambda: Bounded(REPORTS_MAX))
     records: set[bytes] = field(default_factory=set)
@@ -85,7 +87,7 @@ class Sessions(dict[bytes, Session]):
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun.limits, begun.observer = limits, observer
+        begun.limits, begun.observer, begun.asked = limits, observer, 0.0
         begun.reports.clear()
         begun.records.clear()
         self[peer] = begun

@@ -306,8 +306,8 @@ class Swarm:
     # --- calls to peers -------------------------------------------------------------------------------------------
 
     async def _exchange_loop(self) -> None:
-        """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
-        that does not answer delays no other."""
+        """Exchange with a few peers while the node is hungry or has news, at least every half minute: with those that
+        waited longest, whoever asked last. Peers that do not answer leave room for one other at least."""
         while True:
             hungry = self.pulling is not None and self.pulling.hungry
             await self._wait(self._to_exchange, self.interval if hungry else self.idle)
@@ -316,7 +316,8 @@ class Swarm:
                 view.pop(peer)
                 self._cut(peer)
             idle = [peer for peer in view if peer not in self._asking]
-            for peer in self._rng.sample(idle, min(self._exchange_peers, len(idle))):
+            idle.sort(key=lambda peer: (self.membership.sessions[peer].asked, self._rng.random()))
+            for peer in idle[: max(1, self._exchange_peers - len(self._asking))]:
                 self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
                 task.add_done_callback(functools.partial(self._asked, peer))
             if self._asking:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from operator import itemgetter
 
 from ftis_node.packet import Group
@@ -146,7 +147,7 @@ class Target:
     known: Known
     index: int
 
-    @property
+    @cached_property
     def ref(self) -> PacketRef:
         return self.known.announcement.packets[self.index]
 

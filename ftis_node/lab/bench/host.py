@@ -26,7 +26,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.packets import Round, make_context, make_packet, make_round, make_run
-from ftis_node.packet import Group, author_digest, decode, packet_digest
+from ftis_node.packet import Group, packet_digest
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
@@ -47,10 +47,10 @@ POLL_SECONDS = 0.005
 class PushedPackets(ServicerBase):  # type: ignore[misc]
     """The rival of announce-and-pull: an author sends its packets to every peer over one stream each."""
 
-    def __init__(self, keep: Callable[[bytes], None]) -> None:
+    def __init__(self, keep: Callable[[bytes, ftis_pb2.FetchChunk], None]) -> None:
         """
         Args:
-            keep: what is done with each packet while `keeps` is set; else only its hash is checked.
+            keep: what is done with each packet of an author while `keeps` is set; else only its hash is checked.
         """
         self.received = 0
         self.keeps = False
@@ -61,8 +61,8 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
     ) -> AsyncIterator[ftis_pb2.FetchRequest]:
         async for chunk in requests:
             if self.keeps:
-                self._keep(chunk.packet)
-            self.received += packet_digest(chunk.packet) == chunk.digest
+                self._keep(context.remote_id.to_bytes(), chunk)
+            self.received += self.keeps or packet_digest(chunk.packet) == chunk.digest
             yield ftis_pb2.FetchRequest()
 
 
@@ -79,9 +79,8 @@ class BenchNode:
         self.admitted = 0
         self.authors: set[bytes] = set()
         self.ages: list[float] = []
-        self.appetite = 1 << 40  # how many it wants in all
+        self.appetite = sys.maxsize  # how many it wants in all
         self.steps = self.short = 0
-        self.authors_by_digest: dict[bytes, bytes] = {}
         self._made = Round()
 
     async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
@@ -137,7 +136,9 @@ class BenchNode:
         )
         return sum(len(body) for _, body in self._made.packets)
 
-    def announce(self) -> None:
+    def announce(self, wanted: int) -> None:
+        """Announces what `make` made; from now on the node wants so many of others' packets."""
+        self.appetite = self.admitted + wanted
         number = self._made.number
         self.swarm.announce(number, policy_step=number, packets=self._made.refs)
 
@@ -171,7 +172,7 @@ class BenchNode:
         self.appetite = self.admitted + batch
         while True:
             self.make(groups)
-            self.announce()
+            self.announce(self.appetite - self.admitted)
             await asyncio.sleep(seconds * float(self.random.uniform(0.9, 1.1)))
             have = self.admitted - taken
             used = min(batch, have)
@@ -181,12 +182,11 @@ class BenchNode:
             self.appetite = taken + 2 * batch  # this batch and the next
             self.swarm.wake()
 
-    def _keep(self, body: bytes) -> None:
+    def _keep(self, author: bytes, chunk: ftis_pb2.FetchChunk) -> None:
         """Admit and store a pushed packet, as a pulled one."""
-        author = self.authors_by_digest[decode(body).author_digest]
-        verdict = admit(self.context, author, body)
+        verdict = admit(self.context, author, chunk.packet, digest=chunk.digest)
         assert isinstance(verdict, Group)
-        self.store.add([(verdict, body)], own=False)
+        self.store.add([(verdict, verdict.data)], own=False)
 
     async def _take(self, arrived: Sequence[Arrival]) -> None:
         self.store.add([(one.group, one.body) for one in arrived], own=False)
@@ -240,15 +240,13 @@ class Host:
     async def make(self, groups: int) -> dict[str, Any]:
         return {"bytes": sum(node.make(groups) for node in self._nodes)}
 
-    async def announce(self) -> dict[str, Any]:
+    async def announce(self, wanted: int = sys.maxsize) -> dict[str, Any]:
         for node in self._nodes:
-            node.announce()
+            node.announce(wanted)
         return {}
 
     async def push(self, others: list[str]) -> dict[str, Any]:
         peers = [bytes.fromhex(other) for other in others]
-        for node in self._nodes:
-            node.authors_by_digest = {author_digest(peer): peer for peer in peers}
         await asyncio.gather(
             *(node.push([peer for peer in peers if peer != node.identity.author]) for node in self._nodes)
         )

@@ -113,10 +113,13 @@ class _Swarm:
     async def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
         return list(await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts)))
 
-    async def wait(self, what: str, count: int, seconds: float) -> tuple[int, float]:
-        """(the least that any node has, when the last one had it)"""
+    async def wait(self, what: str, count: int, seconds: float, *, lossy: bool = False) -> float:
+        """When the last node had so many. Raises FtisError if one has fewer, unless some may be lost."""
         told = await self.do("wait", key=what, count=count, seconds=seconds, limit=seconds + ANSWER_SECONDS)
-        return min(answer["least"] for answer in told), max(answer["at"] for answer in told)
+        least = min(answer["least"] for answer in told)
+        if least < count and not lossy:
+            raise FtisError(f"After {seconds:.0f} s a node has {least} {what} in place of {count}.")
+        return max(answer["at"] for answer in told)
 
     async def figures(self) -> dict[str, Any]:
         """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
@@ -152,8 +155,8 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         addresses = [text for answer in await asyncio.gather(*starting) for text in answer["addresses"]]
         swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
         await swarm.do("join", bootstraps=addresses[:2], limit=MEET_SECONDS)
-        least, at = await swarm.wait("peers", min(plan.nodes - 1, 64), MEET_SECONDS)
-        tell(f"every node knows {least} others after {at - began:.1f} s")
+        at = await swarm.wait("peers", plan.nodes - 1, MEET_SECONDS)
+        tell(f"every node knows {plan.nodes - 1} others after {at - began:.1f} s")
         yield swarm
 
 
@@ -187,7 +190,7 @@ def _medians(phase: _Phase, name: str, tokens: int) -> dict[str, float]:
 
 
 async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Each node makes `groups` packets and every node wants everything. Then the same packets by a plain push, whose
+    """Each node makes `groups` packets and every node wants all of them. Then the same packets by a plain push, whose
     receivers look at nothing but the hash; then others by a push whose receivers admit and store them, as pullers do.
 
     Returns seconds (median) until all have all, CPU-seconds of all processes, p2pd included, `lost` packets over all
@@ -204,8 +207,8 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             ideal += size * (plan.nodes - 1)
             before = await swarm.figures()
             began = time.monotonic()
-            await swarm.do("announce")
-            _, at = await swarm.wait("admitted", repetition * everything, plan.timeout)
+            await swarm.do("announce", wanted=everything)
+            at = await swarm.wait("admitted", repetition * everything, plan.timeout, lossy=plan.proxied)
             after = await swarm.figures()
             pulled.append(_spent(before, after, at - began))
             payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
@@ -221,7 +224,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
                 count += everything
                 began = time.monotonic()
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
-                _, at = await swarm.wait("pushed", count, plan.timeout)
+                at = await swarm.wait("pushed", count, plan.timeout)
                 phase.append(_spent(before, await swarm.figures(), at - began))
         tokens = plan.nodes * everything * GROUP * plan.tokens
         result = {

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 import psutil
@@ -52,7 +52,7 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
     async def rpc_exchange(self, request: ftis_pb2.ExchangeRequest, context: P2PContext) -> ftis_pb2.ExchangeResponse:
         return await self.exchange(request, context.remote_id.to_bytes())
 
-    async def rpc_fetch(
+    def rpc_fetch(
         self, requests: AsyncIterator[ftis_pb2.FetchRequest], context: P2PContext
     ) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answer a fetch stream, which stays open until the caller ends its own side.
@@ -60,9 +60,7 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
         If this task is cancelled, `p2pd.answer_stream` releases everything that the stream holds.
         """
-        async with aclosing(self.fetch(requests, context.remote_id.to_bytes())) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self.fetch(requests, context.remote_id.to_bytes())
 
 
 class Libp2p:

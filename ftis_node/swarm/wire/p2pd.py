@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import base58
 from google.protobuf.message import Message
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
@@ -190,6 +191,9 @@ async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) ->
 P2P.receive_raw_data = staticmethod(_receive_bounded)
 P2P.receive_protobuf = staticmethod(_receive_message)
 
+# hivemind spells out a peer's id in every call and stream, digit by digit.
+base58.b58encode = functools.lru_cache(1024)(base58.b58encode)
+
 # hivemind writes a peer id within a multiaddr as a CID, which p2pd cannot read, so no relayed address could be dialled.
 # The multiaddr specification requires a multihash, which hivemind writes for protocols that are not in this table.
 cid.PROTO_NAME_TO_CIDv1_CODEC.clear()
@@ -256,10 +260,11 @@ class CallTasks(dict[Any, "asyncio.Task[None]"]):
 
 # The prelude of p2pd's process. It opens a session of its own, because Ctrl-C in a terminal reaches the whole group and
 # p2pd must outlive it. It makes p2pd die with this process, whatever kills that (PR_SET_PDEATHSIG, SIGKILL). hivemind
-# has set the log level.
+# has set the log level. One thread at a time is enough for what a node sends; several spend a third more in waking one
+# another.
 _PRELUDE = (
     "import ctypes, os, sys; os.setsid(); ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.environ.setdefault('GOMAXPROCS', '1'); "
     f"os.environ['GOLOG_LOG_LEVEL'] += ',{_AUTONAT}=debug'; os.execv(sys.argv[2], sys.argv[2:])"
 )
 
