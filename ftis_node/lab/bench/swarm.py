@@ -119,7 +119,7 @@ class _Swarm:
         least = min(answer["least"] for answer in told)
         if least < count and not lossy:
             raise FtisError(f"After {seconds:.0f} s a node has {least} {what} in place of {count}.")
-        return max(answer["at"] for answer in told)
+        return max(float(answer["at"]) for answer in told)
 
     async def figures(self) -> dict[str, Any]:
         """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
