@@ -156,7 +156,7 @@ async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has
 
 async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _):
-        alice.addresses.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
+        alice.addresses.hear([at(LOOPBACK)], MALLORY.author)
         for _ in range(GIVE_UP_AFTER):
             assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
             assert not await alice.greet(BOB.author)
@@ -510,13 +510,16 @@ async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_ho
     assert await alice.dials(BOB.author) == []
 
 
-async def test_an_address_that_is_not_dialled_is_told_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    alice = Alone(cache=tmp_path / "peers.json")
-    alice.addresses.hear([at(LAN)])
+async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ftis_node.swarm.address_book")
+    alice = Alone()
+    greets(alice, BOB, addresses=[at(LAN), address(BOB)])
     for _ in range(2):
+        alice.addresses.hear([at(LAN), at("/dns4/node.example")], MALLORY.author)
         await alice.greet(BOB.author)
-    [told] = caplog.messages
-    assert at(LAN) in told and "outside the networks" in told and "--peers" in told
+    lan, name = caplog.messages
+    assert at(LAN) in lan and "outside the networks" in lan and "--peers" in lan
+    assert at("/dns4/node.example") in name and "owner" in name
 
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:

@@ -92,8 +92,12 @@ async def look_around(
         where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
-        answered = 0
-        for text in targets or KnownAddresses.read(home.peers).dialled(settings)[:KEPT_TRIED]:
+        answered, known = 0, KnownAddresses.read(home.peers)
+        scope, kept = known.scope(settings), [] if targets else known.all
+        for text in kept:
+            if why := scope.why_not(text):
+                yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
+        for text in targets or list(filter(scope.reach, kept))[:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)

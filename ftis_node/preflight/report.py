@@ -115,8 +115,8 @@ def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
-    options = case.options
-    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, options.peers))
+    options, known = case.options, KnownAddresses.read(case.home.peers)
+    dialled = (*options.bootstraps, *filter(known.scope(settings, options.peers).reach, known.all))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 

@@ -10,6 +10,7 @@ import msgspec
 from ftis_node.config.settings import Settings
 from ftis_node.host.files import kept, replace_bytes
 from ftis_node.swarm.addresses import NetworkScope
+from ftis_node.swarm.wire.transport import Listening
 
 NAMED_MAX, MET_MAX = 16, 128
 
@@ -45,7 +46,6 @@ class KnownAddresses(msgspec.Struct):
         """Each once, the owner's first."""
         return list(dict.fromkeys((*self.peers, *self.given, *self.met)))
 
-    def dialled(self, settings: Settings, owners: Iterable[str] = ()) -> list[str]:
-        """Those that a start with these settings dials, whose owner names these addresses too."""
-        named = (*settings.announce, *settings.relays, *owners, *self.peers)
-        return list(filter(NetworkScope(settings.host, named, self.given).reach, self.all))
+    def scope(self, how: Settings | Listening, owners: Iterable[str] = ()) -> NetworkScope:
+        """What a start with these options dials, whose owner names these addresses too."""
+        return NetworkScope(how.host, (*how.announce, *how.relays, *owners, *self.peers), self.given)

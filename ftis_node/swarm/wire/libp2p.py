@@ -35,7 +35,11 @@ PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
 HEALTH_SECONDS = 2.0
+KNOCK_SECONDS = 2.0
 FAILURES_KEPT = 256
+_HOST_PORT = re.compile("/ip[46]/([^/]+)/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)")
+# A first packet of a version that nobody speaks: who speaks QUIC answers with the versions that it does (RFC 9000, 6).
+_WHICH_QUIC = (b"\xc0\x1a\x2a\x3a\x4a\x08" + bytes(9)).ljust(1200, b"\0")
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +183,11 @@ class Libp2p:
                 found = await asyncio.wait_for(_resolved(text), DIAL_SECONDS)
                 maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
         try:
+            # p2pd puts off a dial where one failed before, for up to five minutes: it gets addresses that answer.
+            silent = await asyncio.gather(*(_knock(str(one)) for one in maddrs))
+            if maddrs and all(silent) and peer not in await self.neighbours():
+                raise ConnectionError("; ".join(dict.fromkeys(silent)))
+            maddrs = [one for one, why in zip(maddrs, silent, strict=True) if not why]
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
@@ -279,15 +288,32 @@ async def _resolved(address: str) -> list[str]:
     return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
 
+async def _knock(place: str) -> str:
+    """Why nobody answers at an address; "" if somebody does, or only p2pd can tell."""
+    if (found := _HOST_PORT.fullmatch(place)) is None:
+        return ""
+    host, tcp, quic = found.groups()
+    kind = socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind) as door:
+            door.setblocking(False)
+            async with asyncio.timeout(KNOCK_SECONDS):
+                await loop.sock_connect(door, (host, int(tcp or quic)))
+                if quic:
+                    await loop.sock_sendall(door, _WHICH_QUIC)
+                    await loop.sock_recv(door, 1)
+    except ConnectionRefusedError:
+        return "nothing listens there (connection refused)"
+    except OSError as error:
+        return error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
+    return ""
+
+
 def _in_words(error: Exception) -> str:
     """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
     reports each address on a line of its own."""
     text = " ".join(str(error).split())
     if found := re.search(r"remote key matches (\w+)", text):
         return f"another node answers there, {found[1]}"
-    refused, put_off, tried = (text.count(words) for words in ("connection refused", "dial backoff", "* ["))
-    if put_off == tried > 0:
-        return ""
-    if refused and refused + put_off == tried:
-        return "nothing listens there (connection refused)"
-    return text or type(error).__name__
+    return "" if text.count("dial backoff") == text.count("* [") > 0 else text or type(error).__name__
