@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 PROJECT = "ftis-node"
+LEAVING_SECONDS = 30  # for the library's own end
 Log = Callable[[int, dict[str, float]], None]
 
 
@@ -78,6 +80,7 @@ def main(kind: str, name: str) -> None:
     for line in sys.stdin:
         told = json.loads(line)
         log(told["step"], {key: value for key, value in told["figures"].items() if math.isfinite(value)})
+    signal.alarm(LEAVING_SECONDS)  # whoever would end it may be gone
     finish()
 
 

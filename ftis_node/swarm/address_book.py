@@ -6,7 +6,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -142,17 +142,16 @@ class AddressBook:
         """Add the peers of previous starts to the candidates."""
         self.hear(self._known.met)
 
-    def save(self, view: Mapping[bytes, Sequence[str]], elsewhere: Container[bytes | None] = ()) -> None:
-        """Keep addresses for the next start: the view's, and those of peers that were met before.
+    def save(self, view: Iterable[Sequence[str]], elsewhere: Container[bytes | None] = ()) -> None:
+        """Keep addresses for the next start: the view's, each peer's together, and those of peers met before.
 
         What the owner named stays named, unless the peer there is `elsewhere`.
         """
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer: list(filter(self.scope.reach, addresses)) for peer, addresses in view.items()}
-        present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
-        met = {peer for peer, addresses in dialled.items() if addresses}
+        present = [t for texts in view for t in varied(filter(self.scope.reach, texts), ADDRESSES_TOLD)]
+        met = set(map(peer_at, present))
         left = [text for text in known.met if peer_at(text) not in met]
         known.met = [*present[:LASTING], *left[:LASTING], *present[LASTING:], *left[LASTING:]][:MET_MAX]
         for kept in (known.peers, known.given):

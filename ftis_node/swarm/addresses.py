@@ -184,9 +184,8 @@ class NetworkScope:
             return ""
         if host is None or not is_plain(address):
             return "only this node's owner may name a host so"
-        if SCOPES.index(_scope_of(host[1])) > self._narrowest:
-            return "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
-        return ""
+        far = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        return far if SCOPES.index(_scope_of(host[1])) > self._narrowest else ""
 
 
 def network_of(addresses: Iterable[str]) -> str:

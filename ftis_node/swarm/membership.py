@@ -140,8 +140,7 @@ class Membership:
 
     def misled(self) -> list[bytes]:
         """The peers of the view that know other addresses of this node than it has now."""
-        own = frozenset(self.own_addresses)
-        return [peer.id for peer in self.active_view.values() if peer.told != own]
+        return [peer.id for peer in self.active_view.values() if peer.told != frozenset(self.own_addresses)]
 
     def _only_dials(self) -> bool:
         """Whether the node does not listen, or AutoNAT found that no peer can dial it."""
@@ -309,7 +308,7 @@ class Membership:
         """Keep addresses for the next start, but of what the owner named none of another run."""
         elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
         found_first = sorted(self.active_view.values(), key=lambda peer: not peer.found)
-        self.addresses.save({peer.id: peer.addresses for peer in found_first}, elsewhere)
+        self.addresses.save((peer.addresses for peer in found_first), elsewhere)
 
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)

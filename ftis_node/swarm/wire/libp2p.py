@@ -123,11 +123,8 @@ class Libp2p:
         try:
             while missed < MISSED_PINGS:
                 # One connection carries the calls of peers and the answers to this node; it alone may end.
-                done, _ = await asyncio.wait(
-                    {ended, control._read_task, control._write_task},
-                    timeout=PING_EVERY,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                parts = {ended, control._read_task, control._write_task}
+                done, _ = await asyncio.wait(parts, timeout=PING_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     await asyncio.wait({ended}, timeout=PING_EVERY)
                     return f"ended with code {ended.result()}" if ended.done() else "passes on no calls any more"
@@ -156,13 +153,8 @@ class Libp2p:
             connected = await asyncio.wait_for(self.p2p.list_peers(), HEALTH_SECONDS)
             process = psutil.Process(self.pid)
             with process.oneshot():
-                return Health(
-                    reachability=self.p2p.reachability,
-                    connections=len(connected),
-                    memory_bytes=process.memory_info().rss,
-                    cpu_seconds=sum(process.cpu_times()[:2]),
-                    open_files=process.num_fds(),
-                )
+                memory, seconds = process.memory_info().rss, sum(process.cpu_times()[:2])
+                return Health(self.p2p.reachability, len(connected), memory, seconds, process.num_fds())
         except Exception:  # hivemind raises anything from a socket error to what its parser raises
             return None
 
@@ -191,8 +183,7 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            before = self._failures.pop(peer, "it failed just before")
-            why = _in_words(error) or before
+            why = _in_words(error) or self._failures.get(peer, "it failed just before")
             self._failures[peer] = why
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
@@ -292,21 +283,19 @@ async def _knock(place: str) -> str:
     """Why nobody answers at an address; "" if somebody does, or only p2pd can tell."""
     if (found := _HOST_PORT.fullmatch(place)) is None:
         return ""
-    host, tcp, quic = found.groups()
-    kind = socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
-    loop = asyncio.get_running_loop()
+    (host, tcp, quic), loop = found.groups(), asyncio.get_running_loop()
+    family, kind = socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind) as door:
+        with socket.socket(family, kind) as door:
             door.setblocking(False)
             async with asyncio.timeout(KNOCK_SECONDS):
                 await loop.sock_connect(door, (host, int(tcp or quic)))
                 if quic:
                     await loop.sock_sendall(door, _WHICH_QUIC)
                     await loop.sock_recv(door, 1)
-    except ConnectionRefusedError:
-        return "nothing listens there (connection refused)"
     except OSError as error:
-        return error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
+        why = error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
+        return "nothing listens there (connection refused)" if isinstance(error, ConnectionRefusedError) else why
     return ""
 
 
