@@ -27,7 +27,7 @@ EVE = identity(9)
 
 async def watched(inviter: Member, home: Path, name: str = "") -> str:
     """What `ftis-node watch` prints on stderr, with an invitation of this member."""
-    made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=60, name=name)
+    made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=600, name=name)
     line = ("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
     ended = await asyncio.to_thread(run_cli, *line)
     sessions = inviter.swarm.membership.sessions.values()
