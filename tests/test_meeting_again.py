@@ -98,18 +98,6 @@ async def test_peers_that_come_long_after_a_node_are_met(tmp_path: Path) -> None
             await all_meet(node, late)
 
 
-async def test_whose_address_changes_tells_its_peers(tmp_path: Path) -> None:
-    """By it they find it, and name it, when the connections have ended."""
-    async with member(1, tmp_path) as one, member(2, tmp_path, [one.address]) as moving:
-        await all_meet(one, moving)
-        view, known = one.swarm.membership.active_view, moving.swarm.membership
-        before = known.own_addresses
-        moving.transport.port = free_port("127.0.0.1")  # as when another process has taken it meanwhile
-        os.kill(moving.transport.pid, signal.SIGKILL)
-        await eventually(lambda: known.own_addresses != before, "it has another one")
-        await eventually(lambda: [one.addresses for one in view.values()] == [known.own_addresses], "it is known")
-
-
 async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_first(tmp_path: Path) -> None:
     port = free_port("127.0.0.1")
     announce = tuple(f"/ip4/127.0.0.1/tcp/{one}" for one in (1025, 1026, 1027, port))
