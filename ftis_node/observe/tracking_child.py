@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 PROJECT = "ftis-node"
-LEAVING_SECONDS = 30  # for the library's own end
 Log = Callable[[int, dict[str, float]], None]
 
 
@@ -80,7 +79,7 @@ def main(kind: str, name: str) -> None:
     for line in sys.stdin:
         told = json.loads(line)
         log(told["step"], {key: value for key, value in told["figures"].items() if math.isfinite(value)})
-    signal.alarm(LEAVING_SECONDS)  # whoever would end it may be gone
+    signal.alarm(30)  # seconds for the library's own end; whoever would end this process may be gone
     finish()
 
 

@@ -35,7 +35,7 @@ TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
-LASTING = 8 * ADDRESSES_TOLD  # of peers that have left, kept before those that came by themselves
+LASTING = 8 * ADDRESSES_TOLD  # addresses of peers that have left, kept before those of peers that came by themselves
 
 REFERRERS_MAX = 1024
 # A doubted referrer named at least so many that did not answer, as number and as part.
@@ -142,18 +142,23 @@ class AddressBook:
         """Add the peers of previous starts to the candidates."""
         self.hear(self._known.met)
 
-    def save(self, view: Iterable[Sequence[str]], elsewhere: Container[bytes | None] = ()) -> None:
-        """Keep addresses for the next start: the view's, each peer's together, and those of peers met before.
+    def save(self, view: Iterable[Iterable[Sequence[str]]], elsewhere: Container[bytes | None] = ()) -> None:
+        """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
+        that came by themselves push out none of the first eight that this node has found.
 
-        What the owner named stays named, unless the peer there is `elsewhere`.
+        Args:
+            view: the addresses of each peer of the view that this node has found, and of each that came by itself.
+            elsewhere: what the owner named stays named, unless the peer there is one of these.
         """
         if self._cache is None:
             return
         known = self._known
-        present = [t for texts in view for t in varied(filter(self.scope.reach, texts), ADDRESSES_TOLD)]
-        met = set(map(peer_at, present))
+        good, claimed = (
+            [t for texts in some for t in varied(filter(self.scope.reach, texts), ADDRESSES_TOLD)] for some in view
+        )
+        met = set(map(peer_at, (*good, *claimed)))
         left = [text for text in known.met if peer_at(text) not in met]
-        known.met = [*present[:LASTING], *left[:LASTING], *present[LASTING:], *left[LASTING:]][:MET_MAX]
+        known.met = [*good, *left[:LASTING], *claimed, *left[LASTING:]][:MET_MAX]
         for kept in (known.peers, known.given):
             kept[:] = [text for text in kept if peer_at(text) not in elsewhere]
         if known.all:

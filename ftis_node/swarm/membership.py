@@ -307,8 +307,8 @@ class Membership:
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
         elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
-        found_first = sorted(self.active_view.values(), key=lambda peer: not peer.found)
-        self.addresses.save((peer.addresses for peer in found_first), elsewhere)
+        view = ([p.addresses for p in self.active_view.values() if p.found is so] for so in (True, False))
+        self.addresses.save(view, elsewhere)
 
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)

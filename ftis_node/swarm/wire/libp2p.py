@@ -183,8 +183,7 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            why = _in_words(error) or self._failures.get(peer, "it failed just before")
-            self._failures[peer] = why
+            self._failures[peer] = why = _in_words(error) or self._failures.get(peer, "it failed just before")
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def neighbours(self) -> dict[bytes, list[str]]:
