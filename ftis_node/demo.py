@@ -123,7 +123,7 @@ class Demo:
         self.output = output
         self.steps = steps
         self.console = console(stderr=True, quiet=quiet)
-        self._interrupted = False
+        self._interrupted, self._on_terminal = False, os.isatty(0)
         _prepare(output)
         models = MIXED if mixed else ALIKE
         self.members = [
@@ -215,7 +215,8 @@ class Demo:
     def _rounds(self, began: float) -> Iterator[str]:
         """Poll all nodes repeatedly; yield a line about their progress each time."""
         while (elapsed := time.monotonic() - began) < TIME_LIMIT:
-            if self._interrupted:
+            # A closed terminal tells its first process only: make, in `ssh -t HOST make demo`, which waits for it.
+            if self._interrupted or self._on_terminal > os.isatty(0):
                 raise KeyboardInterrupt
             for member in self.members:
                 self._check_alive(member)

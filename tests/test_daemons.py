@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,10 +12,9 @@ import pytest
 
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
-from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 from tests.support.daemons import PATIENCE, WHOLE, Daemon, Join, gone, run_cli
-from tests.support.documented import check, check_daemon
+from tests.support.documented import check_daemon
 
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
 # Nobody listens there; a connection is refused at once.
@@ -73,25 +71,6 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         assert daemon.stop() == 0
         runtime = daemon.home.runtime()
         assert runtime is None, "no socket and no record is left behind"
-
-
-def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_come(tmp_path: Path, join: Join) -> None:
-    late_home = tmp_path / "late"
-    late_home.mkdir()
-    late_id = Identity.load_or_create(late_home / "identity.key").peer_id
-    port = free_port("127.0.0.1")
-    run_file = tmp_path / "run.toml"
-    assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
-    peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
-    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
-    node = join("node", *flags)
-    status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
-    assert "alone" in status["reason"]
-    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port))
-    node.wait(used(late), "it uses the peer that came, without a restart")
-    assert node.status()["state"] == "ONLINE"
-    for line in node.home.log.read_text().splitlines():
-        check(json.loads(line), "Log")
 
 
 def kill(worker: psutil.Process) -> None:

@@ -1,22 +1,18 @@
-"""The demo as a person runs it: a few steps to the end, and however it is ended in the middle."""
+"""The demo as a person runs it, a few steps to the end; and a daemon that ends with its parent."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from ftis_node.demo import NodeSummary, in_words
 from ftis_node.host.loops import PARENT
-from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
+from tests.support.daemons import run_cli
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,33 +45,6 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
         assert nodes["D"]["foreign_weight_share"] == 1.0
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((output / "summary.json").read_text()) == summary
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_however_the_demo_ends_it_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        command("demo", "--output", str(tmp_path / "out")),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=os.environ | ENVIRONMENT,
-        start_new_session=True,
-    )
-    try:
-        me = psutil.Process(process.pid)
-        deadline = time.monotonic() + 600
-        while not (tmp_path / "out" / "c" / "metrics.jsonl").exists():
-            assert time.monotonic() < deadline and process.poll() is None, "the nodes do not come up"
-            time.sleep(0.1)
-        family = me.children(recursive=True)
-        assert sum(child.name() == "p2pd" for child in family) == 3
-        process.send_signal(number)
-        assert process.wait(300) == (-number if number == signal.SIGKILL else 130)
-        gone(family)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 _CHILD = """

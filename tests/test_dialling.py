@@ -15,6 +15,7 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import agreed, remember_files
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import invite, read_line
+from ftis_node.swarm.wire import libp2p
 from ftis_node.swarm.wire.transport import Unreachable
 from ftis_node.text import called
 from tests.support.cli import refused
@@ -26,7 +27,7 @@ EVE = identity(9)
 
 async def watched(inviter: Member, home: Path, name: str = "") -> str:
     """What `ftis-node watch` prints on stderr, with an invitation of this member."""
-    made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=60, name=name)
+    made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=600, name=name)
     line = ("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
     ended = await asyncio.to_thread(run_cli, *line)
     sessions = inviter.swarm.membership.sessions.values()
@@ -66,14 +67,13 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
     async def leads(*_: object, **__: object) -> list[Any]:
         return [(2, 1, 6, "", (host, 0))]
 
-    dialled: list[Any] = []
+    dialled, knock = list[Any](), libp2p._knock
     async with transport(EVE, tmp_path) as network:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", leads)
-        client, connect = network.p2p._client, network.p2p._client.connect
-        monkeypatch.setattr(client, "connect", lambda peer, found: dialled.extend(found) or connect(peer, found))
+        monkeypatch.setattr(libp2p, "_knock", lambda place: dialled.append(place) or knock(place))
         with pytest.raises(Unreachable, match="nothing listens" if reached else "no addresses"):
             await network.connect(identity(1).author, [f"/dns4/node.example/tcp/1025/p2p/{identity(1).peer_id}"])
-    assert [str(one) for one in dialled] == ([f"/ip4/{host}/tcp/1025"] if reached else [])
+    assert dialled == ([f"/ip4/{host}/tcp/1025"] if reached else [])
 
 
 def test_row_62_a_name_that_looks_like_an_id_is_not_shown() -> None:

@@ -27,7 +27,7 @@ from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
-from ftis_node.node import daemon
+from ftis_node.node import assembly, daemon
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
@@ -37,7 +37,7 @@ from ftis_node.policy.ready import ready
 from ftis_node.preflight.bugreport import pack
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
-from ftis_node.swarm import addresses, duplicate
+from ftis_node.swarm import addresses
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from ftis_node.tasks import load_task
@@ -73,7 +73,7 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def alive(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(duplicate, "somebody_else", alive)
+    monkeypatch.setattr(assembly, "somebody_else", alive)
     with pytest.raises(UserError, match=r"Another node with the key of .* is running somewhere"):
         uvloop.run(a_node(tmp_path, DEAD).run())
 

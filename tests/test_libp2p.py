@@ -137,6 +137,21 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
         assert victim.author not in await alice.neighbours()
 
 
+@pytest.mark.parametrize("kind", ["tcp/{}", "udp/{}/quic-v1"])
+async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dials_in_vain(
+    tmp_path: Path, kind: str
+) -> None:
+    """p2pd would put the dial off, for up to five minutes."""
+    port = free_port("127.0.0.1")
+    where = f"/ip4/127.0.0.1/{kind.format(port)}/p2p/{BOB.peer_id}"
+    async with transport(ALICE, tmp_path / "a", quic=True) as alice:
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="nothing listens there"):
+                await alice.connect(BOB.author, [where])
+        async with transport(BOB, tmp_path / "b", port, quic=True):
+            await alice.connect(BOB.author, [where])
+
+
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
     """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
     secret, referrer = await P2P.create(dht_mode="server"), await P2P.create(dht_mode="server")

@@ -13,8 +13,9 @@ import pytest
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.address_book import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, TRIES_OF_NAMED
-from ftis_node.swarm.addresses import NetworkScope
+from ftis_node.swarm.addresses import NetworkScope, free_port
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
+from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import OTHER_RUN, RUN, Member, all_meet, eventually, held_up, identity, member, transport
@@ -61,10 +62,58 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
 
 async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path: Path, hasty: None) -> None:
     async with three(tmp_path) as (common, one, other):
-        for node, lost in ((one, other), (other, one)):
-            node.swarm.membership.active_view.pop(lost.author)
-            node.swarm.membership.addresses.forget(lost.author)
+        forgets(one, other)
+        forgets(other, one)
         await all_meet(common, one, other)
+
+
+# --- a node that was away, or whose network is another ---------------------------------------------------------------
+
+
+async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_forgot(tmp_path: Path) -> None:
+    """Only the first start names a peer; at the others one of them has another port than the other knows."""
+    async with member(1, tmp_path, cache=True) as founder:
+        async with member(2, tmp_path, [founder.address], cache=True) as node:
+            await all_meet(founder, node)
+        forgets(founder, node)
+        async with member(2, tmp_path, cache=True) as again:
+            assert again.address != node.address
+            await all_meet(founder, again)
+    port = again.transport.port
+    async with member(2, tmp_path, cache=True, port=port) as alone, member(1, tmp_path, cache=True) as moved:
+        assert moved.address != founder.address
+        await all_meet(alone, moved)
+
+
+async def test_peers_that_come_long_after_a_node_are_met(tmp_path: Path) -> None:
+    """They know nobody; its owner named one of them at an earlier start."""
+    port = free_port("127.0.0.1")
+    where = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity(1).peer_id}"
+    async with member(2, tmp_path, [where], cache=True):
+        pass
+    async with member(2, tmp_path, cache=True) as node:
+        waiting = node.swarm.membership.addresses._passive_view[identity(1).author]
+        await eventually(lambda: waiting.failures > 1, "it is dialled in vain")
+        async with member(1, tmp_path, port=port) as late:
+            await all_meet(node, late)
+
+
+async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_first(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    announce = tuple(f"/ip4/127.0.0.1/tcp/{one}" for one in (1025, 1026, 1027, port))
+    async with member(1, tmp_path, port=port, announce=announce) as one:
+        good = one.address.replace("1025", str(port))
+        async with member(2, tmp_path, [good], cache=True) as node:
+            await all_meet(one, node)
+            assert node.swarm.membership.some_addresses(1, b"")[0] == good
+    assert good in KnownAddresses.read(tmp_path / "member-2" / "peers.json").met
+
+
+def forgets(node: Member, peer: Member) -> None:
+    known = node.swarm.membership
+    known.active_view.pop(peer.author, None)
+    known.sessions.pop(peer.author, None)
+    known.addresses.forget(peer.author)
 
 
 async def greeted_in_vain(node: Member, lost: Member) -> None:
@@ -171,11 +220,12 @@ async def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(tmp_
 
 
 async def test_the_peers_of_the_owner_are_never_given_up(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, _):
-        alice.addresses.trust([NOWHERE])
-        alice.addresses.look_for([NOWHERE])
+    async with clocked(tmp_path) as (alice, now):
+        named = alice.addresses.trust([NOWHERE])
         for _ in range(2 * TRIES_OF_MET):
+            alice.addresses.look_for(named)
+            assert alice.addresses.strangers() == [BOB.author]
             await alice.greet(BOB.author)
-        assert not alice.addresses.strangers()
-        alice.addresses.look_for([NOWHERE])
-        assert alice.addresses.strangers() == [BOB.author], "who is alone does not wait"
+            alice.addresses.look_for(named)
+            assert not alice.addresses.strangers() and alice.addresses.patience() <= NAMED_PAUSE
+            now[0] += alice.addresses.patience()

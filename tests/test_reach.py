@@ -224,12 +224,14 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
 
 async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_would(tmp_path: Path) -> None:
     home, dead = tmp_path / "home", f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
+    name = dead.replace("ip4/127.0.0.1", "dns4/node.example")
     home.mkdir()
     async with member(1, tmp_path) as node:
-        KnownAddresses(given=[dead], met=[node.address, dead]).write(Home(home).peers)
+        KnownAddresses(given=[dead], met=[node.address, dead, name]).write(Home(home).peers)
         found = [one async for one in look_around(Settings(host="127.0.0.1", quic=False), Home(home), [], 0.0)]
-        assert [one.verdict for one in found if one.subject == "peer"] == ["warn", "ok"]
-        assert dead in found[2].text and "peers" not in {one.subject for one in found}
+        assert [one.verdict for one in found if one.subject == "peer"] == ["warn", "warn", "ok"]
+        assert f"{name} is not dialled: only this node's owner" in found[2].text
+        assert dead in found[3].text and "peers" not in {one.subject for one in found}
     found_alone = await found_by([], home)
     assert (found_alone["peer"].verdict, found_alone["peers"].verdict) == ("warn", "warn")
 

@@ -86,10 +86,13 @@ async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is
         await eventually(lambda: set(one.admitted) == made, "it goes on")
 
 
-async def test_a_port_taken_meanwhile_is_given_up_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with member(1, tmp_path) as node:
+async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its address they find the node, and name it, when the connections have ended."""
+    async with pair(tmp_path) as (other, node):
         port, kill = node.transport.port, p2pd.kill
-        assert port != 0
+        view, known = other.swarm.membership.active_view, node.swarm.membership
         taken = socket.socket()
 
         async def kill_and_take(p2p: Any, sockets: Path) -> None:
@@ -102,5 +105,6 @@ async def test_a_port_taken_meanwhile_is_given_up_by_default(tmp_path: Path, mon
             pid = node.transport.pid
             os.kill(pid, signal.SIGKILL)
             await is_back(node, pid)
-            assert f"/tcp/{port}/" not in (await node.transport.addresses())[0]
+            await eventually(lambda: [peer.addresses for peer in view.values()] == [known.own_addresses], "it is known")
+            assert f"/tcp/{port}/" not in known.own_addresses[0]
         monkeypatch.undo()

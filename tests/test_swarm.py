@@ -33,10 +33,10 @@ class Swarms:
         self._stack = stack
         self._own: dict[Member, AsyncExitStack] = {}
 
-    async def join(self, number: int, *bootstraps: Member, cache: bool = False, port: int = 0) -> Member:
+    async def join(self, number: int, *bootstraps: Member, port: int = 0) -> Member:
         own = AsyncExitStack()
         addresses = [other.address for other in bootstraps]
-        joined = await own.enter_async_context(member(number, self.path, addresses, cache=cache, port=port))
+        joined = await own.enter_async_context(member(number, self.path, addresses, port=port))
         self._own[joined] = own
         self._stack.push_async_callback(own.aclose)
         return joined
@@ -137,18 +137,6 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     first.swarm.membership.addresses.hear([again.address])
     first.swarm._to_greet.set()
     await gets(again, made)
-
-
-async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarms: Swarms) -> None:
-    """Both end; the first knows of nobody afterwards, so the second has to dial it, on loopback."""
-    first = await swarms.join(1)
-    second = await swarms.join(2, first, cache=True)
-    await eventually(lambda: second.met(first), "the two have met")
-    await swarms.leave(second)
-    await swarms.leave(first)
-    first = await swarms.join(1, port=first.transport.port)
-    again = await swarms.join(2, cache=True)
-    await eventually(lambda: again.met(first) and first.met(again), "they have met again")
 
 
 # --- who is to blame --------------------------------------------------------------------------------------------------

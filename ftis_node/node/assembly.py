@@ -30,7 +30,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.chronicle import read_chronicle
-from ftis_node.swarm.duplicate import refuse_a_duplicate
+from ftis_node.swarm.duplicate import TWIN_SECONDS, somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
@@ -267,7 +267,9 @@ async def open_network(
         UserError: another node has this key, the port is taken, or p2pd does not start.
     """
     listening = listening_of(settings, home.key, sockets)
-    await refuse_a_duplicate(listening, identity, bootstraps, owners, home.path)
+    if bootstraps and await somebody_else(listening, identity.author, bootstraps, TWIN_SECONDS, owners):
+        what = f"Another node with the key of {home.path} is running somewhere: {identity.peer_id}."
+        raise UserError(what, "Stop that one first, or give this one a --home of its own.")
     return await Libp2p.start(listening, started, home.last_port())
 
 

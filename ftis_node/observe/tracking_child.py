@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,7 @@ def main(kind: str, name: str) -> None:
     for line in sys.stdin:
         told = json.loads(line)
         log(told["step"], {key: value for key, value in told["figures"].items() if math.isfinite(value)})
+    signal.alarm(30)  # seconds for the library's own end; whoever would end this process may be gone
     finish()
 
 

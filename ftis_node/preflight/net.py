@@ -93,9 +93,14 @@ async def look_around(
         where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
-        answered = 0
-        kept = KnownAddresses.read(home.peers).dialled(settings, read_book(home.members))
-        for text in targets or kept[:KEPT_TRIED]:
+        answered, known = (
+            0,
+            [] if targets else list(KnownAddresses.read(home.peers).tried(settings, read_book(home.members))),
+        )
+        for text, why in known:
+            if why:
+                yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
+        for text in targets or [text for text, why in known if not why][:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)

@@ -120,9 +120,9 @@ def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
-    options = case.options
-    book = read_book(case.home.members)
-    dialled = (*options.bootstraps, *KnownAddresses.read(case.home.peers).dialled(settings, book, options.peers))
+    options, book = case.options, read_book(case.home.members)
+    tried = KnownAddresses.read(case.home.peers).tried(settings, book, options.peers)
+    dialled = (*options.bootstraps, *(text for text, why in tried if not why))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
     return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 

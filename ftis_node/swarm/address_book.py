@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from ftis_node.host.clocks import backoff, boot_seconds
-from ftis_node.swarm.addresses import NetworkScope, peer_at, varied
+from ftis_node.swarm.addresses import peer_at, varied
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
 from ftis_node.swarm.limits import Bounded, Budgets
@@ -26,7 +27,7 @@ PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
 DIALS_A_SECOND = DIALS_AT_ONCE / 60
-TRIES_OF_NAMED = 3  # greetings in a row, of a peer that was never met
+TRIES_OF_NAMED = 3  # greetings in a row, of a peer that others named and that was never met
 # A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
 # the peer, or it calls this node, no pause is longer than 20 s.
 FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
@@ -34,9 +35,13 @@ TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
+LASTING = 8 * ADDRESSES_TOLD  # addresses of peers that have left, kept before those of peers that came by themselves
+
 REFERRERS_MAX = 1024
 # A doubted referrer named at least so many that did not answer, as number and as part.
 MISSED_MIN, MISSED_PART = 8, 0.75
+
+logger = logging.getLogger(__name__)
 
 
 class Referrers:
@@ -110,7 +115,8 @@ class AddressBook:
         self._known = KnownAddresses.read(cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
-        self.scope = NetworkScope(how.host, (*how.announce, *how.relays))
+        self._skipped: set[str] = set()  # addresses that are in the log as not dialled
+        self.scope = self._known.scope(how)
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._passive_view
@@ -136,18 +142,23 @@ class AddressBook:
         """Add the peers of previous starts to the candidates."""
         self.hear(self._known.met)
 
-    def save(self, view: Mapping[bytes, Sequence[str]], elsewhere: Container[bytes | None] = ()) -> None:
-        """Keep addresses for the next start: the view's, and those of peers that were met before.
+    def save(self, view: Iterable[Iterable[Sequence[str]]], elsewhere: Container[bytes | None] = ()) -> None:
+        """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
+        that came by themselves push out none of the first eight that this node has found.
 
-        What the owner named stays named, unless the peer there is `elsewhere`.
+        Args:
+            view: the addresses of each peer of the view that this node has found, and of each that came by itself.
+            elsewhere: what the owner named stays named, unless the peer there is one of these.
         """
         if self._cache is None:
             return
         known = self._known
-        dialled = {peer: list(filter(self.scope.reach, addresses)) for peer, addresses in view.items()}
-        present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
-        met = {peer for peer, addresses in dialled.items() if addresses}
-        known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
+        good, claimed = (
+            [t for texts in some for t in varied(filter(self.scope.reach, texts), ADDRESSES_TOLD)] for some in view
+        )
+        met = set(map(peer_at, (*good, *claimed)))
+        left = [text for text in known.met if peer_at(text) not in met]
+        known.met = [*good, *left[:LASTING], *claimed, *left[LASTING:]][:MET_MAX]
         for kept in (known.peers, known.given):
             kept[:] = [text for text in kept if peer_at(text) not in elsewhere]
         if known.all:
@@ -185,11 +196,11 @@ class AddressBook:
         return self.hear(addresses, LAN)
 
     def look_for(self, addresses: Sequence[str]) -> None:
-        """Add the bootstraps to the candidates again; a node without peers greets them without a pause."""
+        """Add the bootstraps to the candidates again; a node without peers asks also those of another run."""
         self.hear(addresses)
         if not self._view:
             for candidate in filter(None, map(self._passive_view.get, filter(None, map(peer_at, addresses)))):
-                candidate.failures, candidate.refused = 0, False
+                candidate.refused = False
 
     def called(self, peer: bytes) -> bool:
         """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
@@ -227,7 +238,12 @@ class AddressBook:
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str) -> bool:
-        return address in self._on_lan or self.scope.reach(address)
+        """Whether the node dials this address; of one that it skips the log says why, once."""
+        why = "" if address in self._on_lan else self.scope.why_not(address)
+        if why and address not in self._skipped and len(self._skipped) < PASSIVE_VIEW_MAX:
+            self._skipped.add(address)
+            logger.info("%s is not dialled: %s.", address, why)
+        return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
@@ -235,11 +251,6 @@ class AddressBook:
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text)}
         affordable = [text for text, referrer in found.items() if referrer is None or self._dials.take(referrer)]
         return affordable if affordable or not found else None
-
-    def why_not_dialled(self, peer: bytes) -> str:
-        texts = ", ".join(text for text in self._addresses(peer) if not self.may_dial(text))
-        outside = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
-        return f"{texts}: {outside}" if texts else "no address of it is known"
 
     # --- what came of it ------------------------------------------------------------------------------------------
 
@@ -269,7 +280,7 @@ class AddressBook:
         candidate.last, candidate.refused, candidate.alive = self._clock(), False, False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
-        most = TRIES_OF_MET if self._sessions.met(peer) else TRIES_OF_NAMED
+        most = TRIES_OF_NAMED if candidate.referrer and not self._sessions.met(peer) else TRIES_OF_MET
         if peer not in self.owners and candidate.failures >= most:
             self.forget(peer)
         return candidate.failures
@@ -283,7 +294,7 @@ class AddressBook:
     def refused(self, peer: bytes) -> None:
         """Note that the peer belongs to another run or protocol."""
         if (candidate := self._passive_view.get(peer)) is not None:
-            candidate.failures, candidate.last, candidate.refused = 0, self._clock(), True
+            candidate.failures, candidate.last, candidate.refused = TRIES_OF_MET, self._clock(), True
 
     def forget(self, peer: bytes) -> None:
         self._passive_view.pop(peer, None)

@@ -175,9 +175,17 @@ class NetworkScope:
 
     def reach(self, address: str) -> bool:
         """Whether this address may be dialled, whoever names it."""
+        return not self.why_not(address)
+
+    def why_not(self, address: str) -> str:
+        """Why this address is not dialled at anybody's word; "" if it is."""
         host = _IP.match(address)
-        near = host is not None and is_plain(address) and SCOPES.index(_scope_of(host[1])) <= self._narrowest
-        return near or address in self._exact
+        if address in self._exact:
+            return ""
+        if host is None or not is_plain(address):
+            return "only this node's owner may name a host so"
+        far = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        return far if SCOPES.index(_scope_of(host[1])) > self._narrowest else ""
 
 
 def network_of(addresses: Iterable[str]) -> str:

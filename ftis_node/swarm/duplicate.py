@@ -6,9 +6,8 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError
 from ftis_node.host.loops import end
 from ftis_node.swarm.addresses import NetworkScope, parse_address, peer_at
 from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, shake
@@ -17,18 +16,6 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening, Transport
 
 TWIN_SECONDS = 5.0
-
-
-async def refuse_a_duplicate(
-    how: Listening, identity: Identity, bootstraps: Sequence[str], owners: Sequence[str], home: Path
-) -> None:
-    """Raise UserError if a node of this identity is alive, as far as the bootstraps know. owners: those that this
-    node's owner named."""
-    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS, owners):
-        raise UserError(
-            f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
-            "Stop that one first, or give this one a --home of its own.",
-        )
 
 
 async def somebody_else(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import kept, replace_bytes
 from ftis_node.swarm.addresses import NetworkScope, peer_at
 from ftis_node.swarm.certificates import Book
+from ftis_node.swarm.wire.transport import Listening
 
 NAMED_MAX, MET_MAX = 16, 128
 
@@ -47,9 +48,14 @@ class KnownAddresses(msgspec.Struct):
         """Each once, the owner's first."""
         return list(dict.fromkeys((*self.peers, *self.given, *self.met)))
 
-    def dialled(self, settings: Settings, book: Book | None, owners: Iterable[str] = ()) -> list[str]:
-        """Those that a start with these settings dials, whose owner names these addresses too; in a private run with
-        this book nobody who was a member and is none any more."""
-        named, now = (*settings.announce, *settings.relays, *owners, *self.peers), unix_seconds()
-        found = filter(NetworkScope(settings.host, named, self.given).reach, self.all)
-        return [text for text in found if book is None or not book.has_left(peer_at(text) or b"", now)]
+    def scope(self, how: Settings | Listening, owners: Iterable[str] = ()) -> NetworkScope:
+        """What a start with these options dials, whose owner names these addresses too."""
+        return NetworkScope(how.host, (*how.announce, *how.relays, *owners, *self.peers), self.given)
+
+    def tried(self, settings: Settings, book: Book | None, owners: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+        """Each address, and why a start with these settings does not dial it, "" if it does: in a private run with this
+        book nobody who was a member and is none any more."""
+        scope, now = self.scope(settings, owners), unix_seconds()
+        for text in self.all:
+            left = book is not None and book.has_left(peer_at(text) or b"", now)
+            yield text, "its node is no member any more" if left else scope.why_not(text)

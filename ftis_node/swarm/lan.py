@@ -136,11 +136,7 @@ class Lan:
 
 
 def read_node(
-    peer: str,
-    properties: Mapping[bytes, bytes | None],
-    addresses: Iterable[str],
-    port: int | None,
-    own: Interface,
+    peer: str, properties: Mapping[bytes, bytes | None], addresses: Iterable[str], port: int | None, own: Interface
 ) -> LanNode:
     """A node of its service's records, heard by an interface. Raises ValueError if they are not of this form."""
     author = author_of(peer)

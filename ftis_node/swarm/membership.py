@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,12 +53,14 @@ class Reachability(StrEnum):
 @dataclass(eq=False)
 class Peer:
     """A peer of this run that shook hands with this node. addresses: the best first. found: this node greeted it, and
-    not the other way round."""
+    not the other way round. links: where this node has dialled it. told: this node's addresses that it knows."""
 
     id: bytes
     addresses: list[str]
     agent: str
     found: bool = False
+    links: Sequence[str] = ()
+    told: frozenset[str] = frozenset()
     seen: float = field(default_factory=boot_seconds)
     failures: int = 0
 
@@ -135,19 +138,15 @@ class Membership:
             return Reachability.DIRECT
         return Reachability.RELAYED if any(map(is_relayed, self.own_addresses)) else Reachability.OUTBOUND_ONLY
 
+    def misled(self) -> list[bytes]:
+        """The peers of the view that know other addresses of this node than it has now."""
+        return [peer.id for peer in self.active_view.values() if peer.told != frozenset(self.own_addresses)]
+
     def _only_dials(self) -> bool:
         """Whether the node does not listen, or AutoNAT found that no peer can dial it."""
         if not self._transport.listening.listen:
             return True
         return self.health is not None and self.health.reachability == "private"
-
-    async def dial(self, peer: bytes) -> None:
-        """Connect to a peer of the view again after p2pd has lost all connections."""
-        try:
-            await self._transport.connect(peer, list(filter(self.addresses.may_dial, self.active_view[peer].addresses)))
-        except Unreachable as error:
-            logger.debug("%s", error)
-            self.failed(peer)
 
     async def greet(self, peer: bytes) -> bool:
         """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view."""
@@ -156,10 +155,11 @@ class Membership:
             return False
         try:
             if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
-                raise Unreachable(known.why_not_dialled(peer))
+                raise Unreachable("no address of it is known, or none that this node dials")
             await self._transport.connect(peer, addresses)
+            links = (await self._links()).get(peer, [])
             if peer in known.named:  # its address may be a host name: the connection shows the network
-                known.scope.widen((await self._links()).get(peer, ()))
+                known.scope.widen(links)
             hello = self._hello()
             if self._roster is not None:
                 hello.invitation = self._roster.ticket_for(peer)
@@ -180,7 +180,7 @@ class Membership:
             return False
         if self._roster is not None and answer.granted:
             self._roster.accept(answer.granted, peer)
-        self._admit(peer, answer, found=True)
+        self._admit(peer, answer, found=True, links=links)
         known.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
 
@@ -307,7 +307,8 @@ class Membership:
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
         elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
-        self.addresses.save({peer.id: peer.addresses for peer in self.active_view.values()}, elsewhere)
+        view = ([p.addresses for p in self.active_view.values() if p.found is so] for so in (True, False))
+        self.addresses.save(view, elsewhere)
 
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)
@@ -316,7 +317,7 @@ class Membership:
             hello.certificates = self._roster.own
         return hello
 
-    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
+    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
         self.refused.pop(peer, None)
         self.majors.pop(peer, None)
         self._warned.discard(peer)
@@ -334,9 +335,10 @@ class Membership:
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
-            self.active_view[peer] = Peer(peer, addresses, agent, found)
-        else:
-            known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
+            self.active_view[peer] = known = Peer(peer, [], agent, found)
+        known.links, known.told = links or known.links, frozenset(self.own_addresses)
+        addresses.sort(key=lambda text: text.rpartition("/p2p/")[0] not in known.links)
+        known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:

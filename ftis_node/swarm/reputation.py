@@ -70,10 +70,7 @@ class Reputation:
     """Evidence on authors and holders in bounded books, and the verdicts from it."""
 
     def __init__(
-        self,
-        clock: Callable[[], float],
-        defences: Collection[str] = DEFENCES,
-        unix: Callable[[], float] = unix_seconds,
+        self, clock: Callable[[], float], defences: Collection[str] = DEFENCES, unix: Callable[[], float] = unix_seconds
     ) -> None:
         """
         Args:
@@ -309,7 +306,7 @@ class Reputation:
                 }
                 for author, book in (self.authors | strangers).items()
                 if (ban := self.authors.ban_of(author) or none.ban).level or book.sound
-            },
+            }
         }
 
     def take_up(self, facts: Mapping[str, Any]) -> None:

@@ -387,6 +387,7 @@ class Swarm:
                 known.recall()
                 await self._look_up()
             strangers = self._strangers()[: 1 if self._settled() else self._exchange_peers]
+            strangers += self.membership.misled()[: self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.wake()
@@ -462,7 +463,7 @@ class Swarm:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
         await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.active_view))
+        await asyncio.gather(*map(self._greet, self.membership.active_view))
         await self._directory.leave()
         self._record.set()
         self.wake()

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from ftis_node.errors import UserError
+from ftis_node.host.loops import PARENT
 from ftis_node.observe.api import ask
 from ftis_node.store.home import Home
 
@@ -77,7 +78,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | ENVIRONMENT,
+                env=os.environ | ENVIRONMENT | {PARENT: str(os.getpid())},
                 process_group=0 if new_group else None,
             )
         return self

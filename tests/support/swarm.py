@@ -125,7 +125,8 @@ async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) 
     """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset."""
     key = write_key(who, path)
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        started = await Libp2p.start(Listening(key, Path(sockets), "127.0.0.1", port, **{"quic": False, **listening}))
+        how = {"host": "127.0.0.1", "quic": False, **listening}
+        started = await Libp2p.start(Listening(key, Path(sockets), port=port, **how))
         try:
             yield started
         finally:

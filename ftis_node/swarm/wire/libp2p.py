@@ -35,7 +35,11 @@ PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
 HEALTH_SECONDS = 2.0
+KNOCK_SECONDS = 2.0
 FAILURES_KEPT = 256
+_HOST_PORT = re.compile("/ip[46]/([^/]+)/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)")
+# A first packet of a version that nobody speaks: who speaks QUIC answers with the versions that it does (RFC 9000, 6).
+_WHICH_QUIC = (b"\xc0\x1a\x2a\x3a\x4a\x08" + bytes(9)).ljust(1200, b"\0")
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +121,8 @@ class Libp2p:
         try:
             while missed < MISSED_PINGS:
                 # One connection carries the calls of peers and the answers to this node; it alone may end.
-                done, _ = await asyncio.wait(
-                    {ended, control._read_task, control._write_task},
-                    timeout=PING_EVERY,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                parts = {ended, control._read_task, control._write_task}
+                done, _ = await asyncio.wait(parts, timeout=PING_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     await asyncio.wait({ended}, timeout=PING_EVERY)
                     return f"ended with code {ended.result()}" if ended.done() else "passes on no calls any more"
@@ -150,13 +151,8 @@ class Libp2p:
             connected = await asyncio.wait_for(self.p2p.list_peers(), HEALTH_SECONDS)
             process = psutil.Process(self.pid)
             with process.oneshot():
-                return Health(
-                    reachability=self.p2p.reachability,
-                    connections=len(connected),
-                    memory_bytes=process.memory_info().rss,
-                    cpu_seconds=sum(process.cpu_times()[:2]),
-                    open_files=process.num_fds(),
-                )
+                memory, seconds = process.memory_info().rss, sum(process.cpu_times()[:2])
+                return Health(self.p2p.reachability, len(connected), memory, seconds, process.num_fds())
         except Exception:  # hivemind raises anything from a socket error to what its parser raises
             return None
 
@@ -177,12 +173,15 @@ class Libp2p:
                 found = await asyncio.wait_for(_resolved(text), DIAL_SECONDS)
                 maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
         try:
+            # p2pd puts off a dial where one failed before, for up to five minutes: it gets addresses that answer.
+            silent = await asyncio.gather(*(_knock(str(one)) for one in maddrs))
+            if maddrs and all(silent) and peer not in await self.neighbours():
+                raise ConnectionError("; ".join(dict.fromkeys(silent)))
+            maddrs = [one for one, why in zip(maddrs, silent, strict=True) if not why]
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            before = self._failures.pop(peer, "it failed just before")
-            why = _in_words(error) or before
-            self._failures[peer] = why
+            self._failures[peer] = why = _in_words(error) or self._failures.get(peer, "it failed just before")
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def neighbours(self) -> dict[bytes, list[str]]:
@@ -277,15 +276,30 @@ async def _resolved(address: str) -> list[str]:
     return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
 
+async def _knock(place: str) -> str:
+    """Why nobody answers at an address; "" if somebody does, or only p2pd can tell."""
+    if (found := _HOST_PORT.fullmatch(place)) is None:
+        return ""
+    (host, tcp, quic), loop = found.groups(), asyncio.get_running_loop()
+    family, kind = socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
+    try:
+        with socket.socket(family, kind) as door:
+            door.setblocking(False)
+            async with asyncio.timeout(KNOCK_SECONDS):
+                await loop.sock_connect(door, (host, int(tcp or quic)))
+                if quic:
+                    await loop.sock_sendall(door, _WHICH_QUIC)
+                    await loop.sock_recv(door, 1)
+    except OSError as error:
+        why = error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
+        return "nothing listens there (connection refused)" if isinstance(error, ConnectionRefusedError) else why
+    return ""
+
+
 def _in_words(error: Exception) -> str:
     """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
     reports each address on a line of its own."""
     text = " ".join(str(error).split())
     if found := re.search(r"remote key matches (\w+)", text):
         return f"another node answers there, {found[1]}"
-    refused, put_off, tried = (text.count(words) for words in ("connection refused", "dial backoff", "* ["))
-    if put_off == tried > 0:
-        return ""
-    if refused and refused + put_off == tried:
-        return "nothing listens there (connection refused)"
-    return text or type(error).__name__
+    return "" if text.count("dial backoff") == text.count("* [") > 0 else text or type(error).__name__

@@ -32,7 +32,7 @@ from ftis_node.host.loops import end
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
-from ftis_node.swarm.wire.transport import Listening, Reachable
+from ftis_node.swarm.wire.transport import LISTENING, Listening, Reachable
 
 START_SECONDS = 15.0
 KILL_SECONDS = 5.0
@@ -152,17 +152,7 @@ async def _p2pd_lets_go(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
     """The options of p2pd by the settings. Raises UsageError if an address is invalid."""
     raise_all(listening_mistakes(settings))
-    return Listening(
-        key,
-        sockets,
-        settings.host,
-        settings.port,
-        quic=settings.quic,
-        listen=settings.listen,
-        announce=settings.announce,
-        relays=settings.relays,
-        relay_for_others=settings.relay_for_others,
-    )
+    return Listening(key, sockets, **{name: getattr(settings, name) for name in LISTENING})
 
 
 async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE_BYTES) -> bytes:

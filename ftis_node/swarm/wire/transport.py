@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -41,6 +41,9 @@ class Listening:
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     relay_for_others: bool = False
+
+
+LISTENING = [field.name for field in fields(Listening)[2:]]  # settings have these names
 
 
 @dataclass(frozen=True)
