@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ class Pool:
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
         self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
+        self._eldest = math.inf  # a lower bound of these
 
     def __len__(self) -> int:
         """The number of waiting groups that may still be trained on; those that are too old go."""
@@ -114,6 +116,7 @@ class Pool:
             return False
         self.added += 1
         self._born[scored.group.key] = scored.born
+        self._eldest = min(self._eldest, scored.born)
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True
 
@@ -189,7 +192,9 @@ class Pool:
 
     def expire(self) -> None:
         """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come."""
-        self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
+        if self._eldest < (limit := self._clock() - self.longest_age):  # this comes often, and they are many
+            self._born = {key: born for key, born in self._born.items() if born >= limit}
+            self._eldest = min(self._born.values(), default=math.inf)
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
         self._keep(lambda one: self.fresh(one.group.row, one.born))

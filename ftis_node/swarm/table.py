@@ -62,7 +62,7 @@ def announcement_id(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Known:
     """An announcement in the table.
 
@@ -217,6 +217,7 @@ class Table:
         part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
         self._first_sent, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # a lower bound of `born` in the table
+        self._latest: dict[bytes, float] = {}  # of each author in the table: the newest `born`
         self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
@@ -283,7 +284,7 @@ class Table:
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
         limit = self.clock() - seconds
-        return {k.announcement.author for k in self._known.values() if k.born >= limit}
+        return {author for author, born in self._latest.items() if born >= limit}
 
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
@@ -398,7 +399,12 @@ class Table:
         news = known.heard_from(peer, held)
         if born is not None:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
+            self._note_author(known)
         return news
+
+    def _note_author(self, known: Known) -> None:
+        author = known.announcement.author
+        self._latest[author] = max(known.born, self._latest.get(author, known.born))
 
     # --- room -----------------------------------------------------------------------------------------------------
 
@@ -453,6 +459,7 @@ class Table:
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
+        self._note_author(known)
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
         for index, row in known.rows.items():
@@ -472,6 +479,8 @@ class Table:
             if not self._by_row[row]:
                 del self._by_row[row]
         self._authors.take(known.announcement.author, known)
+        if known.announcement.author not in self._authors.by:
+            del self._latest[known.announcement.author]
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size
