@@ -211,7 +211,9 @@ class Reputation:
 
     def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
-        self.holders.open(holder).delivered += 1
+        book = self.holders.open(holder)
+        book.delivered += 1
+        book.drawn.add(self._clock())
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -246,10 +248,12 @@ class Reputation:
         return book.ban.reason if book is not None and book.ban.until > self._clock() else None
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
-        """Draw a holder at random; recent failures lower its chance."""
+        """Draw a holder at random. What it delivered lately lowers its chance, so that none serves all; failures lower
+        it more."""
         now = self._clock()
-        books = [self.holders.get(holder) for holder in holders]
-        return rng.choices(holders, [1.0 / (1.0 + book.lately.now(now)) if book else 1.0 for book in books])[0]
+        books = [self.holders.get(holder) or Holder() for holder in holders]
+        loads = [1.0 + book.drawn.now(now) + 4.0 * book.lately.now(now) for book in books]
+        return rng.choices(holders, [load**-2 for load in loads])[0]
 
     # --- reports and persistence ----------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from operator import itemgetter
 
 from ftis_node.packet import Group
@@ -30,6 +31,7 @@ VICTIMS = 8  # drawn for an eviction, which hits the first sender with the large
 EXPLORED_PART = 4
 MAX_TRIES = 3
 PROBED = 4  # a sample first probes so many times its size before it scans the whole table
+NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice of answers considers so many answered rows for each packet that it may take
 PEERS_MAX = 256  # peers remembered for one announcement
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
@@ -104,9 +106,13 @@ class Known:
         """A bit mask of the packets that at least one of these peers holds; -1: all."""
         if self.announcement.author in peers:
             return -1
+        return self.copied_among(peers)
+
+    def copied_among(self, peers: Collection[bytes]) -> int:
+        """A bit mask of the packets that at least one of these peers holds besides the author."""
         mask = 0
         for peer, held in self.holders.items():
-            if peer in peers:
+            if held and peer in peers and peer != self.announcement.author:
                 mask |= held
         return mask
 
@@ -312,7 +318,12 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
-        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: Iterable[int] | None = None
+        self,
+        count: int,
+        wanted: _Wanted,
+        newcomers: Newcomers | None = None,
+        rows: Iterable[int] | None = None,
+        spread: _Wanted = lambda known: 0,
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
@@ -326,6 +337,7 @@ class Table:
                 unsettled announcement in the table, so it must be quick.
             rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
                 Only the first rows that have enough answers are considered.
+            spread: returns a bit mask of the packets that go before the author's other ones of about the same age.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -357,16 +369,19 @@ class Table:
             if author in strangers and self._rng.randrange(EXPLORED_PART):
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
-            value, born, known, mask = by_author[author].pop()  # the last is worth most
-            index = mask.bit_length() - 1
+            options = by_author[author]
+            at = len(options) - 1  # the last is worth most
+            if worth is None:
+                at -= _first_spread(options, spread)
+            value, born, known, mask = options[at]
+            index = (spread(known) & mask or mask).bit_length() - 1
             if worth is not None:
                 index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
             if worth is None or worth.pop(known.rows[index], None) is not None:
                 newcomers.took(author)
                 chosen.append(Target(known, index))
-            if mask := mask & ~(1 << index):
-                by_author[author].append((value, born, known, mask))
-            if not by_author[author]:
+            options[at : at + 1] = [(value, born, known, mask)] if (mask := mask & ~(1 << index)) else []
+            if not options:
                 del by_author[author]
         return chosen
 
@@ -484,6 +499,14 @@ class Table:
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size
+
+
+def _first_spread(options: Sequence[_Eligible], spread: _Wanted) -> int:
+    """How far from the end the freshest announcement is that has a packet in `spread` and is not much older than the
+    last; 0 if there is none."""
+    oldest = options[-1][1] - NEAR_SECONDS
+    near = takewhile(lambda one: one[1] >= oldest, reversed(options))
+    return next((back for back, (_, _, known, mask) in enumerate(near) if spread(known) & mask), 0)
 
 
 def _popped(authors: list[bytes]) -> Iterator[bytes]:
