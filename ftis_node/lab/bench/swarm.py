@@ -9,14 +9,14 @@ import os
 import random
 import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import FtisError
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
 from ftis_node.lab.bench.packets import GROUP, make_run
 from ftis_node.lab.bench.proxy import Proxy
@@ -106,6 +106,7 @@ class _Swarm:
     def __init__(self, hosts: Sequence[Host], plan: Plan, names: Sequence[str], proxies: Sequence[Proxy]) -> None:
         self.plan = plan
         self.proxies = proxies
+        self.met = 0.0  # seconds until every node knew all others
         self._hosts = hosts
         self._names = names
         self.authors = [Identity((number + 1).to_bytes(32, "big")).author.hex() for number in range(plan.nodes)]
@@ -131,28 +132,33 @@ class _Swarm:
         }
 
 
+Begin = Callable[[contextlib.AsyncExitStack, Sequence[str]], Awaitable[Host]]
+
+
 @contextlib.asynccontextmanager
-async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Swarm]:
+async def _started(plan: Plan, tell: Callable[[str], None], begin: Begin = Host.start) -> AsyncIterator[_Swarm]:
     """The nodes of a plan, all of whom have met."""
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit)) if plan.uplink_mbit else []
         per_process = 1 if places else plan.per_process
         numbers = [list(range(plan.nodes))[i : i + per_process] for i in range(0, plan.nodes, per_process)]
         proxies, ports, announce = await _behind_proxies(plan, stack)
-        began = time.monotonic()
+        began = boot_seconds()
         tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
         hosts, starting = [], []
         for index, some in enumerate(numbers):
             name, address = places[index] if places else ("", "127.0.0.1")
-            host = await Host.start(stack, ("ip", "netns", "exec", name) if name else ())
+            host = await begin(stack, ("ip", "netns", "exec", name) if name else ())
             hosts.append(host)
             setup = {"host": address, "ports": ports, "announce": announce}
             setup |= {name: getattr(plan, name) for name in ("quic", "interval", "exchange_peers")}
             starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
         addresses = [text for answer in await asyncio.gather(*starting) for text in answer["addresses"]]
         swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
+        joined = boot_seconds()
         await swarm.do("join", bootstraps=addresses[:2], limit=MEET_SECONDS)
         least, at = await swarm.wait("peers", min(plan.nodes - 1, 64), MEET_SECONDS)
+        swarm.met = at - joined
         tell(f"every node knows {least} others after {at - began:.1f} s")
         yield swarm
 
@@ -203,7 +209,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
             ideal += size * (plan.nodes - 1)
             before = await swarm.figures()
-            began = time.monotonic()
+            began = boot_seconds()
             await swarm.do("announce")
             _, at = await swarm.wait("admitted", repetition * everything, plan.timeout)
             after = await swarm.figures()
@@ -219,7 +225,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
                     await swarm.do("make", groups=plan.groups)  # others, which are in no store yet
                 before = await swarm.figures()
                 count += everything
-                began = time.monotonic()
+                began = boot_seconds()
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
                 _, at = await swarm.wait("pushed", count, plan.timeout)
                 phase.append(_spent(before, await swarm.figures(), at - began))
@@ -247,11 +253,21 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
 
 
 async def steady(
-    plan: Plan, *, step_seconds: float, batch: int, seconds: float, tell: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    *,
+    step_seconds: float,
+    batch: int,
+    seconds: float,
+    tell: Callable[[str], None] = lambda line: None,
+    begin: Begin = Host.start,
 ) -> dict[str, Any]:
-    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up."""
+    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up.
+
+    Args:
+        begin: starts a process with some nodes, or what does the same.
+    """
     plan = replace(plan, interval=exchange_interval(step_seconds))
-    async with _started(plan, tell) as swarm:
+    async with _started(plan, tell, begin) as swarm:
         await swarm.do("pace", groups=plan.groups, batch=batch, seconds=step_seconds)
         await asyncio.sleep(2 * step_seconds)
         before = await swarm.figures()
@@ -264,10 +280,15 @@ async def steady(
             return [(b - a) / elapsed for a, b in zip(_total(before, key), _total(after, key), strict=True)]
 
         steps = sum(_total(after, "steps")) - sum(_total(before, "steps"))
+        announced = [(node["author"], number) for node in after["nodes"] for number in node["announced"]]
+        heard = sum(len(set(map(tuple, node["heard"])) & set(announced)) for node in after["nodes"])
         taken, packet_bytes = rate("admitted"), make_run(plan.tokens).packet_bytes_max - 80
         return {
             "nodes": plan.nodes,
             "seconds": elapsed,
+            "meet_seconds": swarm.met,
+            "announcements": len(announced),
+            "announcements_lost": len(announced) * plan.nodes - heard,
             "bytes_in_per_s": statistics.mean(rate("bytes_in")),
             "bytes_out_per_s": statistics.mean(rate("bytes_out")),
             "busiest_bytes_out_per_s": max(rate("bytes_out")),
