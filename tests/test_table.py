@@ -268,6 +268,14 @@ def test_of_one_author_the_freshest_goes_first(bench: Bench) -> None:
     assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]
 
 
+def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_first(bench: Bench) -> None:
+    """Else all would load it from the author as soon as it announces it."""
+    for round, age in ((0, 99.0), (1, 40.0), (2, 5.0)):
+        bench.add(signed(1, round), age=age, first_sender=PEERS[0], held=0b010 if round < 2 else 0)
+    chosen = bench.table.choose(3, everything, peers={PEERS[0], author(1).author})
+    assert [(target.known.announcement.round, target.index) for target in chosen] == [(1, 1), (2, 2), (2, 1)]
+
+
 class TableMachine(RuleBasedStateMachine):
     """Whatever is done, what is kept beside the announcements agrees with them, and nothing too old stays."""
 

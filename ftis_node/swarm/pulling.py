@@ -134,13 +134,12 @@ class Pulling:
     def _choose(self, want: Want) -> Iterator[Target]:
         """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
         free = self._free_holders()
-        copied = functools.partial(Known.copied_among, peers=free)
         wanted = functools.partial(self._wanted, most=want.of_one, free=free)
         answering = [row for row in self._under_way.values() if row is not None]
         rows = (row for row in want.rows if row not in answering)
         others = want.groups + len(answering) - len(self._under_way)
         for count, which in ((want.answers - len(answering), rows), (others, None)):
-            for target in self._table.choose(count, wanted, want.newcomers, which, copied):
+            for target in self._table.choose(count, wanted, want.newcomers, which, free):
                 self._under_way[target] = None if which is None else target.known.rows[target.index]
                 yield target  # the caller marks it as being pulled before the next choice
 

@@ -213,7 +213,7 @@ class Reputation:
         """Count a requested packet that the holder delivered."""
         book = self.holders.open(holder)
         book.delivered += 1
-        book.drawn.add(self._clock())
+        book.lately.add(self._clock(), 0.25)
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -251,9 +251,8 @@ class Reputation:
         """Draw a holder at random. What it delivered lately lowers its chance, so that none serves all; failures lower
         it more."""
         now = self._clock()
-        books = [self.holders.get(holder) or Holder() for holder in holders]
-        loads = [1.0 + book.drawn.now(now) + 4.0 * book.lately.now(now) for book in books]
-        return rng.choices(holders, [load**-2 for load in loads])[0]
+        books = [self.holders.get(holder) for holder in holders]
+        return rng.choices(holders, [(1.0 + 4.0 * book.lately.now(now)) ** -2 if book else 1.0 for book in books])[0]
 
     # --- reports and persistence ----------------------------------------------------------------------------------
 

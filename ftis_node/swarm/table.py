@@ -6,10 +6,9 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
 from operator import itemgetter
 
 from ftis_node.packet import Group
@@ -30,7 +29,6 @@ VICTIMS = 8  # drawn for an eviction, which hits the first sender with the large
 # One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
 EXPLORED_PART = 4
 MAX_TRIES = 3
-PROBED = 4  # a sample first probes so many times its size before it scans the whole table
 NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice of answers considers so many answered rows for each packet that it may take
 PEERS_MAX = 256  # peers remembered for one announcement
@@ -104,9 +102,7 @@ class Known:
 
     def held_among(self, peers: Collection[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds; -1: all."""
-        if self.announcement.author in peers:
-            return -1
-        return self.copied_among(peers)
+        return -1 if self.announcement.author in peers else self.copied_among(peers)
 
     def copied_among(self, peers: Collection[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds besides the author."""
@@ -277,10 +273,6 @@ class Table:
         """A random sample of fresh announcements that `peer` does not know, as far as this node knows. Then of those
         of which this node holds more packets than it announced to `peer`."""
         self.expire()
-        if len(self._known) > PROBED * count:  # in a flood almost every announcement is new to a peer
-            probed = self._draw(PROBED * count)
-            if len(new := [known for known in probed if peer not in known.told]) >= count:
-                return new[:count]
         new = [known for known in self._known.values() if peer not in known.told]
         if len(new) >= count:
             return self._rng.sample(new, count)
@@ -323,7 +315,7 @@ class Table:
         wanted: _Wanted,
         newcomers: Newcomers | None = None,
         rows: Iterable[int] | None = None,
-        spread: _Wanted = lambda known: 0,
+        peers: Collection[bytes] = (),
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
@@ -337,7 +329,7 @@ class Table:
                 unsettled announcement in the table, so it must be quick.
             rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
                 Only the first rows that have enough answers are considered.
-            spread: returns a bit mask of the packets that go before the author's other ones of about the same age.
+            peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -372,9 +364,11 @@ class Table:
             options = by_author[author]
             at = len(options) - 1  # the last is worth most
             if worth is None:
-                at -= _first_spread(options, spread)
+                young = options[-1][1] - NEAR_SECONDS
+                copied = (i for i, one in enumerate(options) if one[1] >= young and one[2].copied_among(peers) & one[3])
+                at = max(copied, default=at)
             value, born, known, mask = options[at]
-            index = (spread(known) & mask or mask).bit_length() - 1
+            index = (known.copied_among(peers) & mask or mask).bit_length() - 1
             if worth is not None:
                 index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
             if worth is None or worth.pop(known.rows[index], None) is not None:
@@ -414,12 +408,9 @@ class Table:
         news = known.heard_from(peer, held)
         if born is not None:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
-            self._note_author(known)
+            author = known.announcement.author
+            self._latest[author] = max(known.born, self._latest.get(author, known.born))
         return news
-
-    def _note_author(self, known: Known) -> None:
-        author = known.announcement.author
-        self._latest[author] = max(known.born, self._latest.get(author, known.born))
 
     # --- room -----------------------------------------------------------------------------------------------------
 
@@ -463,18 +454,14 @@ class Table:
         self._first_sent.put(heir, oldest)
         oldest.first_sender = heir
 
-    def _draw(self, count: int) -> list[Known]:
-        """Draw so many different announcements at random."""
-        strange, vouched = self._strange.all, self._vouched.all
-        drawn = self._rng.sample(range(len(strange) + len(vouched)), count)
-        return [strange[at] if at < len(strange) else vouched[at - len(strange)] for at in drawn]
-
     def _put(self, known: Known) -> None:
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
-        self._note_author(known)
+        self._latest[known.announcement.author] = max(
+            known.born, self._latest.get(known.announcement.author, known.born)
+        )
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
         for index, row in known.rows.items():
@@ -499,14 +486,6 @@ class Table:
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size
-
-
-def _first_spread(options: Sequence[_Eligible], spread: _Wanted) -> int:
-    """How far from the end the freshest announcement is that has a packet in `spread` and is not much older than the
-    last; 0 if there is none."""
-    oldest = options[-1][1] - NEAR_SECONDS
-    near = takewhile(lambda one: one[1] >= oldest, reversed(options))
-    return next((back for back, (_, _, known, mask) in enumerate(near) if spread(known) & mask), 0)
 
 
 def _popped(authors: list[bytes]) -> Iterator[bytes]:

@@ -53,6 +53,7 @@ class Forked(Host):
         if (pid := os.fork()) == 0:
             for end in (ours, *(other._ours for other in before)):
                 end.close()  # else the others would not see when this process closes them
+            os.setsid()  # as on a machine of its own: Linux shares cores among sessions first
             sys.stdin, sys.stdout = theirs.makefile("r"), theirs.makefile("w")
             uvloop.run(host.serve())
             os._exit(0)
@@ -107,7 +108,7 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
     loop, began = SimulatedLoop(), time.time()  # stores number their rounds by the machine's clock
     clocks = Clocks(boot=loop.time, unix=lambda: began + loop.time(), thread=lambda: 0.0)
     with replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(steady(replace(plan, per_process=plan.nodes), **pace, begin=in_memory))
+        return runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
 
 
 def main() -> None:
@@ -117,7 +118,6 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=60.0, help="seconds of a step")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    plan = Plan(asked.nodes, per_process=1, groups=GROUPS)
     pace = {"step_seconds": asked.step, "batch": BATCH, "seconds": asked.seconds}
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     waiting: list[Forked] = []
@@ -127,7 +127,8 @@ def main() -> None:
     async def begin(stack: contextlib.AsyncExitStack, prefix: Sequence[str]) -> Host:
         return await waiting.pop().begin(stack)
 
-    real = asyncio.run(steady(plan, **pace, tell=lambda line: print(line, file=sys.stderr, flush=True), begin=begin))
+    plan = Plan(asked.nodes, per_process=1, groups=GROUPS, begin=begin)
+    real = asyncio.run(steady(plan, **pace, tell=lambda line: print(line, file=sys.stderr, flush=True)))
     foreseen = predicted(plan, **pace)
     problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
     for name in COMPARED:

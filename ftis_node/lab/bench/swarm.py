@@ -33,7 +33,7 @@ class Plan:
     """nodes: how many. per_process: of them share a process. groups, tokens: a round's packets, and a completion's
     length. uplink_mbit: each node in a namespace of its own with so fast an uplink. delay, cut_every: each node behind
     a proxy, in seconds. timeout: of one repetition, in seconds. exchange_peers, interval: whom a hungry node asks for
-    news, and how often."""
+    news, and how often. begin: what starts a host, in place of a process."""
 
     nodes: int
     per_process: int = 4
@@ -47,6 +47,7 @@ class Plan:
     timeout: float = 60.0
     exchange_peers: int = 6
     interval: float = 0.2
+    begin: Callable[[contextlib.AsyncExitStack, Sequence[str]], Awaitable[Host]] | None = None
 
     @property
     def proxied(self) -> bool:
@@ -132,11 +133,8 @@ class _Swarm:
         }
 
 
-Begin = Callable[[contextlib.AsyncExitStack, Sequence[str]], Awaitable[Host]]
-
-
 @contextlib.asynccontextmanager
-async def _started(plan: Plan, tell: Callable[[str], None], begin: Begin = Host.start) -> AsyncIterator[_Swarm]:
+async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Swarm]:
     """The nodes of a plan, all of whom have met."""
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit)) if plan.uplink_mbit else []
@@ -148,7 +146,7 @@ async def _started(plan: Plan, tell: Callable[[str], None], begin: Begin = Host.
         hosts, starting = [], []
         for index, some in enumerate(numbers):
             name, address = places[index] if places else ("", "127.0.0.1")
-            host = await begin(stack, ("ip", "netns", "exec", name) if name else ())
+            host = await (plan.begin or Host.start)(stack, ("ip", "netns", "exec", name) if name else ())
             hosts.append(host)
             setup = {"host": address, "ports": ports, "announce": announce}
             setup |= {name: getattr(plan, name) for name in ("quic", "interval", "exchange_peers")}
@@ -253,21 +251,11 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
 
 
 async def steady(
-    plan: Plan,
-    *,
-    step_seconds: float,
-    batch: int,
-    seconds: float,
-    tell: Callable[[str], None] = lambda line: None,
-    begin: Begin = Host.start,
+    plan: Plan, *, step_seconds: float, batch: int, seconds: float, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up.
-
-    Args:
-        begin: starts a process with some nodes, or what does the same.
-    """
+    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up."""
     plan = replace(plan, interval=exchange_interval(step_seconds))
-    async with _started(plan, tell, begin) as swarm:
+    async with _started(plan, tell) as swarm:
         await swarm.do("pace", groups=plan.groups, batch=batch, seconds=step_seconds)
         await asyncio.sleep(2 * step_seconds)
         before = await swarm.figures()
