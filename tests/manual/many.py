@@ -30,14 +30,14 @@ from ftis_node.host.clocks import Clocks, replaced
 from ftis_node.lab.bench import host
 from ftis_node.lab.bench.swarm import Host, Plan, steady
 from ftis_node.lab.clock import SimulatedLoop
+from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import MemoryTransport, Network
-from ftis_node.lab.simulation.node import draw_addresses
-from ftis_node.lab.simulation.scenario import Machine
+from ftis_node.lab.simulation.scenario import Machine, Scenario
 
 GROUPS, BATCH = 6, 18
 LATENCY, UPLINK = 0.001, 1e9  # of a loopback: seconds one way, bytes a second
 FAR = 1.5  # times as much as predicted, or the reverse
-COMPARED = ("overhead_bytes_per_s", "bytes_in_per_s", "bytes_out_per_s", "groups_per_step", "age_p50", "age_p95")
+COMPARED = ("overhead_bytes_per_s", "dht_bytes_out_per_s", "bytes_in_per_s", "groups_per_step", "age_p50", "age_p95")
 
 
 class Forked(Host):
@@ -80,9 +80,10 @@ class MemoryNode(host.BenchNode):
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
         who = self.identity
-        machine, addresses = Machine(1.0, 1.0, UPLINK, False), draw_addresses(who.peer_id, random.Random(self.number))
-        self.transport = cast(Any, MemoryTransport(self.network, who.author, machine, addresses))
-        self.transport.pid = os.getpid()
+        address = f"/ip4/127.0.0.1/tcp/{50_000 + self.number}/p2p/{who.peer_id}"  # as long as a real one here
+        transport: Any = MemoryTransport(self.network, who.author, Machine(1.0, 1.0, UPLINK, False), [address])
+        transport.pid = os.getpid()
+        self.transport = transport
 
 
 class MemoryHost(host.Host):
@@ -108,7 +109,9 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
     loop, began = SimulatedLoop(), time.time()  # stores number their rounds by the machine's clock
     clocks = Clocks(boot=loop.time, unix=lambda: began + loop.time(), thread=lambda: 0.0)
     with replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
+        found = runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
+    answers = directory_figures(Scenario(nodes=plan.nodes, session_seconds=1e9))
+    return found | {"dht_bytes_out_per_s": answers["directory_bytes_out_per_node_s"]}
 
 
 def main() -> None:
@@ -129,6 +132,7 @@ def main() -> None:
 
     plan = Plan(asked.nodes, per_process=1, groups=GROUPS, begin=begin)
     real = asyncio.run(steady(plan, **pace, tell=lambda line: print(line, file=sys.stderr, flush=True)))
+    real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
     problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
     for name in COMPARED:
