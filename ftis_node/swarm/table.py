@@ -174,7 +174,7 @@ class Arrival:
     right: int
 
 
-_Wanted = Callable[[Known], int]
+_Wanted, _Rows, _Peers = Callable[[Known], int], Iterable[int] | None, Collection[bytes]
 _Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
 
 
@@ -310,12 +310,7 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
-        self,
-        count: int,
-        wanted: _Wanted,
-        newcomers: Newcomers | None = None,
-        rows: Iterable[int] | None = None,
-        peers: Collection[bytes] = (),
+        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: _Rows = None, peers: _Peers = ()
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.

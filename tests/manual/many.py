@@ -55,8 +55,10 @@ class Forked(Host):
                 end.close()  # else the others would not see when this process closes them
             os.setsid()  # as on a machine of its own: Linux shares cores among sessions first
             sys.stdin, sys.stdout = theirs.makefile("r"), theirs.makefile("w")
-            uvloop.run(host.serve())
-            os._exit(0)
+            try:
+                uvloop.run(host.serve())
+            finally:
+                os._exit(0)
         theirs.close()
         return cls(pid, ours)
 
