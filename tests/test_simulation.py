@@ -176,6 +176,12 @@ def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
     assert figures["speedup"] > max(2, figures["lockstep_speedup"])
 
 
+def test_fast_authors_do_not_serve_everybody() -> None:
+    """The busiest sent 2.3 times the mean while every holder was as likely to be asked."""
+    figures = Simulation(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0)).run()
+    assert figures["upload_max_over_mean"] < 2 and figures["authors_per_batch"] > 10
+
+
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node() -> None:
     crowd = Simulation(Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0, eager=True))
     eager = crowd.run()
