@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +100,6 @@ class Pool:
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
         self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
-        self._eldest = math.inf  # a lower bound of these
 
     def __len__(self) -> int:
         """The number of waiting groups that may still be trained on; those that are too old go."""
@@ -116,7 +114,6 @@ class Pool:
             return False
         self.added += 1
         self._born[scored.group.key] = scored.born
-        self._eldest = min(self._eldest, scored.born)
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True
 
@@ -147,6 +144,7 @@ class Pool:
         """Remove up to `count` groups: one per author in random order, in turns until there are enough."""
         newcomers = newcomers or Newcomers()
         self.expire()
+        self._forget()
         taken: list[Scored] = []
         while len(taken) < count and (authors := [author for author in self._by_author if newcomers.may(author)]):
             self._rng.shuffle(authors)
@@ -188,17 +186,20 @@ class Pool:
     def remove(self, taken: Collection[Scored]) -> None:
         """Remove these groups, which the pool remembers."""
         gone = set(taken)
+        self._forget()
         self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come."""
-        if self._eldest < (limit := self._clock() - self.longest_age):  # this comes often, and they are many
-            self._born = {key: born for key, born in self._born.items() if born >= limit}
-            self._eldest = min(self._born.values(), default=math.inf)
+        """Drop the groups that are too old, or whose author may not teach."""
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
         self._keep(lambda one: self.fresh(one.group.row, one.born))
         self.expired += before - sum(map(len, self._by_author.values()))
+
+    def _forget(self) -> None:
+        """Forget the groups of which no copy may come any more; once a batch, for they are many."""
+        limit = self._clock() - self.longest_age
+        self._born = {key: born for key, born in self._born.items() if born >= limit}
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:
         kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}

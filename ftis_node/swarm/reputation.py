@@ -211,9 +211,8 @@ class Reputation:
 
     def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
-        book = self.holders.open(holder)
-        book.delivered += 1
-        book.lately.add(self._clock(), 0.25)
+        self.holders.open(holder).delivered += 1
+        self.busy(holder)
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -228,7 +227,7 @@ class Reputation:
         book.lately.add(self._clock())
 
     def busy(self, holder: bytes) -> None:
-        """Count a busy answer; a holder that is always busy gets fewer requests."""
+        """Count an answer, be it "busy" or a packet: who answers much gets fewer requests."""
         self.holders.open(holder).lately.add(self._clock(), 0.25)
 
     def lied(self, holder: bytes, what: str) -> None:

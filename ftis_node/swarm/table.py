@@ -174,7 +174,9 @@ class Arrival:
     right: int
 
 
-_Wanted, _Rows, _Peers = Callable[[Known], int], Iterable[int] | None, Collection[bytes]
+_Wanted = Callable[[Known], int]
+_Rows = Iterable[int] | None
+_Peers = Collection[bytes]
 _Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
 
 
@@ -219,7 +221,7 @@ class Table:
         part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
         self._first_sent, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # a lower bound of `born` in the table
-        self._latest: dict[bytes, float] = {}  # of each author in the table: the newest `born`
+        self._latest = Bounded[bytes, float](capacity)  # by author: the newest `born`
         self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
@@ -357,11 +359,9 @@ class Table:
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
             options = by_author[author]
-            at = len(options) - 1  # the last is worth most
-            if worth is None:
-                young = options[-1][1] - NEAR_SECONDS
-                copied = (i for i, one in enumerate(options) if one[1] >= young and one[2].copied_among(peers) & one[3])
-                at = max(copied, default=at)
+            near = options[-1][0], options[-1][1] - NEAR_SECONDS
+            copied = (i for i, one in enumerate(options) if one[:2] >= near and one[2].copied_among(peers) & one[3])
+            at = max(copied, default=len(options) - 1)  # the last is worth most
             value, born, known, mask = options[at]
             index = (known.copied_among(peers) & mask or mask).bit_length() - 1
             if worth is not None:
@@ -476,8 +476,6 @@ class Table:
             if not self._by_row[row]:
                 del self._by_row[row]
         self._authors.take(known.announcement.author, known)
-        if known.announcement.author not in self._authors.by:
-            del self._latest[known.announcement.author]
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size

@@ -153,8 +153,8 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
             setup |= {name: getattr(plan, name) for name in ("quic", "interval", "exchange_peers")}
             starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
         addresses: list[str] = []
-        for at in range(0, len(starting), STARTED_AT_ONCE):  # a p2pd that starts among too many counts as dead
-            for answer in await asyncio.gather(*starting[at : at + STARTED_AT_ONCE]):
+        for first in range(0, len(starting), STARTED_AT_ONCE):  # a p2pd that starts among too many counts as dead
+            for answer in await asyncio.gather(*starting[first : first + STARTED_AT_ONCE]):
                 addresses += answer["addresses"]
         swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
         joined = boot_seconds()
