@@ -41,7 +41,7 @@ from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
 POLL_SECONDS = 0.005
-LATE_SECONDS = 60.0  # an announcement that a node has not heard after so long counts as lost
+LATE_SECONDS, OLD_SECONDS = 60.0, 500.0  # an announcement between these ages that a node does not know is lost
 
 
 class PushedPackets(ServicerBase):  # type: ignore[misc]
@@ -217,7 +217,7 @@ class BenchNode:
             "bytes_out": self.swarm.traffic.bytes_out,
             "rejections": dict(self.swarm.pulling.rejections) if self.swarm.pulling is not None else {},
             "author": self.identity.author.hex(),
-            "announced": [number for number, at in self.announced.items() if boot_seconds() - at > LATE_SECONDS],
+            "announced": [n for n, at in self.announced.items() if LATE_SECONDS < boot_seconds() - at < OLD_SECONDS],
             "heard": [[known.announcement.author.hex(), known.announcement.round] for known in self.swarm.gossip.table],
             "authors": len(self.authors),
             "age_p50": ages[len(ages) // 2] if ages else None,
