@@ -32,7 +32,7 @@ from ftis_node.swarm.wire.dht_limits import NEAREST_MAX, RECORD_LIFETIME
 from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
 
 # Short sessions, so that nodes leave in the middle of everything.
-RESTLESS = Scenario(nodes=24, seconds=180.0, session_seconds=300.0, outbound_only=0.4)
+RESTLESS = Scenario(nodes=24, seconds=180.0, session_seconds=150.0, outbound_only=0.4)
 
 
 class Watched(Simulation):
