@@ -110,7 +110,7 @@ class Pool:
         if not (scored.has_signal or self._keep_all):
             self.no_signal += 1
             return False
-        if scored.group.key in self._born:
+        if self.knows(scored.group.key):
             return False
         self.added += 1
         self._born[scored.group.key] = scored.born
@@ -119,7 +119,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return key in self._born
+        return self._born.get(key, float("-inf")) >= self._clock() - self.longest_age
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""
