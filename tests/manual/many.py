@@ -37,7 +37,8 @@ from ftis_node.lab.simulation.scenario import Machine, Scenario
 GROUPS, BATCH = 6, 18
 LATENCY, UPLINK = 0.001, 1e9  # of a loopback: seconds one way, bytes a second
 FAR = 1.5  # times as much as predicted, or the reverse
-COMPARED = ("overhead_bytes_per_s", "dht_bytes_out_per_s", "bytes_in_per_s", "groups_per_step", "age_p50", "age_p95")
+JUDGED = ("overhead_bytes_per_s", "bytes_in_per_s", "groups_per_step")
+COMPARED = (*JUDGED, "age_p50", "age_p95", "dht_bytes_out_per_s")  # the last is an upper bound where all reach all
 
 
 class Forked(Host):
@@ -137,7 +138,7 @@ def main() -> None:
     real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
     problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
-    for name in COMPARED:
+    for name in JUDGED:
         if not 1 / FAR < real[name] / foreseen[name] < FAR:
             problems.append(f"{name} is {real[name]:.1f}, predicted {foreseen[name]:.1f}")
     if asked.json:
