@@ -6,7 +6,7 @@ DEV := .venv/.dev
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures look proto \
+.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat many lab-quick evidence models settings pictures look proto \
   stopwatch chaos-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
 
 demo: $(STAMP)
@@ -105,6 +105,10 @@ vllm-test: $(DEV)
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(DEV)
 	$(BIN)/python -m tests.manual.routers
+
+# 32 real network processes beside what the simulated network says of the same nodes; ARGS="--nodes 8" for fewer.
+many: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.manual.many $(ARGS)
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(DEV)

@@ -96,9 +96,7 @@ def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, capl
 
 def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock) -> None:
     reputation, rng = Reputation(clock), random.Random(0)
-    for _ in range(9):
-        reputation.failed(BOB)
-        reputation.faked(BOB)
+    reputation.failed(BOB)
     chosen = Counter(reputation.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
     assert reputation.shunned(BOB) is None and 0 < chosen[BOB] < 60
     clock.now += 24 * 3600
@@ -335,3 +333,10 @@ def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(c
     for _ in range(20):
         subject.scored(author, [0.0, 1.0], signal=True)
     assert pulled_a_step() == 48
+
+
+def test_of_two_holders_the_one_that_delivered_less_lately_is_asked_more(clock: Clock) -> None:
+    reputation, rng = Reputation(clock), random.Random(0)
+    for _ in range(4):
+        reputation.delivered(BOB)
+    assert Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[BOB] < 100

@@ -198,18 +198,6 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
     assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"
 
 
-def test_a_sample_of_a_flood_is_new_to_the_peer_and_differs() -> None:
-    bench = Bench(capacity=64)
-    for number in range(1, 65):
-        bench.add(signed(number, 0), first_sender=identity(number + 1000).author)
-    told = bench.table.sample(20, PEERS[5])
-    for known in told:
-        known.told[PEERS[5]] = known.have
-    samples = [frozenset(known.id for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
-    assert {len(sample) for sample in samples} == {5} and len(set(samples)) > 1
-    assert not frozenset(known.id for known in told) & frozenset.union(*samples)
-
-
 def test_recent_authors_are_those_of_recent_announcements(bench: Bench) -> None:
     bench.add(signed(1, 0), age=50)
     bench.add(signed(2, 0), age=5)
@@ -266,6 +254,14 @@ def test_of_one_author_the_freshest_goes_first(bench: Bench) -> None:
     for round, age in enumerate((30, 10, 20)):
         bench.add(signed(1, round, packets=1), age=age)
     assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]
+
+
+def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_first(bench: Bench) -> None:
+    """Else all would load it from the author as soon as it announces it."""
+    for round, age in ((0, 99.0), (1, 40.0), (2, 5.0)):
+        bench.add(signed(1, round), age=age, first_sender=PEERS[0], held=0b010 if round < 2 else 0)
+    chosen = bench.table.choose(3, everything, peers={PEERS[0], author(1).author})
+    assert [(target.known.announcement.round, target.index) for target in chosen] == [(1, 1), (2, 2), (2, 1)]
 
 
 class TableMachine(RuleBasedStateMachine):

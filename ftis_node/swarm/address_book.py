@@ -61,7 +61,7 @@ class Referrers:
         return missed >= MISSED_MIN and missed >= MISSED_PART * (met + missed)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Candidate:
     """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 

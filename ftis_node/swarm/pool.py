@@ -110,7 +110,7 @@ class Pool:
         if not (scored.has_signal or self._keep_all):
             self.no_signal += 1
             return False
-        if scored.group.key in self._born:
+        if self.knows(scored.group.key):
             return False
         self.added += 1
         self._born[scored.group.key] = scored.born
@@ -119,7 +119,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return key in self._born
+        return self._born.get(key, float("-inf")) >= self._clock() - self.longest_age
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""
@@ -144,6 +144,7 @@ class Pool:
         """Remove up to `count` groups: one per author in random order, in turns until there are enough."""
         newcomers = newcomers or Newcomers()
         self.expire()
+        self._forget()
         taken: list[Scored] = []
         while len(taken) < count and (authors := [author for author in self._by_author if newcomers.may(author)]):
             self._rng.shuffle(authors)
@@ -185,15 +186,20 @@ class Pool:
     def remove(self, taken: Collection[Scored]) -> None:
         """Remove these groups, which the pool remembers."""
         gone = set(taken)
+        self._forget()
         self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old, or whose author may not teach; forget them once no copy may come."""
-        self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
+        """Drop the groups that are too old, or whose author may not teach."""
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
         self._keep(lambda one: self.fresh(one.group.row, one.born))
         self.expired += before - sum(map(len, self._by_author.values()))
+
+    def _forget(self) -> None:
+        """Forget the groups of which no copy may come any more; once a batch, for they are many."""
+        limit = self._clock() - self.longest_age
+        self._born = {key: born for key, born in self._born.items() if born >= limit}
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:
         kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}

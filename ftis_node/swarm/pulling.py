@@ -137,10 +137,11 @@ class Pulling:
 
     def _choose(self, want: Want) -> Iterator[Target]:
         """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
-        wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
+        free = self._free_holders()
+        wanted = functools.partial(self._wanted, most=want.of_one, free=free)
         rows = (row for row in want.rows if row not in self._under_way.values())
         for count, which in zip(self._lacks(want), (rows, None), strict=True):
-            for target in self._table.choose(count, wanted, want.newcomers, which):
+            for target in self._table.choose(count, wanted, want.newcomers, which, free):
                 self._under_way[target] = None if which is None else target.known.rows[target.index]
                 yield target  # the caller marks it as being pulled before the next choice
 

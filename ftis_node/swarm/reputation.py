@@ -209,6 +209,7 @@ class Reputation:
     def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
         self.holders.open(holder).delivered += 1
+        self.busy(holder)
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -223,7 +224,7 @@ class Reputation:
         book.lately.add(self._clock())
 
     def busy(self, holder: bytes) -> None:
-        """Count a busy answer; a holder that is always busy gets fewer requests."""
+        """Count an answer, be it "busy" or a packet: who answers much gets fewer requests."""
         self.holders.open(holder).lately.add(self._clock(), 0.25)
 
     def lied(self, holder: bytes, what: str) -> None:
@@ -243,10 +244,11 @@ class Reputation:
         return book.ban.reason if book is not None and book.ban.until > self._clock() else None
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
-        """Draw a holder at random; recent failures lower its chance."""
+        """Draw a holder at random. What it delivered lately lowers its chance, so that none serves all; failures lower
+        it more."""
         now = self._clock()
         books = [self.holders.get(holder) for holder in holders]
-        return rng.choices(holders, [1.0 / (1.0 + book.lately.now(now)) if book else 1.0 for book in books])[0]
+        return rng.choices(holders, [(1.0 + 4.0 * book.lately.now(now)) ** -2 if book else 1.0 for book in books])[0]
 
     # --- reports and persistence ----------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ VICTIMS = 8  # drawn for an eviction, which hits the first sender with the large
 # One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
 EXPLORED_PART = 4
 MAX_TRIES = 3
-PROBED = 4  # a sample first probes so many times its size before it scans the whole table
+NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice of answers considers so many answered rows for each packet that it may take
 PEERS_MAX = 256  # peers remembered for one announcement
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
@@ -63,7 +63,7 @@ def announcement_id(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Known:
     """An announcement in the table.
 
@@ -103,11 +103,13 @@ class Known:
 
     def held_among(self, peers: Collection[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds; -1: all."""
-        if self.announcement.author in peers:
-            return -1
+        return -1 if self.announcement.author in peers else self.copied_among(peers)
+
+    def copied_among(self, peers: Collection[bytes]) -> int:
+        """A bit mask of the packets that at least one of these peers holds besides the author."""
         mask = 0
         for peer, held in self.holders.items():
-            if peer in peers:
+            if held and peer in peers and peer != self.announcement.author:
                 mask |= held
         return mask
 
@@ -174,6 +176,8 @@ class Arrival:
 
 
 _Wanted = Callable[[Known], int]
+_Rows = Iterable[int] | None
+_Peers = Collection[bytes]
 _Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
 
 
@@ -218,6 +222,7 @@ class Table:
         part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
         self._first_sent, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # a lower bound of `born` in the table
+        self._latest = Bounded[bytes, float](capacity)  # by author: the newest `born`
         self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
@@ -271,10 +276,6 @@ class Table:
         """A random sample of fresh announcements that `peer` does not know, as far as this node knows. Then of those
         of which this node holds more packets than it announced to `peer`."""
         self.expire()
-        if len(self._known) > PROBED * count:  # in a flood almost every announcement is new to a peer
-            probed = self._draw(PROBED * count)
-            if len(new := [known for known in probed if peer not in known.told]) >= count:
-                return new[:count]
         new = [known for known in self._known.values() if peer not in known.told]
         if len(new) >= count:
             return self._rng.sample(new, count)
@@ -284,7 +285,7 @@ class Table:
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
         limit = self.clock() - seconds
-        return {k.announcement.author for k in self._known.values() if k.born >= limit}
+        return {author for author, born in self._latest.items() if born >= limit}
 
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
@@ -312,7 +313,7 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
-        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: Iterable[int] | None = None
+        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: _Rows = None, peers: _Peers = ()
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
@@ -326,6 +327,7 @@ class Table:
                 unsettled announcement in the table, so it must be quick.
             rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
                 Only the first rows that have enough answers are considered.
+            peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -357,16 +359,19 @@ class Table:
             if author in strangers and self._rng.randrange(EXPLORED_PART):
                 author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
-            value, born, known, mask = by_author[author].pop()  # the last is worth most
-            index = mask.bit_length() - 1
+            options = by_author[author]
+            near = options[-1][0], options[-1][1] - NEAR_SECONDS
+            copied = (i for i, one in enumerate(options) if one[:2] >= near and one[2].copied_among(peers) & one[3])
+            at = max(copied, default=len(options) - 1)  # the last is worth most
+            value, born, known, mask = options[at]
+            index = (known.copied_among(peers) & mask or mask).bit_length() - 1
             if worth is not None:
                 index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
             if worth is None or worth.pop(known.rows[index], None) is not None:
                 newcomers.took(author)
                 chosen.append(Target(known, index))
-            if mask := mask & ~(1 << index):
-                by_author[author].append((value, born, known, mask))
-            if not by_author[author]:
+            options[at : at + 1] = [(value, born, known, mask)] if (mask := mask & ~(1 << index)) else []
+            if not options:
                 del by_author[author]
         return chosen
 
@@ -399,6 +404,8 @@ class Table:
         news = known.heard_from(peer, held)
         if born is not None:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
+            author = known.announcement.author
+            self._latest[author] = max(known.born, self._latest.get(author, known.born))
         return news
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -443,17 +450,14 @@ class Table:
         self._first_sent.put(heir, oldest)
         oldest.first_sender = heir
 
-    def _draw(self, count: int) -> list[Known]:
-        """Draw so many different announcements at random."""
-        strange, vouched = self._strange.all, self._vouched.all
-        drawn = self._rng.sample(range(len(strange) + len(vouched)), count)
-        return [strange[at] if at < len(strange) else vouched[at - len(strange)] for at in drawn]
-
     def _put(self, known: Known) -> None:
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
+        self._latest[known.announcement.author] = max(
+            known.born, self._latest.get(known.announcement.author, known.born)
+        )
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
         for index, row in known.rows.items():

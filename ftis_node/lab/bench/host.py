@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
@@ -42,6 +41,7 @@ from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
 POLL_SECONDS = 0.005
+LATE_SECONDS, OLD_SECONDS = 60.0, 500.0  # an announcement between these ages that a node does not know is lost
 
 
 class PushedPackets(ServicerBase):  # type: ignore[misc]
@@ -81,15 +81,11 @@ class BenchNode:
         self.ages: list[float] = []
         self.appetite = sys.maxsize  # how many it wants in all
         self.steps = self.short = 0
+        self.announced: dict[int, float] = {}  # round → when, on the machine's clock
         self._made = Round()
 
-    async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
-        """Starts p2pd; returns its address.
-
-        Args:
-            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays;
-                relay_for_others.
-        """
+    async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
+        """Starts p2pd."""
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
         self.identity.keep(scratch / "key")
         listening = Listening(
@@ -105,6 +101,15 @@ class BenchNode:
         self.transport = await Libp2p.start(listening)
         stack.push_async_callback(self.transport.close)
         await self.pushed.add_p2p_handlers(self.transport.p2p)
+
+    async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
+        """Opens the transport; returns its address.
+
+        Args:
+            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays;
+                relay_for_others.
+        """
+        await self.open(stack, setup)
         self.context = context
         self.swarm = Swarm(
             transport=self.transport,
@@ -140,6 +145,7 @@ class BenchNode:
         """Announces what `make` made; from now on the node wants so many of others' packets."""
         self.appetite = self.admitted + wanted
         number = self._made.number
+        self.announced[number] = boot_seconds()
         self.swarm.announce(number, policy_step=number, packets=self._made.refs)
 
     async def push(self, others: Sequence[bytes]) -> None:
@@ -210,6 +216,9 @@ class BenchNode:
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
             "rejections": dict(self.swarm.pulling.rejections) if self.swarm.pulling is not None else {},
+            "author": self.identity.author.hex(),
+            "announced": [n for n, at in self.announced.items() if LATE_SECONDS < boot_seconds() - at < OLD_SECONDS],
+            "heard": [[known.announcement.author.hex(), known.announcement.round] for known in self.swarm.gossip.table],
             "authors": len(self.authors),
             "age_p50": ages[len(ages) // 2] if ages else None,
             "age_p95": ages[len(ages) * 95 // 100] if ages else None,
@@ -223,13 +232,15 @@ class BenchNode:
 class Host:
     """The commands, each for all nodes of this process."""
 
+    node = BenchNode
+
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
         self._nodes: list[BenchNode] = []
-        self._paced: list[asyncio.Task[None]] = []
+        self.paced: list[asyncio.Task[None]] = []
 
     async def start(self, numbers: list[int], tokens: int, setup: dict[str, Any]) -> dict[str, Any]:
-        self._nodes = [BenchNode(number, tokens) for number in numbers]
+        self._nodes = [self.node(number, tokens) for number in numbers]
         context = make_context(self._nodes[0].run)
         return {"addresses": [await node.start(self._stack, context, setup) for node in self._nodes]}
 
@@ -260,13 +271,13 @@ class Host:
 
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
-        deadline = time.monotonic() + seconds
-        while (least := min(n.counts()[key] for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
+        deadline = boot_seconds() + seconds
+        while (least := min(n.counts()[key] for n in self._nodes)) < count and boot_seconds() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-        return {"least": least, "at": time.monotonic()}
+        return {"least": least, "at": boot_seconds()}
 
     async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
-        self._paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
+        self.paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
         return {}
 
     async def figures(self) -> dict[str, Any]:
@@ -274,7 +285,7 @@ class Host:
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
             "memory": psutil.Process().memory_info().rss,
-            "at": time.monotonic(),
+            "at": boot_seconds(),
             "nodes": [node.figures() for node in self._nodes],
         }
 
@@ -288,7 +299,7 @@ async def serve() -> None:
             command = json.loads(line)
             answer = await getattr(host, command.pop("do"))(**command)
             print(json.dumps(answer), flush=True)
-        for task in host._paced:
+        for task in host.paced:
             task.cancel()
 
 

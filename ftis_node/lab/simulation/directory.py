@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -40,12 +41,14 @@ class Records:
 
     def leave(self, owner: bytes, addresses: Sequence[str]) -> None:
         """Keeps a record for some minutes."""
+        self._left.pop(owner, None)  # so that they lie in the order in which they end
         self._left[owner] = (list(addresses), boot_seconds() + dht.RECORD_LIFETIME)
 
     def some(self) -> dict[bytes, list[str]]:
         """As many as one key holds, drawn by chance."""
         now = boot_seconds()
-        self._left = {owner: record for owner, record in self._left.items() if record[1] > now}
+        for owner in list(takewhile(lambda one: self._left[one][1] <= now, self._left)):
+            del self._left[owner]
         owners = self.rng.sample(list(self._left), min(dht.MAX_RECORDS, len(self._left)))
         return {owner: self._left[owner][0] for owner in owners}
 
@@ -74,11 +77,12 @@ class MemoryDirectory(PeerDirectory):
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         self._counts()["look_ups"] += 1
-        referrers = [peer for peer in self._records.taking_part if peer != self._author]
+        referrers = list(self._records.taking_part)
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
         for referrer in self._records.rng.sample(referrers, min(dht.REFERRERS_ENOUGH, len(referrers))):
-            take(Answer(0, referrer, found))
+            if referrer != self._author:
+                take(Answer(0, referrer, found))
 
     async def leave(self) -> None:
         self._records.taking_part.pop(self._author, None)

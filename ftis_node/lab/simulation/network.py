@@ -55,6 +55,7 @@ class Network:
         """
         self.loop = asyncio.get_running_loop()
         self.nodes: dict[bytes, MemoryTransport] = {}
+        self.doors: dict[bytes, str] = {}  # an address each of those that serve and can be dialled
         self.totals: Counter[str] = Counter()
         self.dials: Counter[str] = Counter()  # by how they ended
         self.records = Records(rng)
@@ -63,8 +64,7 @@ class Network:
 
     def some_dialable(self, count: int, rng: random.Random) -> list[str]:
         """One address each of random nodes that serve and can be dialled."""
-        found = [node for node in self.nodes.values() if node.machine_addresses and node.serving]
-        return [node.machine_addresses[0] for node in rng.sample(found, min(count, len(found)))]
+        return rng.sample(list(self.doors.values()), min(count, len(self.doors)))
 
     def arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
         """A message is where its receiver was."""
@@ -115,6 +115,7 @@ class MemoryTransport:
         """Is gone from one moment to the next; nobody is told."""
         self.alive = False
         del self._network.nodes[self.author]
+        self._network.doors.pop(self.author, None)
         for peer in self.links:
             if peer in self._network.nodes:
                 self._network.nodes[peer].links.discard(self.author)
@@ -162,9 +163,12 @@ class MemoryTransport:
 
     async def serve(self, handlers: Handlers) -> None:
         self._inbound = Inbound(handlers)
+        if self.machine_addresses:
+            self._network.doors[self.author] = self.machine_addresses[0]
 
     async def serve_no_more(self) -> None:
         self._inbound = None
+        self._network.doors.pop(self.author, None)
         self._end_tasks()
 
     def end_streams(self, peer: bytes) -> None:

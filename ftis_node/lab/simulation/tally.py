@@ -180,7 +180,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table: a column for each simulation, a row for each figure."""
+    """A Markdown table: a column for each simulation, a row for each of the main figures."""
 
     def kb(kind: str, way: str) -> list[str]:
         return [f"{result[f'bytes_{way}_per_node_s'][kind] / 1000:.2f}" for result in results]
@@ -199,9 +199,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         ("membership, KB/s a node out", kb(MEMBERSHIP, "out")),
         ("packets, KB/s a node out", kb(PACKETS, "out")),
         ("packets, KB/s a node in", kb(PACKETS, "in")),
-        ("messages a node and second", plain("messages_per_node_s")),
         ("handshakes begun a node and second", plain("handshakes_per_node_s", ".3f")),
-        ("connections opened a node and hour", plain("connections_per_node_hour", ".0f")),
         ("look-ups in the DHT a node and hour", plain("look_ups_per_node_hour")),
         ("bytes in a group used", plain("bytes_in_per_group_used")),
         ("rows that a node failed at", plain("rows_failed")),
@@ -209,29 +207,20 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         ("busiest node of the DHT, KB/s out", [f"{r['directory_busiest_bytes_out_s'] / 1000:.2f}" for r in results]),
         ("mean node of the DHT, KB/s out", [f"{r['directory_bytes_out_per_node_s'] / 1000:.2f}" for r in results]),
         ("exchanges begun a node and second", plain("exchanges_per_node_s", ".3f")),
-        ("exchanges refused as strangers'", percent("exchanges_with_strangers")),
-        ("exchanges failed", percent("exchanges_failed")),
         ("entries that were new", percent("entries_new")),
         ("upload, p99 over mean", plain("upload_p99_over_mean")),
         ("upload, maximum over mean", plain("upload_max_over_mean")),
-        ("busiest node, KB/s out", [f"{r['busiest_bytes_out_s'] / 1000:.1f}" for r in results]),
-        ("part of the uplink used, mean", percent("uplink_share_mean")),
-        ("part of the uplink used, maximum", percent("uplink_share_max")),
         ("foreign groups wanted a batch", plain("foreign_wanted")),
         ("of these there in time (fill)", percent("fill")),
         ("foreign authors a batch", plain("authors_per_batch")),
         ("age of a foreign sample, p50, s", plain("age_p50", ".1f")),
         ("age of a foreign sample, p95, s", plain("age_p95", ".1f")),
         ("waiting a step, mean, s", plain("waiting_mean")),
-        ("waiting a step, p95, s", plain("waiting_p95")),
         ("packets answered with busy", percent("packets_busy")),
-        ("fetches failed", percent("fetches_failed")),
         ("steps counted", plain("steps", "d")),
         ("a step alone over a step here (speed-up)", plain("speedup")),
         ("the same, fastest quarter of nodes", plain("speedup_fast_quarter")),
         ("the same, slowest quarter of nodes", plain("speedup_slow_quarter")),
-        ("steps a node and hour, alone", plain("alone_steps_per_node_hour", ".1f")),
-        ("steps a node and hour, in lock step", plain("lockstep_steps_per_node_hour", ".1f")),
         ("lock step over alone", plain("lockstep_speedup")),
     ]
     lines = [f"| {name} | {' | '.join(values)} |" for name, values in rows]

@@ -1,0 +1,156 @@
+"""Many real network processes on one machine, beside what the simulated network says of the same nodes: `make many`.
+
+    python -m tests.manual.many --nodes 32 --seconds 240
+
+Each node is a process of its own with a p2pd (`lab.bench.host`). In place of a model it makes a round of six packets of
+a run's size a step, and takes a batch of eighteen. The prediction is of the same nodes at the same pace, on
+`lab.simulation.network`. Exit code 1: announcements were lost, or the prediction is far off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import uvloop
+
+from ftis_node.host.clocks import Clocks, replaced
+from ftis_node.lab.bench import host
+from ftis_node.lab.bench.swarm import Host, Plan, steady
+from ftis_node.lab.clock import SimulatedLoop
+from ftis_node.lab.simulation.directory import directory_figures
+from ftis_node.lab.simulation.network import MemoryTransport, Network
+from ftis_node.lab.simulation.scenario import Machine, Scenario
+
+GROUPS, BATCH = 6, 18
+LATENCY, UPLINK = 0.001, 1e9  # of a loopback: seconds one way, bytes a second
+FAR = 1.5  # times as much as predicted, or the reverse
+JUDGED = ("overhead_bytes_per_s", "bytes_in_per_s", "groups_per_step")
+COMPARED = (*JUDGED, "age_p50", "age_p95", "dht_bytes_out_per_s")  # the last is an upper bound where all reach all
+
+
+class Forked(Host):
+    """A process with some nodes that is forked from this one, and shares with it what both imported."""
+
+    def __init__(self, pid: int, ours: socket.socket) -> None:
+        self._pid, self._ours = pid, ours
+
+    @classmethod
+    def fork(cls, before: Sequence[Forked]) -> Forked:
+        """before: those that this process has forked already."""
+        ours, theirs = socket.socketpair()
+        if (pid := os.fork()) == 0:
+            for end in (ours, *(other._ours for other in before)):
+                end.close()  # else the others would not see when this process closes them
+            os.setsid()  # as on a machine of its own: Linux shares cores among sessions first
+            sys.stdin, sys.stdout = theirs.makefile("r"), theirs.makefile("w")
+            try:
+                uvloop.run(host.serve())
+            finally:
+                os._exit(0)
+        theirs.close()
+        return cls(pid, ours)
+
+    async def begin(self, stack: contextlib.AsyncExitStack) -> Host:
+        reader, writer = await asyncio.open_connection(sock=self._ours, limit=1 << 24)
+        self._process = cast(Any, SimpleNamespace(stdin=writer, stdout=reader, wait=self._wait, kill=self._kill))
+        stack.push_async_callback(self.close)
+        return self
+
+    async def _wait(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, os.waitpid, self._pid, 0)
+
+    def _kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+
+class MemoryNode(host.BenchNode):
+    """A node of the benchmark on a simulated network."""
+
+    network: Network
+
+    async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
+        who = self.identity
+        address = f"/ip4/127.0.0.1/tcp/{50_000 + self.number}/p2p/{who.peer_id}"  # as long as a real one here
+        transport: Any = MemoryTransport(self.network, who.author, Machine(1.0, 1.0, UPLINK, False), [address])
+        transport.pid = os.getpid()
+        self.transport = transport
+
+
+class MemoryHost(host.Host):
+    """Does in this process what others do in their own."""
+
+    node = MemoryNode
+
+    async def do(self, what: str, *, limit: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = await getattr(self, what)(**arguments)
+        return answer
+
+
+async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
+    """All nodes, on a network of their own."""
+    MemoryNode.network = Network(LATENCY, random.Random(0))
+    begun = MemoryHost(stack)
+    stack.callback(lambda: [task.cancel() for task in begun.paced])
+    return cast(Host, begun)
+
+
+def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
+    """What the simulation says."""
+    loop, began = SimulatedLoop(), time.time()  # stores number their rounds by the machine's clock
+    clocks = Clocks(boot=loop.time, unix=lambda: began + loop.time(), thread=lambda: 0.0)
+    with replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        found = runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
+    answers = directory_figures(Scenario(nodes=plan.nodes, session_seconds=1e9))
+    return found | {"dht_bytes_out_per_s": answers["directory_bytes_out_per_node_s"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.manual.many", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--nodes", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=240.0, help="that are counted, after two steps")
+    parser.add_argument("--step", type=float, default=60.0, help="seconds of a step")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    pace = {"step_seconds": asked.step, "batch": BATCH, "seconds": asked.seconds}
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    waiting: list[Forked] = []
+    for _ in range(asked.nodes):
+        waiting.append(Forked.fork(waiting))
+
+    async def begin(stack: contextlib.AsyncExitStack, prefix: Sequence[str]) -> Host:
+        return await waiting.pop().begin(stack)
+
+    plan = Plan(asked.nodes, per_process=1, groups=GROUPS, begin=begin)
+    real = asyncio.run(steady(plan, **pace, tell=lambda line: print(line, file=sys.stderr, flush=True)))
+    real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
+    foreseen = predicted(plan, **pace)
+    problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
+    for name in JUDGED:
+        if not 1 / FAR < real[name] / foreseen[name] < FAR:
+            problems.append(f"{name} is {real[name]:.1f}, predicted {foreseen[name]:.1f}")
+    if asked.json:
+        print(json.dumps({"real": real, "predicted": foreseen, "problems": problems}, indent=1))
+    else:
+        for name in ("memory_bytes", "cpu_per_s", "busiest_bytes_out_per_s"):
+            print(f"{name}: {real[name]:.6g}")
+        for name in ("meet_seconds", "announcements", "announcements_lost", "authors", *COMPARED):
+            print(f"{name}: {real[name]:.6g}, predicted {foreseen[name]:.6g}")
+        print(*problems, sep="\n")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
