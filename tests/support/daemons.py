@@ -54,7 +54,9 @@ def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any
 
 
 class Daemon:
-    """One `ftis-node join` on a home."""
+    """One `ftis-node join` on a home, or what other words say."""
+
+    words: tuple[str, ...] = ("join", *STILL)
 
     def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
         """
@@ -70,7 +72,8 @@ class Daemon:
 
     def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
-        line = [*self.prefix, *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags)]
+        place = ("--home", str(self.home.path), "--set", f"host={self.host}")
+        line = [*self.prefix, *command(*self.words, *place, *self.flags)]
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
                 line,

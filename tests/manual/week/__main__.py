@@ -23,7 +23,7 @@ from tests.manual.week.gauges import Album, Apart, Gauges, repeated
 from tests.manual.week.verdict import judge
 from tests.support.browser import missing
 
-OUT = Path("build/week")
+OUT = Path("build/week").resolve()
 APART_SECONDS, VIEW_SECONDS = 120.0, 3.0
 
 

@@ -10,17 +10,15 @@ import shutil
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from ftis_node.errors import UserError
 from ftis_node.lab.bench.namespaces import namespaces, run_tool
 from ftis_node.observe.api import link, read_token
 from tests.manual.week.diary import RUNS, SMALL_DISK, WATCH, Role
-from tests.support.daemons import ENVIRONMENT, Daemon, command, gone, run_cli
+from tests.support.daemons import Daemon, gone, run_cli
 
 PREFIX, DISK_MB = "week", 100
 GRACE_SECONDS = 30.0  # after something happened to a node, in which it may catch up
@@ -38,17 +36,6 @@ def within(namespace: str) -> Iterator[None]:
             enter(here.fileno(), 0)
 
 
-class Watcher(Daemon):
-    """`ftis-node watch`: a daemon without an API."""
-
-    def start(self, new_group: bool = False) -> Daemon:
-        line = [*self.prefix, *command("watch", "--home", str(self.home.path), *self.flags)]
-        self.home.path.mkdir(parents=True, exist_ok=True)
-        with (self.home.path / "output.log").open("ab") as log:
-            self.process = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | ENVIRONMENT, process_group=0)
-        return self
-
-
 class Member:
     """A daemon and what was done to it.
 
@@ -64,23 +51,16 @@ class Member:
         self._environment = {"WEEK_CLOCK": str(self._clock), "PYTHONPATH": str(self._clock.parent)}
         set_clock = [f"{key}={value}" for key, value in self._environment.items()]
         prefix = ("ip", "netns", "exec", self.namespace, "env", *set_clock, "setpriv", "--pdeathsig", "KILL")
-        kind = Daemon if self.trains else Watcher
-        self.daemon = kind(folder / "homes" / role.name, prefix=prefix, host="0.0.0.0")
+        self.daemon = Daemon(folder / "homes" / role.name, prefix=prefix, host="0.0.0.0")
+        self.daemon.words = self.daemon.words if self.trains else ("watch",)
         self.shift(0.0)
-
-    def wait_for(self, what: str, condition: Callable[[dict[str, Any]], Any], seconds: float = 240) -> dict[str, Any]:
-        return self.daemon.wait(condition, f"{self.role.name}: {what}", seconds)
 
     def start(self) -> None:
         """Returns, of one that trains or is paused, when it does; at its first start sooner."""
         self.daemon.start(new_group=True)
         self.up = True
         if self.id:
-            self.wait_for("goes on", lambda status: status.get("step") is not None or status["state"] == "PAUSED")
-
-    def code(self) -> int | None:
-        """Its exit code, if it has ended."""
-        return self.daemon.process.poll() if self.daemon.process is not None else None
+            self.daemon.wait(lambda s: s.get("step") is not None or s["state"] == "PAUSED", "it goes on")
 
     def stop(self) -> int:
         """Ends it as its owner would; returns its exit code."""
@@ -125,7 +105,7 @@ class Member:
 
     def cli(self, *words: str) -> str:
         """What a command prints that its owner types, by its clock."""
-        done = run_cli(*words, "--home", str(self.daemon.home.path), **self._environment)
+        done = run_cli(*words, "--home", str(self.daemon.home.path), timeout=240.0, **self._environment)
         assert done.returncode == 0, f"{self.role.name}, {words}: {done.stderr}"
         return done.stdout.strip()
 
@@ -154,13 +134,13 @@ class Fleet:
             if member.role.run == "own":
                 member.daemon.flags = member.role.line
         for member in filter(lambda one: one.trains, self):
-            member.wait_for("a first step", lambda s: (s.get("step") or 0) >= 1 or s["state"] == "PAUSED", 480)
+            member.daemon.wait(lambda s: (s.get("step") or 0) >= 1 or s["state"] == "PAUSED", "a first step")
 
     def _first(self, member: Member) -> list[str]:
         """Flags by which a member finds its run. An invitation, and that a run is private, are told once."""
         run, first = member.role.run, self.of(member.role.run)[0]
         if first is not member and run == "own":
-            first.wait_for("its run", lambda status: status.get("run"))
+            first.daemon.wait(lambda status: status.get("run"), "a run")
             return [first.cli("invite")]
         if first is not member:
             return ["--peers", first.daemon.address()]
@@ -189,11 +169,8 @@ def in_namespace(name: str) -> list[psutil.Process]:
 
 def sweep() -> None:
     """Removes what a week that was killed has left."""
-    for name in re.findall(rf"^({PREFIX}-\d+)", subprocess.check_output(["ip", "netns"], text=True), re.M):
-        run_tool("ip", "netns", "del", name)
-    for name in re.findall(rf"^\d+: ({PREFIX}-\w+)", subprocess.check_output(["ip", "link"], text=True), re.M):
-        with contextlib.suppress(UserError):  # the other end of one that is gone
-            run_tool("ip", "link", "del", name)
+    names = f"ip netns | grep -o '^{PREFIX}-[0-9]*' | xargs -rn1 ip netns del; ip link del {PREFIX}-bridge 2>/dev/null"
+    subprocess.run(names, shell=True)
 
 
 @contextlib.contextmanager
