@@ -18,6 +18,7 @@ import pytest
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
+from ftis_node.observe.metrics import read_events
 from ftis_node.store.home import Home
 
 # A learning rate this small keeps the models where they are: one that knows everything has nothing to teach. Steps are
@@ -118,6 +119,15 @@ class Daemon:
             return [me, *me.children(recursive=True)]
         return []
 
+    def freeze(self) -> None:
+        for process in self.pids():
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in reversed(self.pids()):
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
     def kill(self) -> list[psutil.Process]:
         """kill -9 of the daemon alone; returns what it had started."""
         family = self.pids()
@@ -162,6 +172,13 @@ def join(tmp_path: Path) -> Iterator[Join]:
     yield start
     for daemon in running:
         daemon.clean_up()
+
+
+def used_twice(daemon: Daemon) -> int:
+    """Groups that more than one step was taken on, also where the first of them was lost."""
+    steps = read_events(daemon.home.metrics, "step")
+    used = [digest for step in steps for kind in ("own", "foreign") for digest in step["batch"][kind]]
+    return len(used) - len(set(used))
 
 
 def gone(family: list[psutil.Process], seconds: float = PATIENCE) -> None:

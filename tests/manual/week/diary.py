@@ -18,13 +18,15 @@ TRACKED = ("--track", "tensorboard") if find_spec("tensorboard") else ()
 class Role:
     """A daemon. The first of a run begins it, and dials nobody in a local network, as a public one would.
 
-    minutes: between its checkpoints. What grows is seen in those that no deed ends.
+    minutes: between its checkpoints. file: what the run's file is made with, if it has one. What grows is seen in those
+    that no deed ends.
     """
 
     name: str
     run: str
     flags: tuple[str, ...] = ()
     minutes: float = 0.1
+    file: tuple[str, ...] = ()
 
     @property
     def line(self) -> tuple[str, ...]:
@@ -38,25 +40,20 @@ FLAGS = (
     *("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=8"),
     *("--port", "4001"),
 )
-HOURS = "mon-fri"
+HOURS, HORIZONTAL = "mon-fri", ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
 ROLES = (
     Role("gate", "open", ("--model", "tiny-a"), minutes=0.0),
     Role("ann", "open", ("--model", "tiny-b", *TRACKED)),
     Role("ear", "open", ("--model", "tiny-c", "--own-share", "0", "--hours", HOURS)),
-    Role("chars", "text", ("--model", "tiny-chars"), minutes=0.0),
+    Role("chars", "text", ("--model", "tiny-chars"), 0.0, ("--any-tokenizer",)),
     Role("digits", "text", ("--model", "tiny-numbers")),
-    Role("rows", "wide", ("--model", "tiny-a")),
+    Role("rows", "wide", ("--model", "tiny-a"), file=HORIZONTAL),
     Role("cols", "wide", ("--model", "tiny-b")),
     Role("host", "own", ("--model", "tiny-a")),
     Role("guest", "own", ("--model", "tiny-b")),
     Role(WATCH, "open"),
 )
 SMALL_DISK = "rows"  # whose home is on a disk of its own
-RUNS = {
-    "text": ("--any-tokenizer",),
-    "wide": ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6"),
-}
-"""Runs that begin with a file, and what it is made with."""
 
 ENDED = ("gate", "ear", "chars", "rows", "guest")
 MOVED = ("ann", "ear", "digits", "cols", "guest")

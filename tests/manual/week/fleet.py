@@ -17,7 +17,7 @@ import psutil
 
 from ftis_node.lab.bench.namespaces import namespaces, run_tool
 from ftis_node.observe.api import link, read_token
-from tests.manual.week.diary import RUNS, SMALL_DISK, WATCH, Role
+from tests.manual.week.diary import SMALL_DISK, WATCH, Role
 from tests.support.daemons import Daemon, gone, run_cli
 
 PREFIX, DISK_MB = "week", 100
@@ -73,12 +73,10 @@ class Member:
 
     def freeze(self) -> None:
         self.up = False
-        for process in self.daemon.pids():
-            process.suspend()
+        self.daemon.freeze()
 
     def thaw(self) -> None:
-        for process in reversed(self.daemon.pids()):
-            process.resume()
+        self.daemon.thaw()
         self.up = True
 
     @property
@@ -144,9 +142,10 @@ class Fleet:
             return [first.cli("invite")]
         if first is not member:
             return ["--peers", first.daemon.address()]
-        file = self.folder / f"{run}.toml"
-        made = run_cli("run", "new", *RUNS[run], "-o", str(file)) if run in RUNS else None
-        return ["--run", str(file)] if made else ["--private"] if run == "own" else []
+        if member.role.file:
+            run_cli("run", "new", *member.role.file, "-o", str(self.folder / f"{run}.toml")).check_returncode()
+            return ["--run", str(self.folder / f"{run}.toml")]
+        return ["--private"] if run == "own" else []
 
     def left(self) -> list[str]:
         """What is still there of members that have ended: processes, and directories of sockets."""

@@ -68,9 +68,10 @@ class Gauges:
 def sample(member: Member) -> list[dict[str, Any]]:
     """A row for each process with what it holds, and one for the node with its disk, step, and what it heard."""
     rows, status, base = list[dict[str, Any]](), member.daemon.status(), {"at": time.time(), "name": member.role.name}
-    for process in member.daemon.pids():
+    for place, process in enumerate(member.daemon.pids()):
         with contextlib.suppress(psutil.Error, OSError):
-            facts = {"process": kind_of(process), "pid": process.pid, "born": process.create_time()}
+            kind = kind_of(process).replace("network", "child" if place else "network")  # a tracker's, say
+            facts = {"process": kind, "pid": process.pid, "born": process.create_time()}
             rows.append(base | facts | held(process))
     told = {name: status.get(name) for name in ("step", "state")} | {"process": "node", "heard": heard(member)}
     size = subprocess.run(["du", "-sk", member.daemon.home.path], capture_output=True, text=True).stdout.split()[0]
@@ -113,28 +114,31 @@ class Apart:
         self.times, self.late = list[float](), dict[Pair, float]()
         self._most, self._since = most, dict[Pair, float]()
 
-    def note(self, now: float, views: Mapping[str, set[str]], half: Collection[str]) -> None:
+    def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]) -> None:
         """Takes a sample.
 
         Args:
-            now: in seconds. views: of each node that is up the peers in its view. half: who is cut off from the rest.
+            now: in seconds. views: of each node that is up the peers in its view; None: it did not answer. half: who is
+                cut off from all others.
         """
         before, self._since = self._since, {}
         for one, other in itertools.combinations(sorted(views), 2):
-            began = before.get((one, other), now)
-            if other in views[one] and one in views[other]:
+            here, there, began = views[one], views[other], before.get((one, other), now)
+            if here and there and other in here and one in there:
                 self.times += [now - began] if began < now else []
-            elif (one in half) == (other in half):
+            elif one not in half and other not in half:
                 self._since[one, other] = began
                 if now - began > self._most:
                     self.late[one, other] = now - began
 
     def sample(self, members: Collection[Member], half: Collection[str]) -> None:
-        """Asks the members of a run."""
-        views = {}
+        """Asks the members of a run. One that has not joined its run yet is not up."""
+        views = dict[str, set[str] | None]()
         for member in members:
-            with contextlib.suppress(UserError):
-                if member.up:
+            status = member.daemon.status()
+            if member.up and (not status or status.get("step") is not None):
+                views[member.id] = None
+                with contextlib.suppress(UserError):
                     answer = ask(member.daemon.home.api_socket(), "/peers", Peers)
                     views[member.id] = {known.id for known in answer.peers}
         self.note(time.monotonic(), views, half)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from scipy import stats
 from ftis_node.observe.metrics import read_events
 from tests.manual.week.explained import unexplained
 from tests.manual.week.fleet import Fleet, Member
+from tests.support.daemons import used_twice
 
 WARM_UP_SECONDS = 20 * 60.0  # of a process: caches, tables and the pool's memory of ten minutes fill
 LEAST = 20  # samples after that, else nothing can be said
@@ -69,13 +70,6 @@ def slopes(rows: Sequence[dict[str, Any]]) -> dict[Series, dict[str, Slope]]:
     }
 
 
-def used_twice(member: Member) -> int:
-    """Packets that more than one step was taken on, also where the first of them was lost."""
-    steps = read_events(member.daemon.home.metrics, "step")
-    used = Counter(digest for event in steps for kind in ("own", "foreign") for digest in event["batch"][kind])
-    return sum(count > 1 for count in used.values())
-
-
 def silence(member: Member, until: float) -> tuple[float, float]:
     """The longest time without a step, up to `until`, in which nothing was done to the node, and how long it may be; in
     seconds."""
@@ -96,9 +90,8 @@ def lost(rows: Sequence[dict[str, Any]], fleet: Fleet) -> tuple[int, list[str]]:
     for author, hearer in itertools.permutations(fleet, 2):
         if author.role.run != hearer.role.run or not author.trains:
             continue
-        there, here = (
-            [row for row in rows if row["name"] == one.role.name and row.get("heard")] for one in (author, hearer)
-        )
+        pair = (author.role.name, hearer.role.name)
+        there, here = ([row for row in rows if row["name"] == name and row.get("heard")] for name in pair)
         for began, ended in _calm(here, author, hearer):
             first, last = began["at"] + HEAR_SECONDS, ended["at"] - HEAR_SECONDS
             own = [row["heard"].get(author.id, 0) for row in there if first <= row["at"] <= last]
@@ -123,25 +116,26 @@ def judge(fleet: Fleet, rows: Sequence[dict[str, Any]], until: float) -> tuple[l
     """Of all members, which have ended: a table, and what must not be. until: when the week was over (unix seconds)."""
     grown, (compared, problems) = slopes(rows), lost(rows, fleet)
     told = [f"groups announced: {compared}, unheard of by a peer: {len(problems)}"]
-    for (name, kind, _), slopes_of in grown.items():
+    for (name, kind, _), known in grown.items():
         problems += [
-            f"{name} {kind} grows: {what} {s}" for what, s in slopes_of.items() if s.hourly - s.half > LIMITS[what]
+            f"{name} {kind} grows: {what} {s}" for what, s in known.items() if s.hourly - s.half > LIMITS[what]
         ]
     for member in fleet:
         name, home = member.role.name, member.daemon.home
-        for kind, row in {row["process"]: row for row in rows if row["name"] == name}.items():  # the last of each kind
-            if kind != "node":
-                slope_of = grown.get((name, kind, row["pid"]), {})
-                figures = ", ".join(f"{what} {row[what]:.0f} {slope_of.get(what, '')}".strip() for what in LIMITS)
-                told.append(f"{name} {kind}: {row['pss_mb']:.0f} MB with its share of libraries; {figures}")
+        last = {row["process"]: row for row in rows if row["name"] == name}
+        node = last.pop("node")
+        for kind, row in last.items():
+            known = grown.get((name, kind, row["pid"]), {})
+            figures = ", ".join(f"{what} {row[what]:.0f} {known.get(what, '')}".strip() for what in LIMITS)
+            told.append(f"{name} {kind}: {row['pss_mb']:.0f} MB with its share of libraries; {figures}")
         problems += [f"{name}, {times} times: {text}" for text, times in unexplained(home.path).items()]
         if member.trains:
             longest, most = silence(member, until)
-            held = f"{row['disk_mb']:.0f} MB on disk, {row['blocks']} blocks"
-            told.append(f"{name}: step {row['step']}, {held}, at most {longest:.0f} s without a step")
+            held = f"{node['disk_mb']:.0f} MB on disk, {node['blocks']} blocks"
+            told.append(f"{name}: step {node['step']}, {held}, at most {longest:.0f} s without a step")
             if longest > most and "--own-share" not in member.role.flags:
                 problems.append(f"{name} took no step for {longest:.0f} s")
-            if twice := used_twice(member):
+            if twice := used_twice(member.daemon):
                 problems.append(f"{name} trained on {twice} groups twice")
             if len(checkpoints := sorted(path.name for path in home.checkpoints.iterdir())) > 3:
                 problems.append(f"{name} has checkpoints {checkpoints}")
