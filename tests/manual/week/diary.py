@@ -31,15 +31,12 @@ class Role:
     @property
     def line(self) -> tuple[str, ...]:
         """Its flags, but those by which it finds its run."""
-        own = (*self.flags, *FLAGS, "--name", self.name, "--set", f"checkpoint_minutes={self.minutes}")
-        return LOG if self.name == WATCH else (*own, *LOG)
+        own = (*SMALL, "--name", self.name, "--set", f"checkpoint_minutes={self.minutes}")
+        return (*COMMON, *self.flags, *(own if self.name != WATCH else ()))
 
 
-LOG = ("--set", "log_format=json", "--set", "patience=120")
-FLAGS = (
-    *("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=8"),
-    *("--port", "4001"),
-)
+COMMON = ("--set", "log_format=json", "--set", "patience=120", "--set", "port=4001")
+SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=8")
 HOURS, HORIZONTAL = "mon-fri", ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
 ROLES = (
     Role("gate", "open", ("--model", "tiny-a"), minutes=0.0),

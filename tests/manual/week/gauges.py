@@ -26,10 +26,9 @@ from tests.manual.week.diary import STEPS
 from tests.manual.week.fleet import Fleet, Member, within
 from tests.support.browser import Browser
 from tests.support.daemons import kind_of
-from tests.support.looking import faults
+from tests.support.looking import SIZES, faults
 
 _SIZES = re.compile(r"^(Pss|Anonymous): +(\d+) kB", re.M)
-Pair = tuple[str, str]
 
 
 @contextlib.contextmanager
@@ -111,8 +110,8 @@ class Apart:
         Args:
             most: seconds for which a pair may be apart.
         """
-        self.times, self.late = list[float](), dict[Pair, float]()
-        self._most, self._since = most, dict[Pair, float]()
+        self.times, self.late = list[float](), dict[tuple[str, str], float]()
+        self._most, self._since = most, dict[tuple[str, str], float]()
 
     def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]) -> None:
         """Takes a sample.
@@ -169,7 +168,8 @@ class Album:
         pages = {name: link} | ({f"{name}-swarm": link.replace("/?", "/watch.html?")} if member.trains else {})
         try:
             with within(member.namespace), Browser(1280, 900) as browser:
-                found += [fault for page, url in pages.items() for fault in faults(browser, url, page, self._out)]
+                for page, url in pages.items():
+                    found += faults(browser, url, page, self._out, SIZES[::3])  # a desk's, light; a phone's, dark
         except WebDriverException as error:
             found.append(f"{name}: {error}")
         if calm := member.deeds == before and member.up:

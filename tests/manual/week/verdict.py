@@ -53,12 +53,9 @@ def slope(times: Sequence[float], values: Sequence[float], tests: int) -> Slope:
     return Slope(float(hourly), float(stats.t.ppf(1 - (1 - CONFIDENCE) / tests, free)) * error)
 
 
-Series = tuple[str, str, int]
-
-
-def slopes(rows: Sequence[dict[str, Any]]) -> dict[Series, dict[str, Slope]]:
+def slopes(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Slope]]:
     """Of every process that lived long enough, by node, kind and pid: how each thing of `LIMITS` grows."""
-    lives: dict[Series, list[dict[str, Any]]] = defaultdict(list)
+    lives = defaultdict[tuple[str, str, int], list[dict[str, Any]]](list)
     for row in rows:
         if "pid" in row and row["at"] - row["born"] > WARM_UP_SECONDS:
             lives[row["name"], row["process"], row["pid"]].append(row)
