@@ -17,7 +17,7 @@ from tests.manual.week.explained import unexplained
 from tests.manual.week.fleet import Fleet, Member
 from tests.support.daemons import used_twice
 
-WARM_UP_SECONDS = 20 * 60.0  # of a process: caches, tables and the pool's memory of ten minutes fill
+WARM_UP_SECONDS = 3600.0  # of a process: some 2,000 steps fill the 16 MiB of the latest packets in its memory
 LEAST = 20  # samples after that, else nothing can be said
 LIMITS = {"memory_mb": 2.0, "files": 1.0, "sockets": 1.0, "threads": 1.0}
 """What a process may grow by in an hour."""
