@@ -6,8 +6,8 @@ DEV := .venv/.dev
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat many lab-quick evidence models settings pictures look proto \
-  stopwatch chaos-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
+.PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -26,27 +26,25 @@ unit: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
-# slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.
+# slow tests (so are hostile peers), a small grid of the lab, and a little of `make week`, as root, and of `make fuzz`.
 # Properties are tried with new examples; `make test` draws the same each time.
 test-all: export EXAMPLES := new
-test-all: test slow lab-quick chaos-quick fuzz-quick
+test-all: test slow lab-quick week-quick fuzz-quick
 
 # Processes are started as a person starts them, where `make test` forks them from one that has imported torch.
 slow: $(DEV)
 	TESTS_START_PLAIN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
-# Eight daemons for ten minutes in which everything is killed, cut off and frozen; four for an hour in which nothing may
-# grow. As root, for each daemon has a network namespace.
-chaos soak: $(DEV)
-	$(BIN)/python -m tests.manual.endurance $@
+# Eight daemons, a guest and an observer: seven days in two hours, by shifted clocks. All are killed, cut off, put to sleep
+# and moved; nothing may grow or be lost, and their pages are looked at in Chromium. As root, for each has a network
+# namespace. What is found is in build/week. ARGS="--only text --seconds 300": less of it.
+week: $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard]'
+	$(BIN)/python -m tests.manual.week $(ARGS)
 
-chaos-quick: $(DEV)
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.manual.endurance chaos --seconds 120; \
-	  else echo "chaos is left out: network namespaces need root"; fi
-
-# A daemon that is killed with -9 two hundred times and has to go on each time: half an hour.
-kills: $(DEV)
-	$(BIN)/python -m tests.manual.kills
+week-quick: $(DEV)
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) week ARGS="--seconds 600"; \
+	  else echo "the week is left out: network namespaces need root"; fi
 
 # Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes; those by packets once
 # more in a text run among three tokenizers: five.
@@ -108,7 +106,7 @@ nat: $(DEV)
 
 # 32 real network processes beside what the simulated network says of the same nodes; ARGS="--nodes 8" for fewer.
 many: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.manual.many $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.bench.many $(ARGS)
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(DEV)
@@ -132,20 +130,11 @@ models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
 
 # docs/settings.md and the objectives of docs/method.md, from the classes; and the pictures of docs/img, from a real swarm (with chromium).
-# From a fresh clone to the first group learned in a private swarm of two, by the README's commands.
-stopwatch: $(DEV)
-	$(BIN)/python -m tests.manual.stopwatch
-
 settings: $(DEV)
 	$(BIN)/python -m tests.settings_page docs
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.manual.pictures
-
-# The pages of real nodes and an observer in Chromium after 0 to 100,000 steps, at a desk and on a phone, light and dark;
-# pictures in build/look. What overlaps, is empty or throws fails: five minutes. `make test` has it in short.
-look: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.manual.look
 
 # Regenerates the RPC messages from proto/ftis.proto.
 proto: $(DEV)

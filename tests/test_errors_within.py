@@ -21,8 +21,7 @@ from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.export.model import check_target
 from ftis_node.lab import crew
-from ftis_node.lab.bench.namespaces import _run as run_tool
-from ftis_node.lab.bench.namespaces import namespaces
+from ftis_node.lab.bench.namespaces import namespaces, run_tool
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file

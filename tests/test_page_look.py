@@ -1,6 +1,6 @@
-"""Every page is whole after any number of steps, at a desk and on a phone, light and dark: `make look` in short.
+"""Every page is whole after any number of steps, at a desk and on a phone, light and dark.
 
-Histories are prepared; `make look` does the same with real nodes.
+Histories are prepared; `make week` looks at real nodes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import stat
 import time
 from collections.abc import Collection
@@ -21,10 +20,9 @@ from ftis_node.errors import UsageError
 from ftis_node.host.clocks import Clocks, replaced, unix_seconds
 from ftis_node.node import commands as schedule_module
 from ftis_node.node.commands import Commands, Hold, Phase, Schedule, read_pmon
-from ftis_node.observe.metrics import read_events
 from tests.support.cli import answer, printed, refused
 from tests.support.clock import Clock
-from tests.support.daemons import Daemon, Join
+from tests.support.daemons import Join, used_twice
 from tests.support.swarm import eventually, member
 
 MONDAY = datetime(2026, 11, 23)
@@ -243,12 +241,9 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
     second = join("b", "--model", "tiny-b", "--peers", first.address())
     for one in (first, second):
         one.wait(lambda status: status.get("foreign_groups_used"), "foreign groups")
-    sleeper = second.pids()
-    for process in sleeper:
-        process.send_signal(signal.SIGSTOP)
+    second.freeze()
     first.wait(lambda status: status["peers"] == 0, "the loss of the sleeper")
-    for process in sleeper:
-        process.send_signal(signal.SIGCONT)
+    second.thaw()
     before = [sum(one.status()["foreign_groups_used"].values()) for one in (first, second)]
     for one, groups in zip((first, second), before, strict=True):
         one.wait(lambda status, seen=groups: sum(status["foreign_groups_used"].values()) > seen + 4, "new groups")
@@ -256,13 +251,6 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
         assert not status["stalled"] and status["worker_restarts"] == 0
         assert not status["network"]["p2pd_restarts"] and not status["refused_packets"].get("wrong bytes")
     assert used_twice(first) == used_twice(second) == 0
-
-
-def used_twice(daemon: Daemon) -> int:
-    """Foreign groups that more than one step trained on."""
-    steps = [event for event in read_events(daemon.home.metrics) if event["event"] == "step"]
-    foreign = [digest for step in steps for digest in step["batch"]["foreign"]]
-    return len(foreign) - len(set(foreign))
 
 
 async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(tmp_path: Path) -> None:

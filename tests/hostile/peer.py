@@ -211,16 +211,16 @@ def autogroup(pid: int | str = "self", nice: int | None = None) -> int | None:
 
 @contextlib.asynccontextmanager
 async def hostile(
-    path: Path, targets: Sequence[str], identity: Identity, world: World | None = None
+    path: Path, targets: Sequence[str], identity: Identity, world: World | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Hostile]:
-    """A hostile peer on loopback that the targets have met, until the block ends.
+    """A hostile peer that the targets have met, until the block ends.
 
     Args:
-        path: an empty folder. world: of the targets' run; by default they are asked for it.
+        path: an empty folder. world: of the targets' run; by default they are asked for it. host: where it listens.
     """
     key = identity.keep(path / "identity.key")  # makes the folder too
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        listening = Listening(path / "identity.key", Path(sockets), "127.0.0.1", quic=False)
+        listening = Listening(path / "identity.key", Path(sockets), host, quic=False)
         transport = await Libp2p.start(listening)
         if (group := autogroup()) is not None:
             autogroup(transport.pid, nice=group)

@@ -1,1 +1,1 @@
-"""Programs that are run by hand: `make chaos`, `kills`, `nat`, `compose-test`, `pictures`."""
+"""Programs that are run by hand: `make week`, `nat`, `compose-test`, `pictures`."""

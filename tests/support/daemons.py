@@ -19,6 +19,7 @@ import pytest
 from ftis_node.errors import UserError
 from ftis_node.host.loops import PARENT
 from ftis_node.observe.api import ask
+from ftis_node.observe.metrics import read_events
 from ftis_node.store.home import Home
 
 # A learning rate this small keeps the models where they are: one that knows everything has nothing to teach. Steps are
@@ -55,7 +56,9 @@ def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any
 
 
 class Daemon:
-    """One `ftis-node join` on a home."""
+    """One `ftis-node join` on a home, or what other words say."""
+
+    words: tuple[str, ...] = ("join", *STILL)
 
     def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
         """
@@ -71,7 +74,8 @@ class Daemon:
 
     def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
-        line = [*self.prefix, *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags)]
+        place = ("--home", str(self.home.path), "--set", f"host={self.host}")
+        line = [*self.prefix, *command(*self.words, *place, *self.flags)]
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
                 line,
@@ -115,6 +119,15 @@ class Daemon:
             me = psutil.Process(self.process.pid)
             return [me, *me.children(recursive=True)]
         return []
+
+    def freeze(self) -> None:
+        for process in self.pids():
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in reversed(self.pids()):
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def kill(self) -> list[psutil.Process]:
         """kill -9 of the daemon alone; returns what it had started."""
@@ -160,6 +173,13 @@ def join(tmp_path: Path) -> Iterator[Join]:
     yield start
     for daemon in running:
         daemon.clean_up()
+
+
+def used_twice(daemon: Daemon) -> int:
+    """Groups that more than one step was taken on, also where the first of them was lost."""
+    steps = read_events(daemon.home.metrics, "step")
+    used = [digest for step in steps for kind in ("own", "foreign") for digest in step["batch"][kind]]
+    return len(used) - len(set(used))
 
 
 def gone(family: list[psutil.Process], seconds: float = PATIENCE) -> None:

@@ -6,14 +6,15 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftis_node.swarm.chronicle import HISTORY_ROWS, Trend
 from tests.support.browser import Browser
 from tests.support.step_events import step
 
 SCRIPT = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
-SIZES = [(width, dark) for width in (1280, 360) for dark in (False, True)]
+Sizes: TypeAlias = list[tuple[int, bool]]
+SIZES: Sizes = [(width, dark) for width in (1280, 360) for dark in (False, True)]
 STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
 BEGAN = 1_760_000_000.0  # unix seconds
@@ -21,14 +22,14 @@ MINUTE = 60.0
 POLL = 6.0  # seconds in which a page asks again
 
 
-def faults(browser: Browser, url: str, name: str, out: Path | None = None) -> list[str]:
+def faults(browser: Browser, url: str, name: str, out: Path | None = None, sizes: Sizes = SIZES) -> list[str]:
     """What is wrong with a page at a desk's width and a phone's, light and dark.
 
     Args:
-        name: of the pictures in `out`, which gets one of each size.
+        name: of the pictures in `out`, which gets one of each size. sizes: fewer of them.
     """
     found: list[str] = []
-    for width, dark in SIZES:
+    for width, dark in sizes:
         browser.show(width, 900, dark=dark)
         browser.open(url)
         browser.wait("return document.querySelector('.tile, #nodes .empty')")

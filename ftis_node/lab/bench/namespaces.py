@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ftis_node.errors import UserError
 
-_BRIDGE, _OTHER_BRIDGE = "ftis-bridge", "ftis-other"
 _NETWORK = "10.203.0"
 
 
 @contextlib.contextmanager
-def namespaces(count: int, uplink_mbit: float | None) -> Iterator[list[tuple[str, str]]]:
+def namespaces(count: int, uplink_mbit: float | None, prefix: str = "ftis") -> Iterator[list[tuple[str, str]]]:
     """(name, IPv4 address) of each namespace; all are gone afterwards.
 
-    Segments are as small as on a real network (offloading is off), so that counted bytes are those of a real network.
+    With an uplink segments are as small as on a real network (offloading is off), and so are counted bytes.
+
+    Args:
+        prefix: of the names of namespaces and interfaces, short: Linux takes 15 characters.
 
     Raises:
         UserError: no root, no `ip` or `tc`, or the kernel lacks what they ask for.
@@ -25,44 +27,30 @@ def namespaces(count: int, uplink_mbit: float | None) -> Iterator[list[tuple[str
     if os.geteuid() != 0:
         raise UserError("Network namespaces need root.", "Run as root, or leave out --uplink.")
     with contextlib.ExitStack() as stack:
-        _run("ip", "link", "add", _BRIDGE, "type", "bridge")
-        stack.callback(_run, "ip", "link", "del", _BRIDGE)
-        _run("ip", "link", "set", _BRIDGE, "up")
+        bridge = f"{prefix}-bridge"
+        run_tool("ip", "link", "add", bridge, "type", "bridge")
+        stack.callback(run_tool, "ip", "link", "del", bridge)
+        run_tool("ip", "link", "set", bridge, "up")
         found = []
         for number in range(count):
-            name, inside, outside = f"ftis-{number}", "eth0", f"ftis-v{number}"
+            name, inside, outside = f"{prefix}-{number}", "eth0", f"{prefix}-v{number}"
             address = f"{_NETWORK}.{number + 1}"
-            _run("ip", "netns", "add", name)
-            stack.callback(_run, "ip", "netns", "del", name)
-            _run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
-            _run("ip", "link", "set", outside, "master", _BRIDGE, "up")
+            run_tool("ip", "netns", "add", name)
+            stack.callback(run_tool, "ip", "netns", "del", name)
+            run_tool("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
+            run_tool("ip", "link", "set", outside, "master", bridge, "up")
             within = ("ip", "netns", "exec", name)
-            _run(*within, "ip", "addr", "add", f"{address}/24", "dev", inside)
-            _run(*within, "ip", "link", "set", inside, "up")
-            _run(*within, "ip", "link", "set", "lo", "up")
-            offloading = ("tso", "off", "gso", "off", "gro", "off")
-            _run(*within, "ethtool", "-K", inside, *offloading)
-            _run("ethtool", "-K", outside, *offloading)
+            run_tool(*within, "ip", "addr", "add", f"{address}/24", "dev", inside)
+            run_tool(*within, "ip", "link", "set", inside, "up")
+            run_tool(*within, "ip", "link", "set", "lo", "up")
             if uplink_mbit is not None:
+                offloading = ("tso", "off", "gso", "off", "gro", "off")
+                run_tool(*within, "ethtool", "-K", inside, *offloading)
+                run_tool("ethtool", "-K", outside, *offloading)
                 limit = ("rate", f"{uplink_mbit}mbit", "burst", "32kbit", "latency", "100ms")
-                _run(*within, "tc", "qdisc", "add", "dev", inside, "root", "tbf", *limit)
+                run_tool(*within, "tc", "qdisc", "add", "dev", inside, "root", "tbf", *limit)
             found.append((name, address))
         yield found
-
-
-@contextlib.contextmanager
-def partition(numbers: Sequence[int]) -> Iterator[None]:
-    """Cuts these namespaces off from all others, though not from one another."""
-    _run("ip", "link", "add", _OTHER_BRIDGE, "type", "bridge")
-    try:
-        _run("ip", "link", "set", _OTHER_BRIDGE, "up")
-        for number in numbers:
-            _run("ip", "link", "set", f"ftis-v{number}", "master", _OTHER_BRIDGE)
-        yield
-        for number in numbers:
-            _run("ip", "link", "set", f"ftis-v{number}", "master", _BRIDGE)
-    finally:
-        _run("ip", "link", "del", _OTHER_BRIDGE)
 
 
 def bytes_sent(name: str) -> int:
@@ -71,7 +59,8 @@ def bytes_sent(name: str) -> int:
     return int(subprocess.run(["ip", "netns", "exec", name, "cat", path], capture_output=True, check=True).stdout)
 
 
-def _run(*line: str) -> None:
+def run_tool(*line: str) -> None:
+    """Run `ip`, `tc` or `ethtool`. Raises UserError if it fails, or is not here."""
     try:
         subprocess.run(line, check=True, capture_output=True, text=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:

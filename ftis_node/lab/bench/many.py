@@ -1,6 +1,6 @@
 """Many real network processes on one machine, beside what the simulated network says of the same nodes: `make many`.
 
-    python -m tests.manual.many --nodes 32 --seconds 240
+    python -m ftis_node.lab.bench.many --nodes 32 --seconds 240
 
 Each node is a process of its own with a p2pd (`lab.bench.host`). In place of a model it makes a round of six packets of
 a run's size a step, and takes a batch of eighteen. The prediction is of the same nodes at the same pace, on
@@ -118,7 +118,7 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.manual.many", description=(__doc__ or "").split(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.bench.many", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=240.0, help="that are counted, after two steps")
     parser.add_argument("--step", type=float, default=60.0, help="seconds of a step")

@@ -1,0 +1,98 @@
+"""Who takes part, and what happens to whom, when: as data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+DAYS, DAY_SECONDS = 7, 86_400.0
+QUIET_SECONDS = 130.0  # at the end: whoever is apart then has its two minutes, too
+STEPS = (20, 120, 1_000)  # after which a page is looked at, and at the end
+WATCH = "watch"
+TRACKED = ("--track", "tensorboard") if find_spec("tensorboard") else ()
+
+
+@dataclass(frozen=True)
+class Role:
+    """A daemon. The first of a run begins it, and dials nobody in a local network, as a public one would.
+
+    minutes: between its checkpoints. file: what the run's file is made with, if it has one. What grows is seen in those
+    that no deed ends.
+    """
+
+    name: str
+    run: str
+    flags: tuple[str, ...] = ()
+    minutes: float = 0.1
+    file: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Its flags, but those by which it finds its run."""
+        own = (*SMALL, "--name", self.name, "--set", f"checkpoint_minutes={self.minutes}")
+        return (*COMMON, *self.flags, *(own if self.name != WATCH else ()))
+
+
+COMMON = ("--set", "log_format=json", "--set", "patience=120", "--set", "port=4001")
+SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=8")
+HOURS, HORIZONTAL = "mon-fri", ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
+ROLES = (
+    Role("gate", "open", ("--model", "tiny-a"), minutes=0.0),
+    Role("ann", "open", ("--model", "tiny-b", *TRACKED)),
+    Role("ear", "open", ("--model", "tiny-c", "--own-share", "0", "--hours", HOURS)),
+    Role("chars", "text", ("--model", "tiny-chars"), 0.0, ("--any-tokenizer",)),
+    Role("digits", "text", ("--model", "tiny-numbers")),
+    Role("rows", "wide", ("--model", "tiny-a"), file=HORIZONTAL),
+    Role("cols", "wide", ("--model", "tiny-b")),
+    Role("host", "own", ("--model", "tiny-a")),
+    Role("guest", "own", ("--model", "tiny-b")),
+    Role(WATCH, "open"),
+)
+SMALL_DISK = "rows"  # whose home is on a disk of its own
+
+ENDED = ("gate", "ear", "chars", "rows", "guest")
+MOVED = ("ann", "ear", "digits", "cols", "guest")
+DEEDS: dict[str, tuple[str, ...]] = {
+    "kill": ENDED,
+    "kill_p2pd": ENDED,
+    "restart": ENDED,
+    "sleep": (*ENDED, *MOVED, "host"),
+    "new_address": MOVED,
+    "unplug": MOVED,
+    "cut_in_two": ("gate", "chars", "rows", "host"),
+    "fill_disk": (SMALL_DISK,),
+    "attack": ("gate", "chars"),
+    "set": (*ENDED, *MOVED),
+    "pause": ("gate", "chars", "rows"),
+    "clock_ahead": MOVED,
+    "leave_and_join": ("guest",),
+}
+"""What may happen (the methods of `deeds.Deeds`), and to whom of those who are there."""
+NIGHT = "night"
+
+
+@dataclass(frozen=True)
+class Event:
+    """at: seconds after the start. seconds: how long it lasts; of a night, by how much all clocks are put ahead."""
+
+    at: float
+    what: str
+    who: str
+    seconds: float
+
+
+def plan(seconds: float, seed: int, names: Collection[str]) -> list[Event]:
+    """Everything that happens: each deed comes once before any comes again, and each day ends with a night."""
+    chance, deck, events = random.Random(seed), list[str](), list[Event]()
+    day = (seconds - QUIET_SECONDS) / DAYS
+    each = max(30.0, min(75.0, day / 2))
+    possible = {what: there for what, who in DEEDS.items() if (there := [name for name in who if name in names])}
+    for number in range(DAYS):
+        for turn in range(max(1, int(day // each))):
+            deck = deck or chance.sample(sorted(possible), k=len(possible))
+            what = deck.pop()
+            events.append(Event(number * day + turn * each, what, chance.choice(possible[what]), 0.5 * each))
+        events.append(Event((number + 1) * day, NIGHT, "", DAY_SECONDS - day))
+    return events
