@@ -1,7 +1,5 @@
 """ftis-node: different language models learn from one another, peer to peer (F-TIS, arXiv 2605.22537)."""
 
-from __future__ import annotations
-
 from ftis_node.host.allocator import expand_segments
 from ftis_node.host.quiet import be_quiet
 

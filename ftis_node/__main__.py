@@ -1,7 +1,5 @@
 """``ftis-node`` and ``python -m ftis_node``: Ctrl-C ends a command quietly, also while it is still being imported."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The demo: it runs three (or four) real daemons on this machine, shows them live, and sums up their results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which row of the task's data a slot must answer: everybody can compute it, so nobody chooses prompts."""
 
-from __future__ import annotations
-
 import hashlib
 
 _U64 = 1 << 64

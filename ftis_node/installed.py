@@ -1,7 +1,5 @@
 """How this installation gets further packages: a clone, a wheel in a virtual environment, or pipx."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from shlex import quote

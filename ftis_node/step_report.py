@@ -1,8 +1,6 @@
 """The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`; and what compute processes
 tell of their GPU. Imports no torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

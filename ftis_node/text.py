@@ -1,7 +1,5 @@
 """Text for a person or a terminal: words of peers and of models, sizes, counts and durations."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -6,8 +6,6 @@ exceeded.
 A line of code holds a token of the program: blank lines, comments and docstrings do not count, nor does generated code.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

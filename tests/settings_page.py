@@ -3,8 +3,6 @@
 After a change of `Settings`, the profiles or the methods: ``python -m tests.settings_page docs`` (`make settings`).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

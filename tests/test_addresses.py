@@ -1,7 +1,5 @@
 """Which address is tried first, and where a node listens."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 

@@ -1,7 +1,5 @@
 """Only what an honest author of this run could have made is admitted, and the right one is blamed for the rest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -10,8 +10,6 @@
   Of normal weights that is 98.0 % at a deviation of 0.02, the usual initialisation, and 98.9 % at 0.035.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

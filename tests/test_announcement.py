@@ -1,7 +1,5 @@
 """An announcement says who made what, and only its author could have said it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The local API answers its owner over a unix socket, and asking where nobody answers says what to do."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What docs/architecture.md and its neighbours say of the code is so: the picture of imports, figures, names."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

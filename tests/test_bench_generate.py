@@ -1,7 +1,5 @@
 """The benchmark of generation has all three do the same work, and says how they compare."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.errors import UsageError

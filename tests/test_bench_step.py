@@ -1,7 +1,5 @@
 """The benchmarks of a whole step run the daemon's own, on both sides with their generation, and tell where it goes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The swarm's benchmark measures what it says it does, on swarms of three."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """The benchmark of a training step measures the same work on both sides, and does without TRL where it is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The wire stays as small as it is said to be."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers

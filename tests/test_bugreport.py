@@ -1,7 +1,5 @@
 """`ftis-node bugreport` packs what helps, and no secret, wherever one was left lying about."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

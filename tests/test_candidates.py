@@ -1,7 +1,5 @@
 """Each candidate has its paper's gradient, written out sample by sample in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chats: what a template puts around a message, who is asked in one, and that nothing of a stranger's is rendered."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

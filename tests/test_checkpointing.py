@@ -1,7 +1,5 @@
 """What outlives a restart, with a real compute process: checkpoints, the way back, and what was learned of memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """A checkpoint is whole or it is not there, whatever kills the node, and a damaged one never costs the one before."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Chunks are the finest common cut of a text into two tokenizations, and lose nothing of what the author claimed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

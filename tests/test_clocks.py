@@ -1,7 +1,5 @@
 """Clocks that are off, set, or asleep: a node says so, and loses nothing of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Common rows: the same for all authors in an epoch, each of them counted once an author."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

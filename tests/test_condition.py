@@ -1,7 +1,5 @@
 """A node's state is what is true, with a reason and what to do about it."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ftis-node config` shows what the layers add up to, and docs/settings.md says what each setting is."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

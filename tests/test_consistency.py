@@ -1,7 +1,5 @@
 """Settings that cannot be together, and names that mean nothing, are told before a model is loaded."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """How long a sequence may be: a model's context, where its rotary frequencies change, and what a run's rows need."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A CSV file is a task as a JSONL file is: the same rows, rules and bounds, and errors that name their line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real swarm of `ftis-node join` daemons on loopback: together, alone, killed, late, and back again."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

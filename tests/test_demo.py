@@ -1,7 +1,5 @@
 """The demo as a person runs it, a few steps to the end; and a daemon that ends with its parent."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

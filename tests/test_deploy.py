@@ -1,7 +1,5 @@
 """What lies in deploy/ fits the node: its commands, its metrics, its names, and the tools that read it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

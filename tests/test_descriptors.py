@@ -1,7 +1,5 @@
 """Too many open files are no fault of a disk, and end nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Which addresses are dialled hangs on who named them; and what others sent is never taken for the owner's own word."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

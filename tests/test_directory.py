@@ -1,7 +1,5 @@
 """Row 38: answers of the DHT are cut down, checked and known by their referrer; honest nodes still find one another."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """`ftis-node doctor` says what it saw and what to do, whatever is broken, and changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

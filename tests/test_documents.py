@@ -2,8 +2,6 @@
 their links lead somewhere.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Everybody draws the same rows, and no row is drawn more often than another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

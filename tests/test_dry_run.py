@@ -1,7 +1,5 @@
 """`ftis-node join --dry-run` says what would be, and leaves no trace."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

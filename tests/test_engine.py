@@ -1,7 +1,5 @@
 """The engine on a built-in model and the arithmetic task: what the compute process can do, in this process."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The native engine's tokens and log-probs are transformers' own, for what it decodes itself and for all else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Episodes of several answers: how they grow, what stands between answers, and that nobody's word is taken for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ And no error without a test: at the end of a run of all tests, `tests.support.re
 makes a `UserError` and that none of them reached.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Errors that no command line reaches in a moment: each is made by what makes it, on its own."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

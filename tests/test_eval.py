@@ -1,7 +1,5 @@
 """Evaluation: of models, of checkpoints as the engine writes them, and of what is neither."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

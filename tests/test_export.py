@@ -1,7 +1,5 @@
 """Exported models: what plain transformers and peft make of them is what the node trained."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every packet arrives as its author signed it, or its holder is at fault; a slow one keeps nobody waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

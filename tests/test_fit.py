@@ -1,7 +1,5 @@
 """`ftis-node fit` says what fits before anything is downloaded, in words and as JSON."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from functools import partial

@@ -1,7 +1,5 @@
 """The flags that settings declare: each is an option of `join`, and gives the setting its value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

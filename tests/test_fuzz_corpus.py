@@ -1,7 +1,5 @@
 """What fuzzing once found interesting is read or refused as it should be, without the fuzzer; and so are the seeds."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

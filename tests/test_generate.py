@@ -1,7 +1,5 @@
 """What is sampled is what the policy says, its log-probs are the policy's own, and it ends where it must."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

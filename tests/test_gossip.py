@@ -1,7 +1,5 @@
 """Gossip spreads what is fresh to all, and tells nobody anything twice."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Gossip takes in what is signed, fresh and of this run; the rest is counted, and fills no memory."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """What a node says of its GPU. There is none where these tests run: they show that nothing depends on one."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

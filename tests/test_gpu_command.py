@@ -1,7 +1,5 @@
 """`make gpu` without a card: it says so, runs part by part, goes on where it was, and writes its page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 There is no GPU here: graphs are recorded and replayed on the CPU, see `tests.pretend.graphs`.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two different models with the real Qwen2.5 tokenizer learn real GSM8K questions from each other."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks of reasoning-gym: rows that are the same everywhere, scorers in the jail, and answers that attack them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The run of others: of the first peer that gives one, and clear words where none does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person reads first: the commands in panels, the few options of `join`, and what a shell completes."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """The page's curves: read from the metrics log as it grows, few points however long it is, whatever is in it."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

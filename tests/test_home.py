@@ -1,7 +1,5 @@
 """One daemon a home; what a killed daemon left is cleared by the next, and nothing else is touched."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Honest peers of other tokenizers are neither struck nor doubted, among real daemons."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Horizontal runs: a group is made of several nodes' parts, and nobody waits for anybody."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two real daemons and a peer that means no good: what each row of the table of threats promises, seen from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

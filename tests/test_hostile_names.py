@@ -1,7 +1,5 @@
 """Names, paths and words of peers are shown as they are, by every command that prints."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

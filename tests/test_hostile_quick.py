@@ -1,7 +1,5 @@
 """Attacks of rows 33 to 44 all at once against nodes of a real swarm without models: `make hostile` in short."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The packets that attackers make for a text run: refused for what they are, or read by every tokenizer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Tasks from a hub of datasets: what is downloaded, once, and what is refused before anything is."""
 
-from __future__ import annotations
-
 import io
 import json
 import resource

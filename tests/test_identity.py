@@ -1,7 +1,5 @@
 """A node's key is what libp2p takes it for, and its peer id proves who signed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A message about a missing package gives the command for this installation: a clone, a wheel, or pipx."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ctrl-C ends a command with exit code 130 and without a traceback, however early it comes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

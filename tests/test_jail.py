@@ -1,7 +1,5 @@
 """Answers that are code: right ones pass their tests, and no other one gets anything but a wrong mark."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """Mathematics from strangers: judged in a process that nothing can make slow, deaf or dangerous to its parent."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Attacks on what completions say: what hostile partners write and claim, and that it is found in what a node says."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

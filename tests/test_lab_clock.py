@@ -1,7 +1,5 @@
 """Simulated time: nothing is waited for, everything happens in the order of its time."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """Lab files: what they mean, what they refuse, and that all that come with the package can be run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

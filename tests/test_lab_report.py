@@ -1,7 +1,5 @@
 """The report says what was run, what is missing, and what follows; the same trials give the same bytes."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

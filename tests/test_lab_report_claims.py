@@ -1,7 +1,5 @@
 """A claim's verdict follows from the seeds by the rule that the report states."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ftis-node lab run` and `lab report`, as a person uses them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

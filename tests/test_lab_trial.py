@@ -1,7 +1,5 @@
 """Trials: the daemon's own code in simulated time, to the same numbers every time."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Nodes of one local network find each other by mDNS, if their owners want that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

@@ -1,7 +1,5 @@
 """A step is the paper's, whatever the micro-batches; it survives nonsense, and goes on after a restart bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

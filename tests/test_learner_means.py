@@ -1,7 +1,5 @@
 """Samples whose reward is the mean of their group: no gradient, no success, and in the denominator unless dropped."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

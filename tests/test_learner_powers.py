@@ -1,7 +1,5 @@
 """What the learner can beyond one plain step: parts of groups, inner steps, few digits, little memory, bad numbers."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """p2pd under our identity: private sockets, clear errors, and no wait without a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

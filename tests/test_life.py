@@ -1,7 +1,5 @@
 """What an owner does with a running node: into the background, look at it, pause, resume, finish."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

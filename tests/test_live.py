@@ -1,7 +1,5 @@
 """The view of a node fits the terminal it is on."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

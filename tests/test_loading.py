@@ -1,7 +1,5 @@
 """What a process imports is walked by no garbage collection, during the import or after it."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The log: one event a line whatever a peer says, in text and as JSON; and reading it while it grows and is rotated."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Live nodes that lost one another under load meet again while they have a live peer in common."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

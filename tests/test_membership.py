@@ -1,7 +1,5 @@
 """Peers of one run meet, others part politely, and what strangers say about addresses is kept small and plain."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

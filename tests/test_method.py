@@ -1,7 +1,5 @@
 """What docs/method.md says in numbers, computed: estimators, clamps, the share of foreign weight, a task's filter."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """One event a line; a kill costs the line that it cut and no other."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import resource

@@ -1,7 +1,5 @@
 """Homes that 98648f7 made go on; those of newer versions, and of still older ones, are left as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

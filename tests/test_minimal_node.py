@@ -1,7 +1,5 @@
 """docs/minimal_node.py does what the product does: the same rows, bytes, rewards and loss; and its models learn."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Every tokenizer gives back the very text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """A machine whose network comes late, and changes: two real nodes in network namespaces, as root."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

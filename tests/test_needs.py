@@ -1,7 +1,5 @@
 """What a node cannot do itself: which rows it needs, what it pulls for them, and what that replaces."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Frozen weights in four bits beside LoRA layers, and float16 with its loss scale; on the CPU, by bitsandbytes."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """systemd hears that a node is up, how it is, and that its loop goes on; a stalled one keeps silent about that."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The objective over chunks: text that a generator with another tokenizer cut elsewhere."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The figures of a step against the same figures worked out with plain Python."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The gate: which samples pass, how its level moves, and which tokens count."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing of the code is used on the other side: advantages, divergences, filter, 
 again in plain Python from the paper's formulas, and float64 autograd differentiates one scalar after the other.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The objectives of other trainers against their formulas, written out in float64 sample by sample."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

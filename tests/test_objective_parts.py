@@ -1,7 +1,5 @@
 """Advantages, divergences and the choices of an objective."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What must hold of any objective whatever the numbers are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of a whole model against an implementation that is not ours: TRL's GRPO trainer."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When a node is told that its filter does nothing, or nearly everything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ftis_node.objective import FilterWatch

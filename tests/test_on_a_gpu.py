@@ -3,8 +3,6 @@
 GPU_TESTS_ON=cpu pytest -m gpu tests/test_on_a_gpu.py     # the same on the CPU, which tries the tests themselves
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

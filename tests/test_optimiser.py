@@ -1,7 +1,5 @@
 """An optimiser's state outlives the process, whichever optimiser it is: 8-bit AdamW, and layouts yet unknown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

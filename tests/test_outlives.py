@@ -1,7 +1,5 @@
 """However a command ends, on a signal or with its terminal, nothing that it started stays."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

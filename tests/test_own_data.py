@@ -1,7 +1,5 @@
 """Data of one's own: a part of each batch, told of in counts only, and kept from packets, logs, pages and reports."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import tarfile

@@ -1,7 +1,5 @@
 """Tasks of one's own: rules of a JSONL file, Python functions, what a run says of them and what it may not ask for."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

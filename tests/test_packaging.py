@@ -1,7 +1,5 @@
 """What is built from the source is whole: an empty environment that gets the wheel runs the demo. And the lock is."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

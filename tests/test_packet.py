@@ -1,7 +1,5 @@
 """A packet reads back as it was written, and nothing but a packet reads at all."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc

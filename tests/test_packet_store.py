@@ -1,7 +1,5 @@
 """The store never gives a round twice, never forgets a fate, and keeps within its quota."""
 
-from __future__ import annotations
-
 import random
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Packet version 2: one spelling of a group as text, and nothing else is accepted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgpack

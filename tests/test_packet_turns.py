@@ -1,7 +1,5 @@
 """Packet version 3: an episode of several turns has one spelling, and only what an honest author could make enters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

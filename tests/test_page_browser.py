@@ -1,7 +1,5 @@
 """The page in a real browser: whole at a desk and on a phone, light and dark, and strangers' text stays text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -3,8 +3,6 @@
 Histories are prepared; `make week` looks at real nodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

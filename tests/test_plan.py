@@ -1,7 +1,5 @@
 """What a model needs follows from its configuration, is what a real one takes, and leads to the best plan."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A model is found by its name and loaded as asked, or the person is told what to do instead."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

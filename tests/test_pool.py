@@ -1,7 +1,5 @@
 """The pool gives every group out at most once, lets authors take turns, and keeps nothing that is old or idle."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

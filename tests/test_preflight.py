@@ -1,7 +1,5 @@
 """The light checks of `join`: it prints all their errors before anything heavy is imported."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The compute side on a device that behaves like a GPU: nothing mixes devices, and no wait of the host is new."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Private runs: nodes that answer members only, and the commands of their owners."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

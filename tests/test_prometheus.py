@@ -1,7 +1,5 @@
 """What Prometheus reads: valid, complete, as documented, and nothing in it that a peer wrote."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import math

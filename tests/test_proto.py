@@ -1,7 +1,5 @@
 """The committed Python messages are those that protoc makes of proto/ftis.proto."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What two pulls bring of one group is taken once; and what is under way is not hungered for."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions draw no more bytes than their budget, whoever asks how often; and others are answered meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

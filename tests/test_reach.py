@@ -1,7 +1,5 @@
 """Nodes that only dial, keys that move, and what the doctor says of the network."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Packing and the native decoder are used where they are right, in bf16 too, and refused where they are not."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from functools import partial

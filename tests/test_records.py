@@ -1,7 +1,5 @@
 """The DHT keeps small, short-lived hints that their owner signed, and nothing else; nothing that it is sent hurts."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Replaying what daemons did: the same weights bit for bit, through a kill and a restart; and what is told if not."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import hashlib

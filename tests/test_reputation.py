@@ -1,7 +1,5 @@
 """Keys that cost nothing erase nobody's record, silence nobody, and choose no prompts: rows 34 to 37 and 44."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

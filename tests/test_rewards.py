@@ -1,7 +1,5 @@
 """Scores: exact on good text, unmoved by hostile text."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """A lack of memory: how it is recognised, that a passing one costs little, and that sizes grow again after it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

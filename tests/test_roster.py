@@ -1,7 +1,5 @@
 """Private runs: certificates, invitations, the roster, and what hostile members cannot do."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 from collections.abc import Callable

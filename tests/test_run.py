@@ -1,7 +1,5 @@
 """A run is what its id says, and a run file tells a person what is wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Tokens come as often as their probability says, rare ones too, and whatever the numbers no id is out of range."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

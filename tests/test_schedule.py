@@ -1,7 +1,5 @@
 """When a node trains: hours, battery, another program on its GPU, and a machine that was asleep."""
 
-from __future__ import annotations
-
 import stat
 import time
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Scoring gives the log-probs and gradients of a plain softmax, in chunks, whatever shares the batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Extra columns of a verdict reach the page and metrics.jsonl, and nothing that a stranger writes makes them large."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

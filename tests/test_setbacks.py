@@ -1,8 +1,6 @@
 """Which weights a node goes on from: after any sequence of saves, doubts, damage, kills and restarts it is the newest
 training that is left, and the log leads to exactly those weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

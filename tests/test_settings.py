@@ -1,7 +1,5 @@
 """Each layer of settings overrules the ones below it, and every value knows where it came from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a reader may rely on: a name means one thing, and an object has all its attributes from the start."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model that cannot be trained in what a node was given is refused before it is loaded, with what would fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Nothing is told to anybody but peers and the hub, by any process of a node or by the libraries in it."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """A simulated swarm does the same for the same seed, loses no byte and no rule, and fills its batches."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """What a checkpoint is made of: a copy in main memory where there is room for it, else the weights themselves."""
 
-from __future__ import annotations
-
 import errno
 import math
 import tempfile

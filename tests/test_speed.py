@@ -1,7 +1,5 @@
 """What is set for a GPU's speed and memory; none is here, so that these tests show what would be asked of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

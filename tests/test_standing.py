@@ -1,7 +1,5 @@
 """Standing goes by evidence: bans for what is proven, less weight for what looks wrong, and nothing for bad luck."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

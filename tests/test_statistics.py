@@ -1,7 +1,5 @@
 """What the lab says of its seeds is what the textbooks say, and errs as rarely as it claims."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The arithmetic of a step's seconds: where it was worked out by hand, and which way it goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

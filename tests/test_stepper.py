@@ -1,7 +1,5 @@
 """The rhythm of a node: what it makes itself and what it asks of others."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

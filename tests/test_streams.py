@@ -1,7 +1,5 @@
 """Streams that others open leave nothing behind, however they end; and there are only so many."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

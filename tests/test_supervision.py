@@ -1,7 +1,5 @@
 """p2pd dies or hangs, and the node is back in the swarm within seconds, where it was."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

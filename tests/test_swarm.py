@@ -1,7 +1,5 @@
 """Nodes on one machine, really connected: all groups reach all who want them, each once, and only the guilty pay."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

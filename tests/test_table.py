@@ -1,7 +1,5 @@
 """The table holds what is fresh, a fair share of it from each first sender, and chooses authors by turns."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

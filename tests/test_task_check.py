@@ -1,7 +1,5 @@
 """`task check` tries every row with the real rule, and says what a person should do before a run is made of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

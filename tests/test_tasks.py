@@ -1,7 +1,5 @@
 """Tasks: the built-in one is the same for ever, files say what is wrong with them, downloads are checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A text run in the engine: any two models read one another, those of one tokenizer as in a token run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

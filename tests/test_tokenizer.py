@@ -1,7 +1,5 @@
 """Tokenizers that read one another's ids share a fingerprint, and only they; and all of a family end alike."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any

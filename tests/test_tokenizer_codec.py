@@ -1,7 +1,5 @@
 """Text from one tokenizer becomes another's ids: no byte and no claim is lost, and nobody's word decides how."""
 
-from __future__ import annotations
-
 import time
 from itertools import product
 from typing import Any

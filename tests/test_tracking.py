@@ -1,7 +1,5 @@
 """Trackers get the listed figures and nothing else, and a tracker that fails costs the node nothing."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Both transports do the same: libp2p over the loopback interface, and the one in memory that simulations run on."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator

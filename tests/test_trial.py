@@ -1,7 +1,5 @@
 """Answers without skill: rules that pay for them are refused before a run begins, and honest ones are not."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Samples that no honest peer is likely to have written teach nothing; one's own, and failures, are never left out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

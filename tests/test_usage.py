@@ -1,7 +1,5 @@
 """What the compute device spends its time on between the ends of two steps."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import asdict
 

@@ -1,7 +1,5 @@
 """Environments of verifiers, with the package itself, installed beside the others: in the jail, and in daemons."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

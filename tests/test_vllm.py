@@ -1,7 +1,5 @@
 """The engine `vllm`: a server samples with this node's weights while it can, and nothing is lost when it cannot."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

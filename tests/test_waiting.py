@@ -1,7 +1,5 @@
 """A command that takes long says what it does."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """The warm-up: reproducible to the byte, blind to the held-out prompts, and its teacher errs on purpose."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,7 +1,5 @@
 """Observers: they see the whole swarm as it claims to be, and take nothing from anybody."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The page: shown to its owner only, under its own name only, and never acting."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Who gets in at the page: links that open once, names that it answers to, and no more connections than it can bear."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

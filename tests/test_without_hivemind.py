@@ -1,7 +1,5 @@
 """The compute side, stepping, lab and benchmarks run where hivemind is not installed: on a GPU machine that is lent."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

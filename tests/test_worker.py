@@ -1,7 +1,5 @@
 """The compute process as the network process sees it: asked over a pipe, failing without harm, never left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A process that is forked for a test is, to all who can see it, one that was started."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """``join --detach``: the same command in the background, until it is known whether it works."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

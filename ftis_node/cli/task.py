@@ -1,7 +1,5 @@
 """``ftis-node task``: a task's rows, before a run is made of them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

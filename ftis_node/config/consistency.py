@@ -1,7 +1,5 @@
 """Checks beyond a single setting's type: names of objectives and their parts, and settings that contradict others."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 import re

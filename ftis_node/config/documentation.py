@@ -1,7 +1,5 @@
 """The settings in two tiers, as a file: those that owners change, with when and why, and those for experts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 

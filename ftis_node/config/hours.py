@@ -1,7 +1,5 @@
 """The hours in which a node trains, as its owner writes them: 22-07; 22:30-06:15; mon-fri 19-07, sat-sun."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta

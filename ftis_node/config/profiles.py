@@ -1,7 +1,5 @@
 """Constants that belong to a task or to a kind of machine, between the defaults and what a person sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Text and TOML that a person wrote, or was given."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

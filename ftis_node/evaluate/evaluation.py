@@ -1,7 +1,5 @@
 """The figures of an evaluation. Imports no torch."""
 
-from __future__ import annotations
-
 import msgspec
 
 

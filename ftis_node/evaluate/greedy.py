@@ -1,7 +1,5 @@
 """Greedy pass@1: what a policy makes of questions, scored and counted."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

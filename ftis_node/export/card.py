@@ -1,7 +1,5 @@
 """The model card: what a model is and how it came about, with front matter for the hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The weights of a checkpoint in the formats of transformers and peft, with tokenizer, generation config and card."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

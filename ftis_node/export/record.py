@@ -1,7 +1,5 @@
 """A home's record of the training that led to a checkpoint: its run, its settings, its evaluations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

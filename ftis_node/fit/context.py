@@ -1,7 +1,5 @@
 """The tokens that a model takes, and the prompts of a task that do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

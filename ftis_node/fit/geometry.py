@@ -1,7 +1,5 @@
 """The shape of a causal language model in numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -22,8 +22,6 @@ kernels of a CPU: FlashAttention and liger-kernel's keep less. Where a model is 
 with its prompt: P counts for each, no k or v is copied, and there is no mask.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -7,8 +7,6 @@ one sequence; each phase by itself, for they do not need memory at the same time
 weights of four bits (NF4) is taken instead: it costs some accuracy, and time to dequantise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """PyTorch's allocator of a GPU's memory, which reads its configuration from the environment when it starts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import MutableMapping
 from pathlib import Path

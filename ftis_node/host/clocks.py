@@ -1,7 +1,5 @@
 """The clocks that ages, dates and processor time are read from. Code on a simulated clock replaces them all here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

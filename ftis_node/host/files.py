@@ -1,7 +1,5 @@
 """Files that others may read at any moment, and what is on the disk."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

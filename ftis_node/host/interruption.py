@@ -1,7 +1,5 @@
 """A request to give up what a process is computing, so that what it has can be saved."""
 
-from __future__ import annotations
-
 import threading
 
 from ftis_node.errors import FtisError

@@ -3,8 +3,6 @@
 torch, transformers and hivemind make hundreds of thousands of objects that live as long as the process.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Loops that run beside everything else and end only when they are cancelled; and the signals that end a daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

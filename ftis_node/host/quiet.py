@@ -4,8 +4,6 @@ They read these variables when they are imported, so the package sets them befor
 environment says. Child processes inherit them.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping

@@ -11,8 +11,6 @@ the advantage say nothing of others' samples, so these keep F-TIS's correction; 
 their papers'. TOPR's reward is Â. δ, γ and the width of the clip are ours: −0.1, 1 and 0.8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A node's own code runs on it unchanged: what it sleeps or waits for costs nothin
 course on a fast machine and on a slow one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The compute of a trial's node, an engine in this process or a process of its own, and its cost."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What the candidates need and no preset has: other advantages, and factors of samples and tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

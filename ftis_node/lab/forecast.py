@@ -4,8 +4,6 @@ Hours are arithmetic on a card of given rates (`step_seconds`), no measurement. 
 half of their caps.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Lab files: found, read, and checked as far as that goes without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

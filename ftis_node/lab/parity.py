@@ -7,8 +7,6 @@ bit begins all long ones, a share p of all, and half of the short ones. So a gre
 p > (1 − p)/2, that is p > 1/3; a sampling one is right in p + (1 − p)/2. With four it is p > (1 − p)/16, 1/17.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Iterator

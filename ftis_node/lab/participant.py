@@ -1,7 +1,5 @@
 """One node of a trial: the daemon's stepper, pool and admission around an engine, in simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """The built-in models and their warm-ups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

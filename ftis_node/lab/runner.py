@@ -1,7 +1,5 @@
 """A whole grid: warm-ups, then trials, some at a time in processes of their own; told, interruptible, resumable."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

@@ -14,8 +14,6 @@ stands at its first byte. A reader with the built-in model's tokenizer then has 
 claim is the very one that the script chose.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Trials: every cell with every seed, nothing left open, and an id for each."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What models of a trial start from: built-in ones, warmed up anew for every seed and kept for all methods."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

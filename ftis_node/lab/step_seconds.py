@@ -12,8 +12,6 @@ Rates follow from a card's data sheet and a share of them that kernels of this k
                           once for its group, but with each completion where sequences are padded; 35 % of the rate
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Sums of eight operands, whose steps take 40 to 62 tokens to spell out: the task of the larger models."""
 
-from __future__ import annotations
-
 import functools
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The teacher that the built-in models first learn from, which errs on purpose."""
 
-from __future__ import annotations
-
 import random
 
 from ftis_node.tasks.arithmetic import apply

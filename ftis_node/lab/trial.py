@@ -5,8 +5,6 @@ last is the event `end`) and `checkpoints/`. In lock step it goes on from its la
 the same numbers; at a free pace it begins anew, for what was under way is lost with the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

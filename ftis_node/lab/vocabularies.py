@@ -1,7 +1,5 @@
 """Tokenizers of the built-in models: words, and three others that cut the same texts elsewhere."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping

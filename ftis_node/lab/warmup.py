@@ -6,8 +6,6 @@ a half of the prompts right, and learns the rest from rewards, its own and its p
 out are never shown. The same seed gives the same bytes on the same machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 `Batch` is what a step is taken on, `Learner` takes it, `Optimiser` changes the weights.
 """
 
-from __future__ import annotations
-
 from ftis_node.learner.batch import Part, TrainingGroup
 from ftis_node.learner.choice import choose_objective
 from ftis_node.learner.learner import Learner

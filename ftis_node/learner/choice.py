@@ -1,7 +1,5 @@
 """The objective that settings and task name."""
 
-from __future__ import annotations
-
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.objective import PRESETS, Objective

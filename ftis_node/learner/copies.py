@@ -5,8 +5,6 @@ part is on its way while the one before it is moved on. The copies themselves ar
 memory up to a power of two and never gives it back.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

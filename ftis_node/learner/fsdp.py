@@ -6,8 +6,6 @@ weights and gradients, and a part of masters and moments. For generation all lay
 dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

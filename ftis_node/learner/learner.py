@@ -1,7 +1,5 @@
 """One private optimiser step (arXiv 2605.22537, section 3): log-probs, loss, gradient, weights."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

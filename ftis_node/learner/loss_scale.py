@@ -3,8 +3,6 @@
 Doubling and halving are those of mixed precision training (Micikevicius et al., arXiv 1710.03740, section 3.2).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

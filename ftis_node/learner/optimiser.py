@@ -1,7 +1,5 @@
 """How the weights change: AdamW with clipping and warm-up, over fp32 masters where the weights have fewer digits."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

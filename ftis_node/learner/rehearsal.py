@@ -1,7 +1,5 @@
 """Whether an optimiser's state survives a checkpoint, found out on a few numbers before anything is trained."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """An optimiser's state of one parameter, as named tensors: a checkpoint's files can hold nothing else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

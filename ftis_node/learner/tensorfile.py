@@ -4,8 +4,6 @@ The format is that of github.com/huggingface/safetensors, "Format". It has the h
 JSON, then the tensors' bytes, little-endian, in the header's order. Its own library needs all in main memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ through. Both rules here judge the sample alone, so they need no record of its a
 another style could teach.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -1,8 +1,6 @@
 """The objectives that have a name, one module a family, each a function that returns the parts in which it differs from
 F-TIS. Data only, so that settings are checked without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from ftis_node.methods import ftis, gated, masks, peers, policy_gradient

@@ -4,8 +4,6 @@ Settings are checked before a model is loaded, so nothing here imports torch. `c
 read them here: mypy refuses a part whose name is not declared, and a test tries each declared one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 

@@ -6,8 +6,6 @@ Trained on: own samples and others' alike; with the filter none with Âᵢ ≤ 0
 on own samples only. No signal: a group of equal rewards, and a sample that the filter drops.
 """
 
-from __future__ import annotations
-
 from ftis_node.methods.choices import Parts
 
 

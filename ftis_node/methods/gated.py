@@ -7,8 +7,6 @@ samples, and others' successes inside the gate. No signal: a group of equal rewa
 own success. It uses no claimed log-prob, so no peer can lie its way in.
 """
 
-from __future__ import annotations
-
 from ftis_node.methods.choices import Parts
 
 

@@ -7,8 +7,6 @@
 Trained on: own samples and others' alike. No signal: a group of equal rewards; a token or sample outside the bounds.
 """
 
-from __future__ import annotations
-
 from ftis_node.methods.choices import Parts
 
 

@@ -10,8 +10,6 @@ Trained on: own samples; of others answers to needed rows (`foreign=answers`), w
 equal rewards; with `sgt` a foreign group without a right sample.
 """
 
-from __future__ import annotations
-
 from ftis_node.methods.choices import Parts
 from ftis_node.methods.policy_gradient import gspo
 

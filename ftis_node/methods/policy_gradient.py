@@ -7,8 +7,6 @@ Trained on: own samples and others' alike. No signal: a group of equal rewards; 
 `dapo` draws dead groups again: here `by_need` replaces them, and `dead_groups=drop` leaves them out.
 """
 
-from __future__ import annotations
-
 from ftis_node.methods.choices import Parts
 
 

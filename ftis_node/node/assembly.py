@@ -1,7 +1,5 @@
 """Assembly of a node's parts: from an empty home to a node that can train."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The state that outlives a restart: checkpoints, returns to older ones, learned batch sizes and reputation."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,8 +1,6 @@
 """What a node's owner wants of it now: whether it goes on, and whether it may train, by commands or by a schedule of
 hours, the battery, and other programs on its GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Supervision of the daemon's compute process: starts, failures and learned batch sizes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

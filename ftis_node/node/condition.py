@@ -1,7 +1,5 @@
 """A node's condition: one word, one sentence, and advice if a person can do something about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum

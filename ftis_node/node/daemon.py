@@ -1,7 +1,5 @@
 """The daemon: it connects the rooms and owns the life cycle, from an empty home to a clean end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

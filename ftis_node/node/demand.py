@@ -1,7 +1,5 @@
 """How many groups of a batch a node makes itself, and how many foreign ones it pulls. All values are groups."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The schedule of evaluations: a limit on their share of the time, and the curve of their results."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """An observer: a member of a swarm without a model. It asks, shows the whole, and takes nobody's place."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

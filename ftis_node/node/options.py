@@ -1,7 +1,5 @@
 """The options of `ftis-node join` beside the settings. Imports little, because it is read before the start."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Where a node's run comes from: the home, a file, or a peer; whether the node can take part; and what its owner agreed
 to, for later starts that do not say it: the run, and the paths of its files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """One node's steps: own generation, the rewards of foreign groups, the wait for them, and the optimiser step."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -5,8 +5,6 @@ parts, and `PRESETS` holds the choices that have a name. `Terms` describes one m
 `FilterWatch` many steps.
 """
 
-from __future__ import annotations
-
 from ftis_node.objective.diagnostics import Diagnostics
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.objective import PRESETS, Objective

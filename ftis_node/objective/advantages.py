@@ -4,8 +4,6 @@ The paper does not say which standard deviation: we take the population's, with 
 deviation are over the whole group, samples that a filter later drops included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

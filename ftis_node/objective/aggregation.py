@@ -13,8 +13,6 @@ tokens (groups of equal rewards count as kept):
 `sample` is the paper's, `token` DAPO's (arXiv 2503.14476), `fixed` Dr. GRPO's (arXiv 2503.20783).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

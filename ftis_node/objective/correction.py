@@ -19,8 +19,6 @@ tokenizer; a sample of one's own has weight 1:
                the ratios are 1
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -4,8 +4,6 @@ The paper shows no importance weights before and after truncation and no counts 
 4.5 varies g only). Without them nobody can tell whether a peer teaches, is ignored, or is believed too much.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ estimates χ² − KL and so has no unit. Its g = 5, 10, 50 and 100 (section 4.5
 unlikely. There `k1`, `k3` and `is_k3` end at 20, 19 and 1, with |d| ≤ 20. The others stay selectable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The figures of some samples and of their tokens; `Diagnostics.summary` says what each is."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

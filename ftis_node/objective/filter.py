@@ -4,8 +4,6 @@ A right answer shows a direction even from far away. A wrong one that the learne
 other unlikely text likelier. A dropped sample still counts in its group's mean and standard deviation.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ learn from a peer's right answer if it is no stranger than one's own strangest r
 used, so no peer can lie its way in.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ftis_node.objective.quantiles import nearest_rank

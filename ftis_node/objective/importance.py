@@ -6,8 +6,6 @@ without gradient (TRL's `sequence_mask`, with a mask of that name). The paper do
 C) is taken. We take the one at the start of the step; with one inner step it is the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The clipped surrogate of packed samples, and what it tells about them (arXiv 2605.22537, sections 3.1 and 3.3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

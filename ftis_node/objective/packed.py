@@ -4,8 +4,6 @@ There is no padding and so no mask: which token belongs to which sample follows 
 (a sampled EOS may share its id with a pad token).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

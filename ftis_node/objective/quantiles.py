@@ -1,7 +1,5 @@
 """Nearest-rank quantiles: each is a value that occurred; torch.quantile refuses more than 16 million."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """N packed samples as the objective computes with them: one dtype, one device, and which tokens count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 The paper (arXiv 2605.22537, section 4.5) finds the best g by trial; a node that runs unattended has to be told.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

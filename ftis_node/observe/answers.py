@@ -4,8 +4,6 @@ A newer command may ask an older daemon, and the other way round: unknown fields
 default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """How commands reach a running node: they ask its local API (`observe.web`), and link to its page."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

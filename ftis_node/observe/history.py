@@ -1,7 +1,5 @@
 """`metrics.jsonl` and its older parts as curves: each line is read once, and what is kept is bounded."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Nodes on a terminal: what one does, what it gets from others and gives them, and said last; or several in a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

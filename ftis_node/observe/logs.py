@@ -3,8 +3,6 @@
 Messages may hold words of peers. No character of them can end a line, move a cursor or turn the direction of text.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

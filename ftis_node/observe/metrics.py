@@ -7,8 +7,6 @@ so at every moment each line is in one part, whatever is killed.
 SQLite does not replace this: replay reads these files, so a database would be a second copy beside them.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

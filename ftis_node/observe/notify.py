@@ -1,7 +1,5 @@
 """systemd is told that the node is up, how it is, and that its loop goes on: sd_notify(3) without a library."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

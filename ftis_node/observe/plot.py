@@ -1,7 +1,5 @@
 """Curves as a picture."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which code, by which libraries, made a result."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import subprocess

@@ -6,8 +6,6 @@ away, also the proxy and, for Trackio, the hub's token. A child that hangs or di
 costs the node nothing but the curves.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

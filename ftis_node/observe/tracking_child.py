@@ -4,8 +4,6 @@ It imports nothing of this package. Lines of JSON with a step and its figures co
 Nothing leaves the machine unless the owner's environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

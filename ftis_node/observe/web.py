@@ -1,8 +1,6 @@
 """HTTP for the owner of a node or observer: read-only pages on loopback, which need a token, and the node's local API
 on a unix socket that only its owner can open (`observe.api` asks it)."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import http

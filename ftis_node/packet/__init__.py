@@ -5,8 +5,6 @@ for, accepts exactly one spelling of every packet, and raises nothing but `Packe
 caps, EOS, log-probs) are in `ftis_node.swarm.admission`. proto/PACKET.md specifies the layouts byte by byte.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ftis_node.packet.layout import (

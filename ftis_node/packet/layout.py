@@ -1,7 +1,5 @@
 """The header, limits and digests that all versions of a packet share."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence

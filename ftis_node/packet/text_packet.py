@@ -4,8 +4,6 @@ Models of any tokenizer can read it. A *piece* is the text of one token of the a
 without text other than the end (a special token); it stands only at the end of an unfinished completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ plays the episode again and compares. A given token has no log-prob and counts i
 with a run of sampled tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

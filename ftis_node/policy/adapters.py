@@ -5,8 +5,6 @@ every process, and fails where bitsandbytes is broken. No adapter here is quanti
 bitsandbytes itself.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ftis_node.host.quiet import without

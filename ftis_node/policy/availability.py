@@ -1,7 +1,5 @@
 """Whether a model is here already, and whether the hub would give it. Nothing of a model's weights is downloaded."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile

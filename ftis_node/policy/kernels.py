@@ -5,8 +5,6 @@ liger-kernel's fused loss is not used: the weight of a token hangs on the log-pr
 needs those first, with their entropy.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import wraps

@@ -1,7 +1,5 @@
 """Loading a policy: weights, tokenizer, LoRA, device and dtype."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping

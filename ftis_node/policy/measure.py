@@ -1,7 +1,5 @@
 """The shape of a model, exactly, from its configuration alone: no weights are read, and none are downloaded."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Model names: short aliases, built-in models, hub ids and local folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ftis_node.errors import UsageError, did_you_mean

@@ -6,8 +6,6 @@ time. Decoding leaves it to bitsandbytes, which on a GPU has a fused kernel for 
 where that gives something else than training, decoding dequantises too.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from functools import cache

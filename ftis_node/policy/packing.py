@@ -10,8 +10,6 @@ unlike lengths as they lie, without padding, masks or repeated heads; it needs a
 number. Elsewhere the sequences are laid into padded tables, for torch's fused attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """A policy: a model with its tokenizer, made ready for sampling, scoring and training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

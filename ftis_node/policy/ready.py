@@ -1,7 +1,5 @@
 """Making a model ready, and trying on a few tokens whether this code computes what the model itself does."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The engine `hf`: transformers' own `generate`, which the native one is held against."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Ways to go on when memory is short."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

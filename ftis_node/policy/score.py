@@ -1,7 +1,5 @@
 """Log-probs of given tokens, without ever holding a [tokens, vocabulary] matrix for a whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bug report: facts, findings and logs in one file, without keys, weights and packets."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ checks the machine. Later checks use what earlier ones found. Those of the run, 
 addresses are here: they write nothing and run no code of a task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

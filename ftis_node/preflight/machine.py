@@ -1,7 +1,5 @@
 """Checks of the machine: Python, libraries, torch, the GPU, limits."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

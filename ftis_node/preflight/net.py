@@ -1,7 +1,5 @@
 """Checks of the network: addresses, peers, their clocks, and whether peers can dial this node."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Removes secrets, addresses and the path of the person's home from texts that leave this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """The report of `join --dry-run`: what would be, and what would leave the machine; as JSON, or in words."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from ftis_node.config.run import Run

@@ -1,7 +1,5 @@
 """``python -m ftis_node.preflight.smoke DEVICE``: compares a small computation with the CPU's; prints one JSON line."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The rows of a task, before anybody trains on them: gold answers, doubles, empty rows, and whether prompts fit."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence

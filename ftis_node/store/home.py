@@ -1,7 +1,5 @@
 """The home directory: one node's key, store, checkpoints and logs; locked against a second daemon."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

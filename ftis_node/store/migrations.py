@@ -4,8 +4,6 @@ Homes, databases and checkpoints each carry a number, their schema. A change of 
 number before. A number newer than all steps, or older than the first one, is refused; nothing is written then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar

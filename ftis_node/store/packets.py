@@ -1,7 +1,5 @@
 """Packets and rounds in SQLite: what this node generated, what it admitted, and what it has trained on."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

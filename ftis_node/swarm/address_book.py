@@ -1,7 +1,5 @@
 """The address book: where peers of the run may be, who named each address, and when to dial it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """Multiaddrs: parsing, scopes, the order in which to dial them, and the ones to listen on."""
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import itertools

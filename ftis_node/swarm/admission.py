@@ -4,8 +4,6 @@ Cheap checks come first, so that an invalid packet costs little. Every check use
 check trusts a claim or uses a foreign id as an index.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

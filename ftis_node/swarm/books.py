@@ -1,7 +1,5 @@
 """Bounded books on authors and holders. Identities are free, so the book with the least evidence makes room."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -12,8 +12,6 @@ Signed are a context of its own for each kind of message and the msgpack encodin
 no signature of one kind passes for another.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Sightings of a swarm's nodes, over time and in bounded memory. Their own words are claims."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

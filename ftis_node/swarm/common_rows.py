@@ -4,8 +4,6 @@ A run with `common` slots draws the rows of slots below it from (run, epoch, slo
 `issued_at` // `epoch`, in seconds; `issued_at` is the author's time when it drew the round's rows, and signed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ftis_node.config.run import Run

@@ -1,7 +1,5 @@
 """The search for another live node with this node's key: two of one identity would contradict each other."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Packet transfers: serving held packets, and fetching wanted ones from any holder."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Push–pull gossip of announcements: what a node sends, and what it does with what it receives."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable

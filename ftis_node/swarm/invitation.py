@@ -4,8 +4,6 @@ An invitation to an open run saves typing, and shows who invites. One to a priva
 that presents it to the inviter gets a certificate (`swarm.roster`). Until then, whoever has the line may use it.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

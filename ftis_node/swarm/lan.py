@@ -3,8 +3,6 @@
 Answers are words of strangers. Only addresses in the network of the interface that they came in by are taken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

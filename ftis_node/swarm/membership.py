@@ -1,7 +1,5 @@
 """Membership: handshakes, and the view, a bounded set of live peers."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter

@@ -4,8 +4,6 @@ What comes from announcements, handshakes and self-reports are claims, and are n
 it, so it can be shown to others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -5,8 +5,6 @@ itself, when it trains on it: as soon as all its parts are there, at the end of 
 better. What comes later is dropped. Nodes need not agree on what a group was made of: each trains a model of its own.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The pool: admitted foreign groups that wait to be trained on, each at most once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Pulling packets: the choice of packets and holders, and the blame for faults."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

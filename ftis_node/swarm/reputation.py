@@ -4,8 +4,6 @@ A forged or malformed packet and a second announcement of one round prove a faul
 time. Suspicion costs weight first. A node never uses what peers say about one another.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import random

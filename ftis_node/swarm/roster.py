@@ -5,8 +5,6 @@ others. All of it proves itself (`swarm.certificates`); nobody's word is taken. 
 its own, so it crowds out nobody else's members and removals, with however many keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Sequence

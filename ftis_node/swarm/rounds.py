@@ -1,7 +1,5 @@
 """The check of an author's round numbers: they decide the prompts, so an author must not choose them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

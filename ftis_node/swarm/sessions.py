@@ -1,7 +1,5 @@
 """A node's memory of each peer that shook hands with it."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Signed messages, and reading what a stranger sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 

@@ -1,7 +1,5 @@
 """Being in touch with a swarm: sessions, gossip, reports. What a node gives and takes is `pulling`'s."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

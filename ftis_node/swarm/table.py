@@ -1,7 +1,5 @@
 """The announcement table: fresh announcements, their ages, and the holders of each packet."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -1,7 +1,5 @@
 """Payload bytes, per peer and in total, and what of them a node may send."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container
 

@@ -1,7 +1,5 @@
 """Tasks: questions with answers, and the rules that score completions."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

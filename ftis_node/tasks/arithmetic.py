@@ -3,8 +3,6 @@
 `arithmetic-4` has a fourth operand: the harder relative of the first, as MATH is of GSM8K, for evaluation beside it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import product

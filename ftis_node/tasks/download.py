@@ -1,7 +1,5 @@
 """One file from the web into the user's cache: bounded in time and size, its sha256 checked, put there in one move."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): 7,473 grade-school problems to train on and 1,319 to be tested on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

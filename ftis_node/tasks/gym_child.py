@@ -5,8 +5,6 @@ JSON, made under PYTHONHASHSEED=0, without which some tasks differ from process 
 judge: there each answer gets a fork of its own, locked in by `jail`, in which only harmless expressions are evaluated.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ downloaded by huggingface_hub, which goes on where a download stopped. The two c
 later starts need no hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

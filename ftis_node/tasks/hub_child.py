@@ -4,8 +4,6 @@ It imports nothing of this package: stdlib and pyarrow only. As a script it prin
 a line, and to stderr what is wrong with a file, and what to do.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

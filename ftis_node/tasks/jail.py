@@ -12,8 +12,6 @@ refuses files once more. Limits bound memory and time. Without any of these noth
 https://docs.kernel.org/userspace-api/landlock.html, https://docs.kernel.org/userspace-api/seccomp_filter.html
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import ctypes

@@ -7,8 +7,6 @@ evaluation file is named, and stays out of training where one is: what a node ev
 not change the rows that a run's prompts are drawn from.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib

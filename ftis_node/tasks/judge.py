@@ -9,8 +9,6 @@ Pebble's process pool also kills late workers, but its parent unpickles what a w
 stranger's text would run code here. So these processes answer in bytes and JSON.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

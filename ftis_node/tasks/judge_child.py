@@ -6,8 +6,6 @@ answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the pr
 another answer. R: ready.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

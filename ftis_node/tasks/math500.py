@@ -2,8 +2,6 @@
 2305.20050) tested on. It serves evaluation only: it is one test, without a training half, judged by the rule `math`.
 """
 
-from __future__ import annotations
-
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
 from ftis_node.tasks.jsonl import GOLDS, Layout, read_rows

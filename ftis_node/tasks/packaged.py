@@ -5,8 +5,6 @@ that makes the rows and one for each thread that judges, whose forks are in the 
 sha256 of the rows, and the package's version as its rule.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -3,8 +3,6 @@
 A reward function makes them, mostly of what strangers wrote. They are bounded where they enter, and are only shown.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

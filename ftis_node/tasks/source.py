@@ -1,7 +1,5 @@
 """A kind of task: where its rows are from, what it needs, and what only the owner of a node may allow of it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ many rows as have the commonest right answer ("Yes." may be right wherever "yes"
 others. Where there is one right answer only, nothing is tried.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -5,8 +5,6 @@ strangers wrote, a run's template, a question or what an environment says, is pu
 never rendered.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing here trusts an author's word: whether a completion is in this tokenizer'
 Chunks are the shortest spans of a text at whose ends two tokenizations both have a boundary (ALM, arXiv 2503.20083).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ SentencePiece writes a space as ▁ and, where it falls back to bytes, a byte as
 Another kind gives wrong bytes here, which `codec.refusal` finds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

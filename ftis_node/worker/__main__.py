@@ -1,7 +1,5 @@
 """``python -m ftis_node.worker FD``: the compute process, serving the network process at the other end of FD."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

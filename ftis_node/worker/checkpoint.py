@@ -1,7 +1,5 @@
 """All that the next step depends on as files: the trained weights, the optimiser's state and random numbers."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A compute process as seen by the process that started it: the daemon, or the first of several devices' processes."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

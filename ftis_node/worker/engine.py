@@ -1,7 +1,5 @@
 """The compute process's operations: load, open a run, generate, score, step, evaluate, save, restore."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

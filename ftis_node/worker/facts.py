@@ -1,7 +1,5 @@
 """Facts about a loaded model and task, for the node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

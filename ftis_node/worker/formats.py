@@ -1,7 +1,5 @@
 """Packets of a run as this node's model writes and reads them: token ids, or in a text run text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias

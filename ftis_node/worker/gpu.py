@@ -1,7 +1,5 @@
 """Measures the GPU for display. A failed measurement must never disturb the training."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import torch

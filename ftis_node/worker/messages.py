@@ -5,8 +5,6 @@ A call is ``{"id", "op", "args"}``, its reply ``{"id", "result"}`` or ``{"id", "
 (`ftis_node.packet`) in both directions.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The node is told counts and rates of them and nothing else, so nothing of them g
 report. A step's groups on them are made anew within the step, and are not kept.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

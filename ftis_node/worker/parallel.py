@@ -4,8 +4,6 @@ This process is rank 0 and holds the node's socket. Each further device has a co
 this one does; within a step the ranks talk to one another (`learner.team`). The node and its peers see one engine.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

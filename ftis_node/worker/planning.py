@@ -1,7 +1,5 @@
 """The plan that completes a person's settings so that the training fits into this machine's memory."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Loading a trained policy: a checkpoint's weights in the model they belong to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rows of data in a run: those that are sampled and trained on, and those of an evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The refusal of a model that does not fit into memory: the need, the limit, and what would fit."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Measures the compute device's work and idle time between the ends of two steps."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ What is found is one JSON object on stdout; the exit code is 1 if anything is no
 something new are kept under --corpus, and go on from there the next time.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

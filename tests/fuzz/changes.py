@@ -1,7 +1,5 @@
 """Changes of plain bytes and numbers, of which structured ones are made."""
 
-from __future__ import annotations
-
 import random
 
 INTEGERS = (0, 1, 2, 3, 15, 16, 17, 127, 128, 255, 256, 997, 998, 999, 1000, 65535, 65536, 524288, 4194304, 4194305)

@@ -3,8 +3,6 @@
 Each input that was slower than all before goes into FOLDER, for the driver to measure once more in peace.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

@@ -1,7 +1,5 @@
 """An input of several messages: each with what it is and who sends it."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The fuzzer's own tables grow with all that it sees, so this runs the inputs of t
 little each time, and prints the process's memory as JSON: after a third of the time, and at the end.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -3,8 +3,6 @@
 An input is a conversation (`frames`): what one peer after another sends to one node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """The few inputs that show every way through the code, chosen from many."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType

@@ -4,8 +4,6 @@ A mutator takes an input and a random generator and returns another input; of an
 plain bytes.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How to change a packet or an announcement: one of its fields, and then what others must be for it to get far."""
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any

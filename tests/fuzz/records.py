@@ -1,7 +1,5 @@
 """Targets that are no packets or messages: records of private runs, invitations, mDNS, replies out of the jail."""
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import random

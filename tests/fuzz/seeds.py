@@ -1,7 +1,5 @@
 """Valid inputs of every target, and some that are refused late: fuzzing starts from these."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgpack

@@ -3,8 +3,6 @@
 A target returns if the input was read or refused as it should be; anything that it raises is a finding.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

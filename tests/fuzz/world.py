@@ -1,7 +1,5 @@
 """The small world in which every input is judged: four runs, a few nodes, a clock that stands still."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

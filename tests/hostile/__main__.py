@@ -6,8 +6,6 @@ is 1 if a node died, restarted a process or logged an unforeseen error, grew, or
 which the swarm took fewer than nine tenths of its steps are named in `slow`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Honest daemons on loopback, and what can be seen of them from outside while somebody attacks."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What all attacks have in common."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """All attacks, in the order of the table of what a node must survive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.hostile import content, directory, identity, reputation, streams, text, wire

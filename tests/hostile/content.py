@@ -1,7 +1,5 @@
 """Attacks by what is in packets: rows 1, 4, 5, 8 to 13, 32 and 46."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgpack

@@ -1,7 +1,5 @@
 """Attacks by what is said in the DHT: row 38."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

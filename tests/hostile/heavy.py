@@ -1,7 +1,5 @@
 """The built-in models with more work in them: what they say stays the same, and a step takes longer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

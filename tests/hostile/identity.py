@@ -1,7 +1,5 @@
 """Attacks by who says what: rows 6, 7, 14, 15, 31 and 61."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

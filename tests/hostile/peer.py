@@ -1,7 +1,5 @@
 """A hostile peer: p2pd, identity, signatures and calls are real; what it says is an attack's choice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

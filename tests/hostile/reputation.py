@@ -1,7 +1,5 @@
 """Attacks on what nodes remember of others: rows 34, 36, 37 and 44."""
 
-from __future__ import annotations
-
 from ftis_node.store.packets import milliseconds
 from ftis_node.swarm import ftis_pb2
 from tests.hostile.attack import Attack, Crowd

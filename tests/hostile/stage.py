@@ -1,7 +1,5 @@
 """Quiet phases and attacks in turn, and what was seen of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import statistics

@@ -1,7 +1,5 @@
 """Attacks on what carries the calls: rows 33, 39, 40, 41 and 62."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

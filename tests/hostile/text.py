@@ -1,7 +1,5 @@
 """Attacks by what is in packets of text, or of the other version: rows 1, 4, 5, 6 and 47."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Attacks on what carries the packets: rows 2, 3, 16 and 17."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

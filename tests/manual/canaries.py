@@ -8,8 +8,6 @@ samples for the run's rows, of which none has it as the right answer: before, af
 own data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -8,8 +8,6 @@ was not so. Grafana is not started: that its dashboard asks for what there is, i
 Without a running engine it starts one in a temporary folder, and installs Debian's first if there is none: as root.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The page of `make gpu` for an issue, and the table of predicted seconds in docs/performance.md."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

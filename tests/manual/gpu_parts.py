@@ -1,7 +1,5 @@
 """What `make gpu` measures, each part beside what was predicted of it (`lab/step_seconds.py`, `fit`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ Three daemons on loopback with the built-in models, as in the demo; Chromium wit
 watch-3.png. watch-30.png shows thirty nodes of a simulation, whose pass@1 is made up.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import io

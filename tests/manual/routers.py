@@ -5,8 +5,6 @@ newcomer who knows the private node by its relayed address alone. What is found 
 code is 1 if anything is not as it must be.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

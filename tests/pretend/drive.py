@@ -6,8 +6,6 @@ after a list of what a GPU refuses and the device too.
 It runs in a process of its own, because the device changes torch for the whole process.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

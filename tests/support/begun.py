@@ -1,7 +1,5 @@
 """A home that has taken steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ftis_node.store.checkpoints import Checkpoints, labelled

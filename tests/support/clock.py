@@ -1,7 +1,5 @@
 """Time in hand."""
 
-from __future__ import annotations
-
 
 class Clock:
     """A clock that stands still until a test moves it: `clock.now += 60`."""

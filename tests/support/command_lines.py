@@ -1,7 +1,5 @@
 """What the command line makes of words, without doing it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

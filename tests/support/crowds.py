@@ -1,7 +1,5 @@
 """A node in a swarm of thousands of honest authors: its table and its books, without a network or a model."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """Bytes that were damaged on their way, and what a decoder may make of them."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from ftis_node.packet import Group, PacketError, decode, encode

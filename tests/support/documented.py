@@ -1,7 +1,5 @@
 """docs/metrics.md as data, and whether what a node tells is what stands there: no key more, none less, of its type."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Memberships behind a real p2pd, which answer handshakes and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

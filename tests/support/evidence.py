@@ -1,7 +1,5 @@
 """What trained steps say of an author."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ftis_node.objective.diagnostics import HONEST_CAP, TOLERANCE

@@ -1,7 +1,5 @@
 """A hub of datasets on loopback: files with ranges, revisions, and downloads that break off."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

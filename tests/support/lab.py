@@ -1,7 +1,5 @@
 """Small trials of built-in models."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import cache

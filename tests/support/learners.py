@@ -1,7 +1,5 @@
 """Learners on tiny models, with groups that those have sampled."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two small models, warmed up, whose daemons learn from each other on a task."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Looks at a page in a browser at every size, and says what is wrong with it; and histories to look at."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

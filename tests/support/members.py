@@ -1,7 +1,5 @@
 """Members of a private run: what they sign, and what their owners leave to the daemon."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

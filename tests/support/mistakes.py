@@ -1,7 +1,5 @@
 """Mistakes that a person can make at the command line, and what they are told: the table of `tests.test_errors`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small random models with real tokenizers."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Sequence

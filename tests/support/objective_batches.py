@@ -1,7 +1,5 @@
 """Samples of a few numbers, packed as `Objective.terms` takes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

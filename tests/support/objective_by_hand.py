@@ -1,7 +1,5 @@
 """The loss of a step in plain Python, from the paper's formulas, one token at a time."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

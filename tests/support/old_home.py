@@ -1,7 +1,5 @@
 """A home as 98648f7 wrote it: schema 2 of home, packet database and checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

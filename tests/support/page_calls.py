@@ -1,7 +1,5 @@
 """Calls of a page, as a browser makes them."""
 
-from __future__ import annotations
-
 import aiohttp
 
 

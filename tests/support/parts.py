@@ -4,8 +4,6 @@ The second rank lacks memory once, when gradients are added up. Each prints a li
 optimiser keeps, how far those of all are from what one process has (squared, and the size), and its embedding.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 FTIS_TEST_FAILS says how: `memory`, or anything else.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each error that a person can mend is made by a test: measured in all processes, at the end of a run of all tests."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Copied as `sitecustomize.py` into a folder of one run of the tests, which is in PYTHONPATH: every Python process that
 the tests start notes there where it makes an error for people."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Groups with rewards, as a pool has them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ftis_node.packet import Completion, Group

@@ -1,7 +1,5 @@
 """What the tests of silence need: a hub on loopback, and a list of whatever a process tries to reach."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Small random Qwen2 models with real tokenizers, made on the fly, for the tests of what runs on models."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

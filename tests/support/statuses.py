@@ -1,7 +1,5 @@
 """A node's status and peers, as its API serves them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

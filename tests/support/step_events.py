@@ -1,7 +1,5 @@
 """Steps as `metrics.jsonl` has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """What a node's log holds of its starts and steps, where only the order of the lines matters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ftis_node.config.settings import Settings

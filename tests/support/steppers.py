@@ -1,7 +1,5 @@
 """A stepper without a compute process and without a swarm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

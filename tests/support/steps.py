@@ -1,7 +1,5 @@
 """Steps that nobody took, for tests of what is made of their reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ftis_node.step_report import BatchReport, Digests, StepReport, StepSeconds, TakenStep

@@ -1,7 +1,5 @@
 """Small tokenizers of the kinds that models have, made on the fly, and codecs of all kinds."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

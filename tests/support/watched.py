@@ -1,7 +1,5 @@
 """A swarm in memory that reports about itself, and an observer that looks at it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

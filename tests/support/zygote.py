@@ -11,8 +11,6 @@ With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is sta
 command line than ``python -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than Linux.
 """
 
-from __future__ import annotations
-
 import atexit
 import collections
 import contextlib

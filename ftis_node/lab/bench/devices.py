@@ -1,7 +1,5 @@
 """The speed of a whole step on several devices beside one: compute processes as the daemon starts them, in turns."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """Measured memory of a model in steps and generation on this machine, beside its plan."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

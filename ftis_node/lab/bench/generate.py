@@ -1,7 +1,5 @@
 """The cost of generation: our engine and transformers' `generate`, with log-probs and without, on one model."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import statistics

@@ -1,7 +1,5 @@
 """How the cost of a whole step grows with its work, and with the number of peers that it takes groups from."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

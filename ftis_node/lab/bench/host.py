@@ -4,8 +4,6 @@ Everything on the network's side is real: p2pd, gossip, fetch, admission, store.
 generator of packets of a run's size. `bench.swarm` starts such hosts, in the namespaces that it is told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

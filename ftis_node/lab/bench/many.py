@@ -118,7 +118,8 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.bench.many", description=(__doc__ or "").split(":")[0])
+    about = (__doc__ or "").split(":")[0]
+    parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.bench.many", description=about)
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=240.0, help="that are counted, after two steps")
     parser.add_argument("--step", type=float, default=60.0, help="seconds of a step")

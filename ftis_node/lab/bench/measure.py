@@ -1,7 +1,5 @@
 """How the benchmarks measure: CPU time, time on the device, and the memory of tensors."""
 
-from __future__ import annotations
-
 import gc
 import json
 import platform

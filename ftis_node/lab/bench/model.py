@@ -1,7 +1,5 @@
 """Models with random weights and batches made of their own samples: what the training benchmarks run on."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

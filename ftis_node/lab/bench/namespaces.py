@@ -1,7 +1,5 @@
 """Machines in one machine: Linux network namespaces on a bridge, each with an uplink of limited speed. Needs root."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

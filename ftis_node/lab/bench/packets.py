@@ -1,7 +1,5 @@
 """Real packets without a model: what admission lets through, of the size and shape that a run's would have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

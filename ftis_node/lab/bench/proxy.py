@@ -1,7 +1,5 @@
 """A bad network between nodes: a TCP proxy that delays everything and cuts connections now and then."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from contextlib import suppress

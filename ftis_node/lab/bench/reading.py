@@ -1,7 +1,5 @@
 """The cost of reading between tokenizers: a text in the author's pieces, in the reader's own ids, and in chunks."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

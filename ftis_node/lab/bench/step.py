@@ -1,7 +1,5 @@
 """The cost of a whole step, from prompts to changed weights: ours and TRL's, taken in turns in one process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import statistics

@@ -1,7 +1,5 @@
 """The cost of a training step: CPU time of ours and of TRL's on the same batch, taken in turns in one process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """TRL's side of the benchmarks of a step: the update of its GRPOTrainer alone, or with its generation."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

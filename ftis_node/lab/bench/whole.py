@@ -4,8 +4,6 @@ A step is what it is in the daemon: generate, score, encode, admit, store, annou
 out are the pipe between the two processes, checkpoints, evaluation, and the network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """The cost of the wire: bytes and CPU time of packing, unpacking and admitting one group of 12 × 256 tokens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

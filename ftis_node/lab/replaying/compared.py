@@ -1,7 +1,5 @@
 """The results of a replay beside the log and the checkpoints."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 On a CPU every figure and every weight is the same bit for bit. The home is only read.
 """
 
-from __future__ import annotations
-
 import fcntl
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """The packets that a node has kept, read without changing anything in its home."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import tempfile

@@ -1,7 +1,5 @@
 """The report's section on attacks: what hostile partners got honest nodes to say, and what it cost these."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -3,8 +3,6 @@
 The same data give the same bytes: nothing written here holds a date, a version or a random identifier.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -25,8 +25,6 @@ both tests err only where a is better by the margin or more, and there a mean th
 significantly below the margin.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -5,8 +5,6 @@ from the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixe
 around them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 DIR holds a report's folder for each experiment. The table stands between two marks; what is around them is a person's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

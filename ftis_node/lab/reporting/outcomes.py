@@ -1,7 +1,5 @@
 """The report's sections on what training reached: curves, final values, and rows that nodes learned from others."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The report of an experiment: what was run, which claims its seeds bear out, and the tables and figures behind it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

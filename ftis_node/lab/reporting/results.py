@@ -3,8 +3,6 @@
 Only finished trials count (their events have an "end"); two cells are compared on the seeds that both have finished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The report's section on how much sooner nodes get to the target together than alone, at a free pace."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

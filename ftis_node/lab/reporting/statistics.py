@@ -11,8 +11,6 @@ the values, except p, which has none.
 All functions raise ValueError for values that are empty, not finite or, in pairs, of unequal number.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The report's section on a number that cells vary, such as a threshold or the count of nodes."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

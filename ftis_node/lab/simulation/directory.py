@@ -5,8 +5,6 @@ three minutes, and ten thousand nodes are simulated for less than that. Every no
 are nearest to a key serve everybody. A real swarm is cheaper for them: p2pd reaches only nodes that it has met.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -1,8 +1,6 @@
 """One simulated node: the daemon's `Swarm` on its end of the network, and the daemon's `Stepper` over a compute process
 that has no model."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """A simulation from its scenario to its figures."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

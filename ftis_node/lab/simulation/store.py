@@ -4,8 +4,6 @@ A packet is small, so that thousands of stores fit into memory, but it is a real
 network counts it as if it had a real packet's bytes, see `Network.packet_scale`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Counts of a simulation, and the figures that follow from them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

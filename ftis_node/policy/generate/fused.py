@@ -4,8 +4,6 @@ Each module's parameter becomes a view of the piece. Nothing is there twice, and
 into a parameter is in the piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

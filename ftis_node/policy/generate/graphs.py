@@ -1,7 +1,5 @@
 """CUDA graphs: all kernels of a token in one launch. A small model's token takes a GPU less time than its launches."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress

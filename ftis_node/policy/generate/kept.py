@@ -1,7 +1,5 @@
 """What generation keeps on a GPU for its next call: places for keys and values, and the CUDA graphs that read them."""
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakKeyDictionary
 

@@ -1,7 +1,5 @@
 """Reading prompts: some at a time, ahead of the rows that will follow them, with the first token of each row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Drawing tokens: by inverting the distribution function, with one uniform number a token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

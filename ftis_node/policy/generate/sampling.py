@@ -1,7 +1,5 @@
 """Sampling requests to engines, and the form in which engines take prompts and give completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

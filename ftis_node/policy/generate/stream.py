@@ -1,7 +1,5 @@
 """Sampling groups of completions, by an engine of this process or by a server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Episodes: completions that go on after an answer, with what an environment says to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

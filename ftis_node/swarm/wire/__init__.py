@@ -4,8 +4,6 @@ Three of hivemind's packages import all that it has, and so torch and scipy: 200
 used here. They are entered without their `__init__`, so that the network process has no torch.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.machinery import ModuleSpec

@@ -1,7 +1,5 @@
 """The DHT's constants without hivemind: the keys and lifetime of records, and the number of nodes to ask."""
 
-from __future__ import annotations
-
 MAX_RECORDS = 64  # under one key, and thus in one answer
 # Records of a run lie under its first key while it has room, then under one of its 16, 256 or 4,096 shards. So 64
 # records per key are enough for 260,000 nodes.

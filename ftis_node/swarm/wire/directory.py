@@ -3,8 +3,6 @@
 Records of a run lie under its first key while it has room (64), else under its shards: see docs/network.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """Limits on calls from peers, for every transport: refused callers, open streams, and the rate of requests."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

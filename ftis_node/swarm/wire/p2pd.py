@@ -4,8 +4,6 @@ One of them: hivemind's own handler of a stream waits without limit to hand over
 Its socket and task then stay for good, and so do p2pd's. Here a stream releases everything when it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """DHT records: small, signed, short-lived hints about the addresses of a run's nodes, their keys and their shelf."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """The network interface of the swarm: connections to peers, and three RPCs over them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -4,8 +4,6 @@ In build/week are the nodes' homes, `samples.jsonl`, `events.jsonl`, pictures of
 with what is wrong; then the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is done to the members of a fleet: each event of the diary by name."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Who takes part, and what happens to whom, when: as data."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Lines of logs that may be there, and why. Any other of level WARNING or above, and any traceback, is a problem."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

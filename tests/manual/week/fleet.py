@@ -1,7 +1,5 @@
 """The daemons of a week, each in a namespace with a clock of its own, and what can be done to one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """What is measured again and again: what processes hold, what nodes heard, who sees whom; and pages in a browser."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,8 +1,6 @@
 """Copied as `sitecustomize.py` into a folder in PYTHONPATH: wherever Python tells the time of day, or the time since
 the machine started, it is ahead by the seconds (a double) in the file that WEEK_CLOCK names. They may change."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

@@ -1,7 +1,5 @@
 """What must not be after a week: from samples, events of the nodes, and their logs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict
