@@ -35,8 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     Identity(KEY).keep(place.key)
     (place.path / "page.token").write_text("page-token-0123456789\n")
     place.store.write_text("body-of-a-packet")
-    hints = Hints(bootstraps=(PLACE,))
-    place.run_file.write_text(dump_run_file(RunFile(run=RUN, hints=hints)))
+    place.run_file.write_text(dump_run_file(RunFile(run=RUN, hints=Hints(bootstraps=(PLACE,)))))
     left = {"trainable": "weights-of-the-model", "optimiser": "state-of-the-optimiser"}
     begun(place.path, 3, "tiny-a", "full", **left)
     place.log.write_text(

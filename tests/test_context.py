@@ -95,8 +95,7 @@ def test_a_longrope_within_one_kind_of_layer_limits_the_model() -> None:
 
 
 def model_in(folder: Path, **changes: Any) -> str:
-    policy = tiny_policy(**changes)
-    policy.causal_lm.save_pretrained(folder)
+    tiny_policy(**changes).causal_lm.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
 

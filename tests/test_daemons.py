@@ -56,19 +56,15 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
 
     a.start()  # the same home and no --peers: it remembers whom it knew
     a.wait(lambda s: s.get("step", 0) > step_at_death, "A goes on from its checkpoint")
-    resumed = read_events(a.home.metrics, "resumed")
-    assert step_at_death - 1 <= resumed[0]["step"] <= step_at_death + 1
-    before = a.status()["foreign_groups_used"][peer_id(b)]
-    a.wait(used(b, before + 1), "A learns from B again")
+    assert step_at_death - 1 <= read_events(a.home.metrics, "resumed")[0]["step"] <= step_at_death + 1
+    a.wait(used(b, a.status()["foreign_groups_used"][peer_id(b)] + 1), "A learns from B again")
     check_daemon(a)
     assert a.log().count("What leaves this machine") == 1, "told at the first start, and only then"
-    new_round = b.status()["foreign_groups_used"][peer_id(a)]
-    b.wait(used(a, new_round + 1), "and B from A")
+    b.wait(used(a, b.status()["foreign_groups_used"][peer_id(a)] + 1), "and B from A")
 
     for daemon in (a, b, c, d):
         assert daemon.stop() == 0
-        runtime = daemon.home.runtime()
-        assert runtime is None, "no socket and no record is left behind"
+        assert daemon.home.runtime() is None, "no socket and no record is left behind"
 
 
 def kill(worker: psutil.Process) -> None:

@@ -84,8 +84,7 @@ def test_every_command_in_the_documents_exists_with_its_options(path: Path) -> N
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_setting_in_the_documents_exists(path: Path) -> None:
     text = text_of(path)
-    keys = set(re.findall(r"--set ([a-z_0-9]+)=", text))
-    assert keys <= {*Settings.model_fields, "key"}
+    assert set(re.findall(r"--set ([a-z_0-9]+)=", text)) <= {*Settings.model_fields, "key"}
     variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | set(OTHER_VARIABLES)
     assert set(re.findall(r"\bFTIS_[A-Z_0-9]+\b", text)) <= variables
 

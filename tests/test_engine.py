@@ -91,8 +91,7 @@ def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
 
 def test_each_request_is_a_method_of_the_engine_with_the_same_arguments() -> None:
     for op, request in messages.REQUESTS.items():
-        method = inspect.signature(getattr(Engine, op))
-        assert [*method.parameters][1:] == [*request.__struct_fields__], op
+        assert [*inspect.signature(getattr(Engine, op)).parameters][1:] == [*request.__struct_fields__], op
 
 
 def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -> None:

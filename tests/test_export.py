@@ -208,22 +208,19 @@ def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path) 
     run = (home / "run.toml").read_text()
     (home / "run.toml").write_text(run.replace('"{question}"', '"```\\n# Buy {question}"'))
     exported(home, tmp_path / "out")
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert "````\n```\n# Buy {question}\n````" in text
+    assert "````\n```\n# Buy {question}\n````" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, tmp_path: Path) -> None:
     place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
-    told = exported(place, tmp_path / "out", "--dtype", "bfloat16")
-    assert told["dtype"] == "bfloat16"
+    assert exported(place, tmp_path / "out", "--dtype", "bfloat16")["dtype"] == "bfloat16"
     assert plain(tmp_path / "out").dtype == torch.bfloat16
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_was_trained_beside_four_bits_says_so(homes: Homes, tmp_path: Path) -> None:
     found = replace(checkpoint_of(homes["lora"]), quantisation="nf4")
-    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
-    export(found, settings, tmp_path / "out")
+    export(found, settings_for(found, "tiny-a", {"device": "cpu"}, "")[0], tmp_path / "out")
     assert "in four bits (NF4); these layers belong to" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -101,8 +101,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([PROMPTS[2]])).logits[0, -1, : policy.vocabulary]
     expected = torch.softmax(logits.double() / temperature, -1).numpy()
-    error = np.sqrt(rows * expected * (1 - expected))
-    assert (np.abs(counts - rows * expected) < 4.5 * error + 1).all()
+    assert (np.abs(counts - rows * expected) < 4.5 * np.sqrt(rows * expected * (1 - expected)) + 1).all()
 
 
 def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int], cap: int) -> None:
@@ -210,5 +209,4 @@ def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]
 def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler() -> None:
     sampling = Sampling(20, 3.0, (1,))
     groups = generate(POLICIES["full"], [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
-    lowest = min(float(completion.logprobs.min()) for completion in groups[0])
-    assert lowest > -(math.log(26) + 18)
+    assert min(float(completion.logprobs.min()) for completion in groups[0]) > -(math.log(26) + 18)

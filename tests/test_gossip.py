@@ -162,8 +162,7 @@ def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: T
 
 def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker) -> None:
     carol = Talker(CAROL)
-    made = made_by(ALICE)
-    alice.gossip.announce(made)
+    alice.gossip.announce(made_by(ALICE))
     alice.now, bob.now, carol.now = 5.0, 70.0, 900.0  # clocks that have nothing to do with one another
     alice.exchange(bob)
     bob.now += 7.0

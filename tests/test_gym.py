@@ -250,8 +250,7 @@ def test_sympy_does_not_solve_the_task(scorer: PackageJudge) -> None:
 
 def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge) -> None:
     gold, answer = entry("letter_counting")
-    other = json.dumps([*json.loads(gold)[:-1], "7777"])
-    assert scorer(answered("7777"), other).reward == 0.0
+    assert scorer(answered("7777"), json.dumps([*json.loads(gold)[:-1], "7777"])).reward == 0.0
     assert scorer(answered(answer), gold).reward == 1.0
 
 

@@ -96,8 +96,7 @@ def test_row_50_a_part_for_a_row_of_another_epoch_is_refused() -> None:
 
 
 def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_whole_groups() -> None:
-    slots = OwnSlots(RUN, AUTHORS[0])
-    assert slots.take_parts(3, 0.0, {5: 2, 1: 1, 7: 3})[:2] != [7]
+    assert OwnSlots(RUN, AUTHORS[0]).take_parts(3, 0.0, {5: 2, 1: 1, 7: 3})[:2] != [7]
     fresh = OwnSlots(RUN, AUTHORS[0])
     assert fresh.take_parts(1, 0.0, {5: 2, 1: 1, 7: 3}) == [5], "one part is missing"
     assert fresh.take_parts(1, 10.0, {5: 2, 1: 1, 7: 3}) == [1]
@@ -145,8 +144,7 @@ def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
 
 
 def test_parts_without_a_signal_are_kept_and_old_ones_expire() -> None:
-    pool = parts()
-    assert pool.add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
+    assert parts().add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
     late = Parts(RUN, lambda: 250.0)
     assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.pool.expired == 1
 

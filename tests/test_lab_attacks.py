@@ -67,8 +67,7 @@ def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_
     copied, careful, low, high = (attacker(f"injection {claims}")[1] for claims in ("copied", "careful", "low", "high"))
     assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
     for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
-        expected = np.minimum(one.logprobs + math.log(2.0), 0.0)
-        np.testing.assert_allclose(other.logprobs, expected, atol=1e-5)
+        np.testing.assert_allclose(other.logprobs, np.minimum(one.logprobs + math.log(2.0), 0.0), atol=1e-5)
         assert one.logprobs.min() < -4.0, "something in it is a surprise"
     assert {float(value) for _, one, _ in low for value in one.logprobs} == {CLAIMED}
     assert {float(value) for _, one, _ in high for value in one.logprobs} == {0.0}

@@ -131,8 +131,7 @@ def test_swept_numbers_are_found_in_cells_that_are_equal_otherwise(tmp_path: Pat
         for threshold in (5, 0.5, "none"):
             values = {"divergence": divergence, "threshold": threshold}
             lab.cell(f"f-tis {divergence} {threshold}", {"A": 0.5, "B": 0.5}, values=values)
-    four = dict.fromkeys("ABCD", 0.5)
-    lab.cell("four", four, values={"divergence": "k1", "threshold": 5})
+    lab.cell("four", dict.fromkeys("ABCD", 0.5), values={"divergence": "k1", "threshold": 5})
     nodes, threshold = sweeps(read_results(lab.write()))
     assert (nodes.key, nodes.log) == ("nodes", False)
     assert nodes.groups == {"": [(2.0, "f-tis k1 5"), (4.0, "four")]}

@@ -41,8 +41,7 @@ def node(who: Identity = ANN, run: bytes = RUN.id, protocol: int = PROTOCOL_MAJO
 
 def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken() -> None:
     told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251", "127.255.255.255"]
-    found = read_node(ANN.peer_id, FACTS, told, 4001, LOOPBACK)
-    assert found == node()
+    assert read_node(ANN.peer_id, FACTS, told, 4001, LOOPBACK) == node()
     many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, LOOPBACK)
     assert len(many.addresses) == ADDRESSES_MAX
     for own in ("10.0.0.1/24", "169.254.3.4/16", "fe80::7/64"):

@@ -208,8 +208,7 @@ def test_after_restore_training_goes_on_bit_for_bit(policy: Policy) -> None:
         for _ in range(2):  # whatever it did before is forgotten
             resumed.step(FOREIGN)
         resumed.restore(weights, optimiser, steps=1)
-        report = resumed.step(BATCH)
-        assert report.skipped is None and resumed.steps == original.steps == 2
+        assert resumed.step(BATCH).skipped is None and resumed.steps == original.steps == 2
         assert_same(weights_of(resumed), weights_of(original))
         for mine, theirs in zip(resumed.state(), original.state(), strict=True):
             assert_same(mine, theirs)

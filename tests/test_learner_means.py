@@ -60,8 +60,7 @@ def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name: str, count_dro
     reference = twin(POLICY)
     expected, kept = loss_by_hand(rule, [by_hand(reference, group) for group in BATCH], -4.0)
     expected.backward()
-    report = subject.step(BATCH)
-    assert report.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    assert subject.step(BATCH).loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
     assert_close(gradient_of(subject), {n: p.grad for n, p in reference.model.named_parameters() if p.grad is not None})
     assert (kept.count(False) > 0) == (rule.g is not None or rule.gate)
 

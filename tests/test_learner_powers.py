@@ -149,8 +149,7 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
 def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
     once, twice = learner(objective="gated"), learner(objective="gated", parts={"inner_steps": 2})
     for subject in (once, twice):
-        report = subject.step(BATCH)
-        assert report.diagnostics.sources["peer"]["loss_weight"] == 0
+        assert subject.step(BATCH).diagnostics.sources["peer"]["loss_weight"] == 0
     assert once.gate == twice.gate
     own_only = learner(objective="gated", parts={"inner_steps": 2})
     own_only.step([*OWN, *(changed(group, weight=0.0) for group in FOREIGN)])
@@ -291,8 +290,7 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert_close(gradient_of(cramped), gradient_of(roomy), atol=2e-6)
     assert report.diagnostics.overall["samples"] == expected.diagnostics.overall["samples"]
-    again = cramped.step(BATCH)
-    assert again.memory_retries == 0, "what was learned is kept"
+    assert cramped.step(BATCH).memory_retries == 0, "what was learned is kept"
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:

@@ -169,8 +169,7 @@ def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> No
 
 
 def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice: Alone) -> None:
-    answer = greets(alice, BOB, run_id=b"")
-    assert run_file_from_json(answer.run_file).run == RUN
+    assert run_file_from_json(greets(alice, BOB, run_id=b"").run_file).run == RUN
     assert not alice.active_view and not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
     assert alice.refused and not alice.active_view
@@ -366,8 +365,7 @@ def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> Non
 
 
 def test_a_message_holds_what_both_take(alice: Alone) -> None:
-    told = ftis_pb2.Limits(entries=4, mentions=2**32 - 1)
-    assert greets(alice, BOB, limits=told).limits == OWN.message()
+    assert greets(alice, BOB, limits=ftis_pb2.Limits(entries=4, mentions=2**32 - 1)).limits == OWN.message()
     assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
 
 

@@ -53,8 +53,7 @@ def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]
 def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str, tmp_path: Path) -> None:
     engine = opened(DEVICE, **KINDS[kind])
     assert engine.policy.device.type == torch.device(DEVICE).type
-    groups = engine.generate(ROWS).groups
-    assert engine.step(batch_of(ROWS, groups, uneven=True)).skipped is None
+    assert engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).skipped is None
     assert 0 <= engine.evaluate().pass_at_1 <= 1
     engine.save(str(tmp_path))
     other = opened(DEVICE, **KINDS[kind])

@@ -340,5 +340,4 @@ def test_any_msgpack_in_place_of_a_field_decodes_canonically_or_raises_packet_er
     fields = [*small_fields(), small_records()]
     for position, value in changes.items():
         fields[position] = value
-    data = msgpack.packb(fields, use_bin_type=True)
-    one_spelling(data)
+    one_spelling(msgpack.packb(fields, use_bin_type=True))

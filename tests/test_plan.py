@@ -476,8 +476,7 @@ def test_some_of_a_gpu_stays_free(gb: int) -> None:
 def test_where_nothing_fits_it_says_how_much_would_do() -> None:
     small = planned(THREE, 4)
     assert (small.fits, small.micro_batch_tokens, small.generation_batch) == (False, GSM8K.longest, GSM8K.group)
-    enough = float(small.reasons[-1].split("so ")[1].split(" GB")[0])
-    assert planned(THREE, enough).fits
+    assert planned(THREE, float(small.reasons[-1].split("so ")[1].split(" GB")[0])).fits
 
 
 def test_small_models_and_cpus_compute_in_fp32() -> None:

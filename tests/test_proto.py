@@ -21,8 +21,7 @@ def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path: Path
     for message in made.message_type:
         for field in message.field:
             field.ClearField("json_name")  # protoc adds it to descriptor sets only
-    committed = descriptor_pb2.FileDescriptorProto.FromString(ftis_pb2.DESCRIPTOR.serialized_pb)
-    assert committed == made
+    assert descriptor_pb2.FileDescriptorProto.FromString(ftis_pb2.DESCRIPTOR.serialized_pb) == made
 
 
 def test_fields_of_a_later_minor_version_are_ignored() -> None:

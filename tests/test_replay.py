@@ -342,8 +342,7 @@ BEGUN = [started(fresh=True)]
 )
 def test_only_steps_that_led_here_are_taken(events: list[dict[str, Any]], expected: list[tuple[int, str]]) -> None:
     assert path_of(events) == expected
-    steps = sum(event["event"] == "step" for event in events)
-    assert lineage(events).void == steps - len(expected)
+    assert lineage(events).void == sum(event["event"] == "step" for event in events) - len(expected)
 
 
 NO_BEGINNING = "kept no step log"

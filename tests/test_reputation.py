@@ -345,5 +345,4 @@ def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() ->
 
 
 def test_known_announcements_agree_on_their_size() -> None:
-    made = bare(key(1), 0)
-    assert Known(made, b"x" * 10, 0.0, 0.0, None).size == 10 + 42 * 3
+    assert Known(bare(key(1), 0), b"x" * 10, 0.0, 0.0, None).size == 10 + 42 * 3

@@ -126,8 +126,7 @@ def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:
 
 
 def test_nobody_pulls_much_more_than_it_wants() -> None:
-    batch = RESTLESS.settings.batch_groups
-    assert 0 < max(restless().waiting) <= 2 * batch
+    assert 0 < max(restless().waiting) <= 2 * RESTLESS.settings.batch_groups
 
 
 def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -> None:

@@ -26,8 +26,7 @@ KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, 
 
 
 def train(engine: Engine) -> None:
-    groups = engine.generate([1, 2]).groups
-    assert engine.step(batch_of([1, 2], groups, uneven=True)).skipped is None
+    assert engine.step(batch_of([1, 2], engine.generate([1, 2]).groups, uneven=True)).skipped is None
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:

@@ -163,8 +163,7 @@ async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms: Swa
     assert refused == {bad.author: STRIKES, good.author: 0}
     assert swarm.reputation.banned(good.author) is None
     bad.make(1)
-    more = good.make(2)
-    await gets(judge, honest | more)
+    await gets(judge, honest | good.make(2))
     assert judge.store.seen(bad.author, 0, 0), "it would be fetched again after a restart"
 
 
@@ -205,8 +204,7 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     third.appetite = 0
     first.make(4)
     await eventually(lambda: first.author in second.pulling._occupied_holders, "the silent one was asked")
-    third_made = third.make(5)
-    await gets(second, third_made)
+    await gets(second, third.make(5))
     assert first.author in second.pulling._occupied_holders
     silence.set()
 

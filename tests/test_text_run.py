@@ -206,8 +206,7 @@ def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars: Opened, numbe
     author, context = numbers
     reader, _ = chars
     long = "<think>12 13</think><answer>13</answer>"
-    tokens = len(completion(long, author.policy.tokenizer))
-    assert tokens < 30 < len(long)
+    assert len(completion(long, author.policy.tokenizer)) < 30 < len(long)
     slot = Slot(AUTHOR, 7, 0, 1)
     unfinished = completion(long, author.policy.tokenizer, end=False)
     packets = text_packets(author, context.run, completion_tokens=30)
@@ -327,6 +326,5 @@ def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passe
             chunks=chunks,
         )
         assert float(terms.importance.max()) <= reader.learner.objective.truncation
-        exact = float(start.sum() - read.logprobs.sum())
-        found.append(exact)
+        found.append(float(start.sum() - read.logprobs.sum()))
     assert len({round(value, 3) for value in found}) == 1, "the whole sample weighs the same, however it is cut"

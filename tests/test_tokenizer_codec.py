@@ -99,8 +99,7 @@ def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> N
         assert again.chunks is None and again.finished == finished
         assert again.logprobs.tolist() == sample.logprobs.tolist()
         assert [written(kind, [i]) for i in again.token_ids] == [written(kind, [i]) for i in sample.token_ids]
-        twice = own._ambiguous[sample.token_ids]
-        assert (again.token_ids == sample.token_ids)[~twice].all()
+        assert (again.token_ids == sample.token_ids)[~own._ambiguous[sample.token_ids]].all()
 
 
 @pytest.mark.parametrize(("author", "reader"), PAIRS)

@@ -250,8 +250,7 @@ def test_one_that_dies_in_the_middle_of_an_answer_is_away(server: VllmServer, tm
 def test_what_it_samples_can_be_interrupted(server: VllmServer, tmp_path: Path) -> None:
     engine = opened(server, tmp_path)
     server.slow.set()
-    timer = threading.Timer(0.3, engine.interrupt)
-    timer.start()
+    threading.Timer(0.3, engine.interrupt).start()
     with pytest.raises(Interrupted):
         engine.generate(ROWS)
     server.slow.clear()
@@ -268,8 +267,7 @@ def test_weights_that_cannot_be_written_are_no_end(server: VllmServer, tmp_path:
 
 def test_a_folder_is_told_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    made = Server.of("http://localhost:1", "weights", None)
-    assert made.folder == tmp_path / "weights"
+    assert Server.of("http://localhost:1", "weights", None).folder == tmp_path / "weights"
 
 
 def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
