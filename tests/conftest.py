@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from ftis_node.host.loading import loading
 from tests.support.clock import Clock
@@ -23,6 +24,8 @@ settings.register_profile(
     derandomize=os.environ.get("EXAMPLES") != "new",
 )
 settings.load_profile("shared machine")
+if os.environ.get("EXAMPLES") != "new":  # nor constants of whatever files happen to be loaded
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 # Files that take long, and are late in the alphabet: whoever begins one last keeps the others waiting.

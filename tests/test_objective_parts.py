@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
+from ftis_node.objective.importance import IMPORTANCES
 from ftis_node.objective.packed import owners
 from tests.support.objective_batches import FORMULAS, packed
 
@@ -112,7 +113,7 @@ WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
     "advantage": ("mean_std, mean", ["median"]),
     "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
     "reduction": ("mean, sum, max", ["min"]),
-    "importance": ("none, vanilla, truncated", ["some"]),
+    "importance": (", ".join(IMPORTANCES), ["some"]),
     "truncation": ("> 0", [0, None, math.nan]),
     "epsilon": ("> 0 and < 1", [1.0, True]),
     "threshold": ("≥ 0, or none", [-1.0, "50", math.inf]),

@@ -128,7 +128,7 @@ class Settings(BaseModel):
     gate: float | Literal["none"] | None = None
     """Foreign successes below this quantile of the own successes' likelihood are dropped; 0: below their least."""
     importance: str | None = None
-    """How a token's importance ratio weighs."""
+    """How ρ, a token's importance ratio, weighs: not, with its gradient, as min(ρ, C), or as the sample's product."""
     truncation: float | None = None
     """Upper limit of truncated importance ratios."""
     epsilon: float | Literal["none"] | None = None

@@ -25,7 +25,7 @@ class Importance:
 
     `weigh`: (ρ at the start of the step `[T]`, C) → weights `[T]`, reported and never differentiated.
     `through_ratio`: the surrogate is of ρ itself, so the weight is inside it and carries the gradient.
-    `truncates`: C is in force. `of_samples`: ρ is Π_t ρ_t of a token's sample.
+    `truncates`: C is in force; ρ > C counts as truncated. `of_samples`: ρ is Π_t ρ_t of a token's sample.
     """
 
     weigh: Callable[[Tensor, float], Tensor]
