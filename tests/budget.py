@@ -44,14 +44,17 @@ def commands_in(group: Any) -> int:
 
 
 def surface() -> dict[str, int]:
-    """What a user meets, counted. metrics: names that rows of metrics.md explain, percentiles left out; words: of README and docs/*.md."""
+    """What a user meets, counted. metrics: names that rows of metrics.md explain, without percentiles; words: of README
+    and docs/*.md."""
     metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
     return {
         "settings": len(Settings.model_fields),
         "commands": commands_in(root()),
         "presets": len(METHODS),
-        "metrics": sum(len(METRIC.findall(row.split(" (")[0])) for row in metrics.splitlines() if row.startswith("* `")),
+        "metrics": sum(
+            len(METRIC.findall(row.split(" (")[0])) for row in metrics.splitlines() if row.startswith("* `")
+        ),
         "words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
     }
 

@@ -118,8 +118,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path) -
     report = report_of(join, *flags, code=2)
     told = " ".join(one["what"] for one in report["problems"])
     assert "not a run's to say" in told and "Cannot read" not in told and not report["task"]["found"]
-    rows = "".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(20))
-    (tmp_path / "mine.jsonl").write_text(rows)
+    (tmp_path / "mine.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(20)))
     report = report_of(join, *flags, "--data", str(tmp_path / "mine.jsonl"), code=2)
     assert report["task"]["found"] and "not a run's to say" not in str(report["problems"])
     (tmp_path / "home").mkdir()

@@ -55,8 +55,7 @@ def test_announcements_to_start_from_are_believed() -> None:
     with stopped_clock():
         node = messages.listener()
         for data in seeds("announcement")[:1]:
-            entry = ftis_pb2.Entry(announcement=data)
-            node.answer(ftis_pb2.ExchangeRequest(entries=[entry]), PEERS[2].author)
+            node.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=data)]), PEERS[2].author)
     assert node.counts == {"new": 1}
 
 

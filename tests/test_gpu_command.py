@@ -69,8 +69,7 @@ def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path: Pa
 
 def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     small = gpu_parts.Place("cuda", small=False, card=Card(vram=8.2))
-    broken = gpu_parts.Part(1, lambda place: {"x": 1 / 0})
-    monkeypatch.setattr(gpu_parts, "PARTS", {**gpu_parts.PARTS, "b": broken})
+    monkeypatch.setattr(gpu_parts, "PARTS", {**gpu_parts.PARTS, "b": gpu_parts.Part(1, lambda place: {"x": 1 / 0})})
     told = {"state": "skipped", "why": "this card has 8.2 GB, and 12 are asked for"}
     assert gpu_parts.measured("7b-12gb", small) == told
     assert gpu_parts.measured("b", PLACE) == {"state": "failed", "why": "ZeroDivisionError: division by zero"}

@@ -59,8 +59,7 @@ def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_i
 def test_row_06_a_token_run_refuses_packets_of_text_by_their_version() -> None:
     world = World(RUN, [[1, 2]], ["1"], lambda said: [1])
     made = made_by(text.Row06OtherVersion, world)
-    context = AdmissionContext(RUN, prompt_digests(world.prompts))
-    assert verdicts(context, made).keys() == {"other packet version"}
+    assert verdicts(AdmissionContext(RUN, prompt_digests(world.prompts)), made).keys() == {"other packet version"}
 
 
 def test_a_text_run_has_every_row_of_a_token_run_and_one_more() -> None:

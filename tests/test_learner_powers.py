@@ -160,8 +160,7 @@ def test_a_bad_step_moves_no_gate_and_an_empty_success_neither() -> None:
     subject = learner(objective="gated", parts={"count_end": False})
     assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped and subject.gate is None
     only_end = Completion(np.array([1], np.uint32), np.array([-1.0], np.float32), True)
-    longer = OWN[0].parts[0].completions[1:]
-    subject.step([changed(OWN[0], completions=[only_end, *longer], rewards=[1, 0, 0, 1])])
+    subject.step([changed(OWN[0], completions=[only_end, *OWN[0].parts[0].completions[1:]], rewards=[1, 0, 0, 1])])
     assert subject.gate is not None and subject.gate < 0
 
 

@@ -98,8 +98,7 @@ def test_files_named_once_are_found_from_anywhere(home: Home, tmp_path: Path, mo
     assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", tmp_path / "e.jsonl")
     other = with_remembered(JoinOptions(home, data=Path("/moved.jsonl")), home)
     assert (other.data, other.eval_data) == (Path("/moved.jsonl"), tmp_path / "e.jsonl"), "what is named comes first"
-    named = with_remembered(JoinOptions(home, task="/moved.jsonl"), home)
-    assert named.data is None, "the task's name is the file"
+    assert with_remembered(JoinOptions(home, task="/moved.jsonl"), home).data is None, "the task's name is the file"
 
 
 def test_a_task_file_is_remembered_by_its_place(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

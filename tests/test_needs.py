@@ -109,8 +109,7 @@ def test_only_groups_with_right_and_wrong_completions_answer_a_row() -> None:
 def test_newcomers_share_their_part_when_rows_are_answered_too() -> None:
     made = [announced(number, 1, [1]) for number in range(1, 9)]
     rows = [row_of(one, 0) for one in made]
-    newcomers = Newcomers(lambda author: True, room=2)
-    assert len(table_of(*made).choose(9, lambda known: -1, newcomers, rows)) == 2
+    assert len(table_of(*made).choose(9, lambda known: -1, Newcomers(lambda author: True, room=2), rows)) == 2
 
 
 def test_newcomers_that_answer_the_first_rows_keep_nobody_elses_answer_out() -> None:

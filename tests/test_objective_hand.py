@@ -123,8 +123,7 @@ def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1() -> None:
 
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
 def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None) -> None:
-    objective = PRESETS["ftis"].replace(gate=0.0)
-    agree(objective, replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
+    agree(PRESETS["ftis"].replace(gate=0.0), replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
 
 
 def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage() -> None:

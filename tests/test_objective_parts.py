@@ -20,8 +20,7 @@ from tests.support.objective_batches import FORMULAS, packed
 @pytest.mark.parametrize("kind", ["mean_std", "mean"])
 def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str) -> None:
     rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
-    advantages = PRESETS["ftis"].replace(advantage=kind).advantages(rewards)
-    assert torch.equal(advantages, torch.zeros(12, dtype=dtype))
+    assert torch.equal(PRESETS["ftis"].replace(advantage=kind).advantages(rewards), torch.zeros(12, dtype=dtype))
 
 
 def test_advantages_of_a_group_worked_on_paper() -> None:
@@ -29,8 +28,7 @@ def test_advantages_of_a_group_worked_on_paper() -> None:
     rewards = torch.tensor([1.0] * 3 + [0.0] * 9, dtype=torch.float64)
     right, wrong = 0.75 / (math.sqrt(3) / 4), -0.25 / (math.sqrt(3) / 4)
     assert PRESETS["ftis"].advantages(rewards).tolist() == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
-    centred = PRESETS["ftis"].replace(advantage="mean").advantages(rewards)
-    assert centred.tolist() == [0.75] * 3 + [-0.25] * 9
+    assert PRESETS["ftis"].replace(advantage="mean").advantages(rewards).tolist() == [0.75] * 3 + [-0.25] * 9
 
 
 @settings(deadline=None, derandomize=True)

@@ -319,8 +319,7 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None
         with Alive() as alive:
             optimiser.step(norm=1.0, scale=1.0, updates=updates)
     setup = Setup(dtype=dtype, micro_batch_tokens=1024, generation_batch=4)
-    need = estimate(geometry_of(config, "small"), SHORT, setup, "cpu")
-    assert need.update == pytest.approx(alive.peak, rel=0.1)
+    assert estimate(geometry_of(config, "small"), SHORT, setup, "cpu").update == pytest.approx(alive.peak, rel=0.1)
 
 
 def full(**changes: Any) -> Setup:

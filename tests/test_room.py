@@ -179,8 +179,7 @@ def test_what_has_grown_again_is_forgotten(tmp_path: Path) -> None:
     process.loaded = msgspec.structs.replace(facts, plan=replace(facts.plan, budget=7), sizes=Sizes(512, 64))
 
     def stepped(micro_batch_tokens: int, generation_batch: int) -> None:
-        report = step_report(micro_batch_tokens=micro_batch_tokens)
-        process.stepped(taken_step(report=report), generation_batch)
+        process.stepped(taken_step(report=step_report(micro_batch_tokens=micro_batch_tokens)), generation_batch)
 
     stepped(128, 32)
     sizes = {"budget": 7, "micro_batch_tokens": 128, "generation_batch": 32}

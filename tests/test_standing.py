@@ -223,8 +223,7 @@ def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -
     for round in range(40):
         pool.add(waiting(ALICE, round, clock.now))
     newcomers = Newcomers(lambda author: not reputation.established(author), reputation.newcomers_room(24))
-    taken = Counter(scored.group.author == ALICE for scored in pool.take(24, newcomers))
-    assert taken == {True: 18, False: 6}
+    assert Counter(scored.group.author == ALICE for scored in pool.take(24, newcomers)) == {True: 18, False: 6}
     assert len(pool.take(24, newcomers)) == 22, "in the same batch there is room for no more of them"
 
 

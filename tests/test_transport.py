@@ -56,8 +56,7 @@ async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         made: list[Transport] = []
         for number, who in enumerate((ALICE, BOB)):
             if request.param == "libp2p":
-                path = tmp_path_factory.mktemp(str(number))
-                made.append(await stack.enter_async_context(transport(who, path)))
+                made.append(await stack.enter_async_context(transport(who, tmp_path_factory.mktemp(str(number)))))
             else:
                 addresses = [f"/ip4/11.0.0.{number}/tcp/4001/p2p/{who.peer_id}"]
                 made.append(MemoryTransport(network, who.author, Machine(1.0, 1.0, 1e6, False), addresses))

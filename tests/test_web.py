@@ -162,8 +162,7 @@ async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page: 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    told = json.loads(body, parse_constant=refuse)
-    assert told == {"agent": HOSTILE, "loss": None, "nested": [[None, 1]]}
+    assert json.loads(body, parse_constant=refuse) == {"agent": HOSTILE, "loss": None, "nested": [[None, 1]]}
 
 
 async def test_the_page_needs_nothing_from_elsewhere(page: Web, browser: ClientSession) -> None:
