@@ -29,7 +29,7 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
-from tests.support.cli import answer, printed, refused
+from tests.support.cli import Cli, answer, printed, refused
 from tests.support.daemons import PATIENCE, Join, run_cli
 from tests.support.members import (
     ANN,
@@ -279,11 +279,13 @@ def test_invite_prints_a_line_that_join_reads(home_of: Homes, tmp_path: Path, mo
     assert made.text not in Redactor(None).clean(f"join {made.text} --home x")
 
 
-def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Path) -> None:
+def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Path, cli: Cli) -> None:
     home = home_of(FOUNDER, RUN)
     made = invitation_in(printed("invite", "--home", home, *HERE).strip(), Home(tmp_path / "nowhere"))
     assert not made.private and made.run_id == RUN.id
     assert "has no members" in refused("members", "--home", home).what
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "sums.jsonl"}))))
+    assert "they also need your file of the task, sums.jsonl" in cli("invite", "--home", str(home), *HERE)[2]
 
 
 def names(home: Path, known: dict[Identity, str]) -> None:
@@ -309,8 +311,9 @@ def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
     told = printed("members", "--home", home)
     assert f"Ann ({ANN.peer_id})  until" in told and f"invited by Ann ({ANN.peer_id})" in told
     assert {row["name"] for row in answer("members", "--home", home)["members"]} == {None, "Ann"}
-    ambiguous = refused("remove", "Ann", "--home", home)
-    assert "2 members call themselves 'Ann'" in ambiguous.what and BEN.peer_id in ambiguous.fix
+    names(home, {ANN: "Ann", BEN: "Ann", FOUNDER: "Ann"})
+    ambiguous = refused("remove", "Ann", "--home", home)  # Ben is no member any more
+    assert "2 members call themselves 'Ann'" in ambiguous.what and FOUNDER.peer_id in ambiguous.fix
     names(home, {ANN: "Ann", EVE: "Eve"})
     assert answer("remove", "Ann", "--home", home)["removed"] == ANN.peer_id
     assert "No member calls itself 'Eve'" in refused("remove", "Eve", "--home", home).what

@@ -206,9 +206,11 @@ def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> 
     return why
 
 
-def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters) -> None:
+def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, caplog: pytest.LogCaptureFixture) -> None:
     ticket = invitation()
     founder, ann, eve = roster_of(FOUNDER), roster_of(ANN, ticket), roster_of(EVE, ticket)
+    ann.obey()
+    assert not caplog.messages, "whose invitation waits has nothing to be told"
     assert founder.is_member and not ann.is_member
     assert ann.ticket_for(FOUNDER.author) == ticket.encoded and ann.ticket_for(BEN.author) == b""
     assert joined(founder, ann, ticket, ANN) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftis_node.tasks import Score, load_task, scoring
@@ -57,6 +57,7 @@ def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named:
         assert rate("so", "4").columns["length"] == 2.0 and rate("so", "4").reward == 0.0
 
 
+@example({"": sys.float_info.max}, b"")
 @given(st.one_of(SCALARS, st.dictionaries(st.one_of(st.text(), st.integers()), SCALARS)), st.binary())
 def test_columns_are_small_and_can_be_written_whatever_they_are_made_of(columns: object, packet: bytes) -> None:
     kept = bounded(columns)

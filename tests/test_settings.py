@@ -79,8 +79,10 @@ def test_a_flag_that_was_not_given_overrules_nothing() -> None:
 @pytest.mark.parametrize(("task", "full", "lora"), [("arithmetic", 2e-4, 3e-3), ("gsm8k", 1e-6, 1e-4)])
 def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str, full: float, lora: float) -> None:
     for flags, rates in (({}, [full, lora]), ({"learning_rate": 1e-5}, [1e-5, 1e-5])):
-        settings, origins = settled(task=task, flags=flags)
+        settings, origins = settled(task=task, flags=flags | {"model": "qwen2.5-0.5b"})
         assert [settings.effective_learning_rate(task, lora=layers) for layers in (False, True)] == rates
+        tiny = settings.model_copy(update={"model": "tiny-b"}).effective_learning_rate(task, lora=False)
+        assert tiny == (1e-5 if flags else 2e-4), "a built-in model learns any task at its own pace"
         assert origins["learning_rate"] == ("flags" if flags else "default")
 
 

@@ -67,6 +67,8 @@ def invite(
         segno.make(made.text, error="l").terminal(compact=True)
     if made.private:
         say("note: whoever uses it first becomes a member; send it by a way that only they can read.", error=True)
+    if run.task.endswith((".jsonl", ".csv")):
+        say(f"note: they also need your file of the task, {run.task}: `join --data FILE`.", error=True)
 
 
 def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -218,8 +220,8 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
     try:
         return author_of(text)
     except ValueError as error:
-        known = {member for tree in book.issued.values() for member in tree}
-        named = [member for member in known if names.get(peer_id(member)) == text]
+        now, known = unix_seconds(), {book.founder, *(member for tree in book.issued.values() for member in tree)}
+        named = [one for one in known if names.get(peer_id(one)) == text and book.why_no_member(one, now) is None]
         if not named:
             what = f"No member calls itself {text!r}, and as a peer id it is {error}."
             raise UsageError(what, "Copy one from `ftis-node members`.") from None

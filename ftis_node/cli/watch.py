@@ -60,7 +60,8 @@ def watch(
         tell_invitation(invited)
         if invited.private and not place.run_file.exists():
             own, lasts = Identity.load_or_create(place.key).peer_id, duration(invited.seconds)
-            say(f"It makes this observer a member for {lasts}, without a name: {own}.", error=True)
+            named = f"without a name: {own}, its key in {place.path}"
+            say(f"It makes this observer a member for {lasts}, {named}.", error=True)
         keep_invitation(place, invited)
     log_to(place.path, as_json=settings.log_format == "json", view=None)
     with loading():

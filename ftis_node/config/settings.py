@@ -143,7 +143,7 @@ class Settings(BaseModel):
     """[steps] Optimiser steps on each batch."""
 
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Default: the task's, else 1e-6 for full training and 1e-4 for LoRA."""
+    """Default: the task's, for tiny-a, -b, -c arithmetic's; else 1e-6 for full training, 1e-4 for LoRA."""
     warmup_steps: int = Field(5, ge=0)
     """[steps] The learning rate rises to its value within so many."""
     optimiser: Literal["adamw", "adamw8bit"] | None = None
@@ -273,11 +273,13 @@ class Settings(BaseModel):
         return tuple(self.device.split(","))
 
     def effective_learning_rate(self, task: str, *, lora: bool) -> float:
-        """The learning rate: a person's, else the task's, else the paper's: 1e-6 for full training, 1e-4 for LoRA."""
+        """The learning rate: a person's, else the task's, else the paper's: 1e-6 for full training, 1e-4 for LoRA. The
+        built-in models, of a few hundred kilobytes, have that of the built-in task everywhere."""
         if self.learning_rate is not None:
             return self.learning_rate
-        if task in TASKS:
-            return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
+        profile = TASKS.get("arithmetic" if self.model.startswith("tiny-") else task)
+        if profile is not None:
+            return profile.lora_learning_rate if lora else profile.learning_rate
         return 1e-4 if lora else 1e-6
 
     def tells_of_itself(self, *, private: bool) -> bool:

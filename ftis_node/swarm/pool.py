@@ -117,7 +117,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return self._born.get(key, float("-inf")) >= self._clock() - self.longest_age
+        return (born := self._born.get(key)) is not None and born >= self._clock() - self.longest_age
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""

@@ -292,7 +292,7 @@ class Roster:
         """Carry out what commands left in the directory of orders; warn once when this node is no member any more."""
         if (why := self.why_no_member()) != self._warned:
             self._warned = why
-            if why is not None:
+            if why is not None and not (self._invitation and self.ticket_for(self._invitation.inviter)):
                 logger.warning("This node is no member of its private run: %s.", why)
         for issuer, tree in self.book.issued.items():
             if len(tree) >= RECORDS_MAX:  # those that are no members any more make room

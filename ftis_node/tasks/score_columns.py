@@ -4,6 +4,7 @@ A reward function makes them, mostly of what strangers wrote. They are bounded w
 """
 
 import math
+import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -60,5 +61,6 @@ class ScoreColumns:
 def _typical(values: Sequence[str | float]) -> str | float:
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) == len(values):
-        return sum(number / len(numbers) for number in numbers)
+        mean = sum(number / len(numbers) for number in numbers)
+        return max(-sys.float_info.max, min(mean, sys.float_info.max))  # which rounding may exceed
     return Counter(map(str, values)).most_common(1)[0][0]

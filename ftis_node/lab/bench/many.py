@@ -33,6 +33,7 @@ from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import MemoryTransport, Network
 from ftis_node.lab.simulation.scenario import Machine, Scenario
+from ftis_node.text import say
 
 GROUPS, BATCH = 6, 18
 LATENCY, UPLINK = 0.001, 1e9  # of a loopback: seconds one way, bytes a second
@@ -135,7 +136,7 @@ def main() -> None:
         return await waiting.pop().begin(stack)
 
     plan = Plan(asked.nodes, per_process=1, groups=GROUPS, begin=begin)
-    real = asyncio.run(steady(plan, **pace, tell=lambda line: print(line, file=sys.stderr, flush=True)))
+    real = asyncio.run(steady(plan, **pace, tell=lambda line: say(line, error=True, flush=True)))
     real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
     problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
@@ -143,13 +144,13 @@ def main() -> None:
         if not 1 / FAR < real[name] / foreseen[name] < FAR:
             problems.append(f"{name} is {real[name]:.1f}, predicted {foreseen[name]:.1f}")
     if asked.json:
-        print(json.dumps({"real": real, "predicted": foreseen, "problems": problems}, indent=1))
+        say(json.dumps({"real": real, "predicted": foreseen, "problems": problems}))
     else:
         for name in ("memory_bytes", "cpu_per_s", "busiest_bytes_out_per_s"):
-            print(f"{name}: {real[name]:.6g}")
+            say(f"{name}: {real[name]:.6g}")
         for name in ("meet_seconds", "announcements", "announcements_lost", "authors", *COMPARED):
-            print(f"{name}: {real[name]:.6g}, predicted {foreseen[name]:.6g}")
-        print(*problems, sep="\n")
+            say(f"{name}: {real[name]:.6g}, predicted {foreseen[name]:.6g}")
+        say(*problems)
     sys.exit(bool(problems))
 
 

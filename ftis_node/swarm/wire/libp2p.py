@@ -76,6 +76,7 @@ class Libp2p:
             started: called with the process id of each p2pd.
         """
         self.p2p: Any = None
+        self.knock = _knock
         self._service: FtisSwarm | None = None
         self.up = False
         self.listening = listening
@@ -174,7 +175,7 @@ class Libp2p:
                 maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
         try:
             # p2pd puts off a dial where one failed before, for up to five minutes: it gets addresses that answer.
-            silent = await asyncio.gather(*(_knock(str(one)) for one in maddrs))
+            silent = await asyncio.gather(*(self.knock(str(one)) for one in maddrs))
             if maddrs and all(silent) and peer not in await self.neighbours():
                 raise ConnectionError("; ".join(dict.fromkeys(silent)))
             maddrs = [one for one, why in zip(maddrs, silent, strict=True) if not why]
