@@ -68,7 +68,7 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
     dialled, knock = list[Any](), libp2p._knock
     async with transport(EVE, tmp_path) as network:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", leads)
-        monkeypatch.setattr(libp2p, "_knock", lambda place: dialled.append(place) or knock(place))
+        monkeypatch.setattr(network, "knock", lambda place: dialled.append(place) or knock(place))
         with pytest.raises(Unreachable, match="nothing listens" if reached else "no addresses"):
             await network.connect(identity(1).author, [f"/dns4/node.example/tcp/1025/p2p/{identity(1).peer_id}"])
     assert dialled == ([f"/ip4/{host}/tcp/1025"] if reached else [])

@@ -478,5 +478,5 @@ def test_the_settings_of_the_step_reach_the_optimiser() -> None:
     subject = Learner(twin(POLICY), PRESETS["ftis"], Settings(), 1.0, "own", task="arithmetic")
     assert subject.optimiser._rate == 2e-4
     assert Learner(twin(LORA), PRESETS["ftis"], Settings(), 1.0, "own", task="arithmetic").optimiser._rate == 3e-3
-    assert Learner(twin(POLICY), PRESETS["ftis"], Settings(), 1.0, "own").optimiser._rate == 1e-6
+    assert Learner(twin(POLICY), PRESETS["ftis"], Settings(model="large"), 1.0, "own").optimiser._rate == 1e-6
     assert np.isclose(subject.optimiser._adam.param_groups[0]["weight_decay"], 0.0)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,9 @@ def seen(folder: Path) -> tuple[object, ...]:
         child = psutil.Process(process.pid)
         ends = [os.readlink(f"/proc/{process.pid}/fd/{end}") for end in (0, 1, 2, theirs.fileno())]
         facts = (ends, child.ppid(), child.cwd(), child.nice(), child.rlimit(psutil.RLIMIT_NOFILE), child.name())
-        more = (os.getsid(process.pid) == process.pid, child.cmdline()[1:3], child in psutil.Process().children())
+        while not (line := child.cmdline()):  # an exec closes descriptors before it writes the words
+            time.sleep(0.01)
+        more = (os.getsid(process.pid) == process.pid, line[1:3], child in psutil.Process().children())
         process.kill()
         return (*facts, *more, process.wait())
 

@@ -68,7 +68,7 @@ class TrialSpec(BaseModel):
 
         Raises UsageError for unknown keys and wrong values.
         """
-        flags = {"defences": (), "by_need": False, **standing_on(member.settings)}
+        flags = {"model": member.model or "made here", "defences": (), "by_need": False, **standing_on(member.settings)}
         return collect(task=self.task, flags=flags, environment={})[0]
 
 
