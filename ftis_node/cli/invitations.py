@@ -20,7 +20,6 @@ from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
-from ftis_node.swarm.sessions import LOOKS_ON
 from ftis_node.text import called, say, with_names
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     place, identity, run = _of(home)
     book = _book(place, run)
     heard, now, rows = _heard(place, run), unix_seconds(), []
-    names, looking = heard.names, {one.id for one in heard.left_out if one.reason == LOOKS_ON}
+    names, looking = heard.names, heard.observers
     for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
         held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
         ends = held and min(one.expires for one in book.chain(held))

@@ -118,7 +118,9 @@ def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         say(called(peer.id, answer.names), *_told(peer))
     for refused in answer.left_out:
         say(called(refused.id, answer.names), f"  left out: {with_names(refused.reason, answer.names)}")
-    if not answer.peers and not answer.left_out:
+    for observer in answer.observers:
+        say(called(observer, answer.names), "  an observer")
+    if not answer.peers and not answer.left_out and not answer.observers:
         say("no peers")
 
 

@@ -28,7 +28,6 @@ from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
-from ftis_node.swarm.sessions import LOOKS_ON
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Outcome
 from ftis_node.text import number, with_names
@@ -221,7 +220,7 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
         }
         for peer in swarm.membership.active_view.values()
     ]
-    looking = {peer: LOOKS_ON for peer, session in swarm.membership.sessions.items() if session.observer}
-    left_out = {**looking, **swarm.membership.refused, **swarm.reputation.left_alone()}
+    left_out = {**swarm.membership.refused, **swarm.reputation.left_alone()}
     rows = [{"id": peer_id(peer), "reason": reason} for peer, reason in left_out.items()]
-    return {"peers": peers, "left_out": rows, "names": names}
+    observers = [peer_id(peer) for peer, session in swarm.membership.sessions.items() if session.observer]
+    return {"peers": peers, "left_out": rows, "observers": observers, "names": names}

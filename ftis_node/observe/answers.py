@@ -192,10 +192,12 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """Every peer of the node's view, and the refused peers. names: what nodes call themselves, by peer id."""
+    """Every peer of the node's view, and the refused peers. observers: ids. names: what nodes call
+    themselves, by peer id."""
 
     peers: list[PeerRow]
     left_out: list[LeftOut] = []
+    observers: list[str] = []
     names: dict[str, str] = {}
 
 
