@@ -17,6 +17,7 @@ import pytest
 from ftis_node.errors import UserError
 from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import Home
+from tests.support.cli import refused
 
 HOLDER = """
 import sys
@@ -206,3 +207,8 @@ def test_only_a_runtime_directory_is_ever_removed(home: Home, tmp_path: Path) ->
     home.open()
     home.close()
     assert precious.is_dir()
+
+
+def test_an_observers_home_has_no_node_to_ask(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    assert "an observer's, which has no node to ask" in refused("status", "--home", tmp_path).what
