@@ -214,7 +214,7 @@ class Demo:
         """Poll all nodes repeatedly; yield a line about their progress each time."""
         while (elapsed := time.monotonic() - began) < TIME_LIMIT:
             # A closed terminal tells its first process only: make, in `ssh -t HOST make demo`, which waits for it.
-            if self._interrupted or self._on_terminal > os.isatty(0):
+            if self._interrupted or (self._on_terminal and not os.isatty(0)):
                 raise KeyboardInterrupt
             for member in self.members:
                 self._check_alive(member)

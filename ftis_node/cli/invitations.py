@@ -203,7 +203,7 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
 
 
 def _heard(place: Home, run: Run) -> Peers:
-    """What the daemon knows of others; of a home without one the names that it knew."""
+    """Return what the daemon knows of others; for a home without one it is the names that it knew."""
     from ftis_node.observe.answers import Peers
     from ftis_node.observe.api import ask
     from ftis_node.swarm.chronicle import names_in, read_chronicle

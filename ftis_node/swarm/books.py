@@ -93,9 +93,8 @@ class Holder:
     failures: int = 0
     fakes: int = 0
     lies: Counter[str] = field(default_factory=Counter)
-    lately: Fading = field(
-        default_factory=lambda: Fading(FAILURE_HALF_LIFE)
-    )  # failures, fakes, lies; packets at a quarter
+    # failures, fakes and lies; answers at a quarter
+    lately: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     ban: Ban = field(default_factory=Ban)
 

@@ -148,9 +148,10 @@ class Pulling:
         self.pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
-        well = not task.cancelled() and not task.exception() and task.result()
+        well = not task.cancelled() and error is None and task.result()
         pause = 0.0 if well else self._rests.seconds(holder, self._interval())
         asyncio.get_running_loop().call_later(pause, self._free, holder)
 
@@ -187,7 +188,7 @@ class Pulling:
                         self._reputation.faked(holder)
                     else:  # "busy" costs a holder nothing, so it must not cost the packet one of its tries
                         target.known.held_no_more(holder, target.index)
-                        self._reputation.busy(holder)
+                        self._reputation.answered(holder)
                 if group is None:
                     self._landed(target, left)
                 else:

@@ -207,7 +207,7 @@ class Reputation:
     def delivered(self, holder: bytes) -> None:
         """Count a requested packet that the holder delivered."""
         self.holders.open(holder).delivered += 1
-        self.busy(holder)
+        self.answered(holder)
 
     def failed(self, holder: bytes) -> None:
         """Count a pull that the holder did not answer or did not finish."""
@@ -221,7 +221,7 @@ class Reputation:
         book.fakes += 1
         book.lately.add(self._clock())
 
-    def busy(self, holder: bytes) -> None:
+    def answered(self, holder: bytes) -> None:
         """Count an answer, be it "busy" or a packet: who answers much gets fewer requests."""
         self.holders.open(holder).lately.add(self._clock(), 0.25)
 

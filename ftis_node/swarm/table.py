@@ -359,8 +359,9 @@ class Table:
             turn.remove(author)
             options = by_author[author]
             near = options[-1][0], options[-1][1] - NEAR_SECONDS
-            copied = (i for i, one in enumerate(options) if one[:2] >= near and one[2].copied_among(peers) & one[3])
-            at = max(copied, default=len(options) - 1)  # the last is worth most
+            last = len(options) - 1  # it is worth most
+            backwards = ((last - i, one) for i, one in enumerate(reversed(options)) if one[:2] >= near)
+            at = next((i for i, one in backwards if one[2].copied_among(peers) & one[3]), last)
             value, born, known, mask = options[at]
             index = (known.copied_among(peers) & mask or mask).bit_length() - 1
             if worth is not None:
@@ -402,8 +403,7 @@ class Table:
         news = known.heard_from(peer, held)
         if born is not None:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
-            author = known.announcement.author
-            self._latest[author] = max(known.born, self._latest.get(author, known.born))
+            self._date_author(known)
         return news
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -448,14 +448,16 @@ class Table:
         self._first_sent.put(heir, oldest)
         oldest.first_sender = heir
 
+    def _date_author(self, known: Known) -> None:
+        author = known.announcement.author
+        self._latest[author] = max(known.born, self._latest.get(author, known.born))
+
     def _put(self, known: Known) -> None:
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
-        self._latest[known.announcement.author] = max(
-            known.born, self._latest.get(known.announcement.author, known.born)
-        )
+        self._date_author(known)
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
         for index, row in known.rows.items():
