@@ -114,10 +114,12 @@ lab-quick: $(DEV)
 	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
 
-# All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
-EVIDENCE := objectives expertise lora threshold horizontal horizontal-swarm listener swarm-size asynchrony time-to-score shares \
-  truncation confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs
+# What README and the table of docs/evidence rest on, anew: it says how long, takes hours of CPU, and goes on where it was. Full reports in
+# build/lab, short ones in docs/evidence; reports of other experiments there keep the values of the commit that they name.
+EVIDENCE := objectives truncation expertise shares time-to-score tokenizers tokenizer-pairs confirmation horizontal-swarm corrections duel
 evidence: $(DEV)
+	@for name in $(EVIDENCE); do $(BIN)/ftis-node lab run $$name --dry-run; done | awk '{print} /^About/ {all += $$2} \
+	  END {printf "In all about %.1f hours of one core, less what is in build/lab/cache.\n", all}'
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
 	    && $(BIN)/ftis-node lab report build/lab/$$name \

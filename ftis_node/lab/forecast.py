@@ -26,8 +26,7 @@ _LENGTH_SHARE = 0.5
 _PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
-TINY_STEP_SECONDS = 0.2
-
+TINY_STEP_SECONDS, WARM_UP_SECONDS = 0.2, 40.0
 
 # A checkpoint of full training in bf16: fp32 masters and two moments of every parameter; two of them are kept.
 DISK_BYTES = 2 * 12
@@ -37,7 +36,9 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans: dict[str, dict[str, Any]] = {}
-    hours, largest, disk, fits = 0.0, 0.0, 0.0, True
+    largest, disk, fits = 0.0, 0.0, True
+    warm = {(s.seed, one.warm.like or one.name, one.warm) for s in specs.values() for one in s.members if one.warm}
+    hours = len(warm) * WARM_UP_SECONDS / 3600
     for spec in specs.values():
         together: dict[str, float] = defaultdict(float)  # GB by device
         for member in spec.members:
