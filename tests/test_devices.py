@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ftis_node.errors import FtisError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.lab.bench.devices import bench_devices
@@ -373,9 +375,13 @@ def test_one_device_is_nothing_to_compare() -> None:
 
 
 @pytest.mark.slow
-def test_several_devices_are_timed_beside_one() -> None:
-    figures = bench_devices(Size(4, 4, 6, 8), ["cpu", "cpu"], repeats=1, tell=lambda _: None)
+def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = partial(bench_devices, Size(4, 4, 6, 8), ["cpu", "cpu"], repeats=1, tell=lambda _: None)
+    figures = timed()
     assert figures["speedup_over_one"] == figures["one_step_s"] / figures["several_step_s"] > 0
+    monkeypatch.setattr("ftis_node.lab.bench.devices.ANSWER_SECONDS", 0.0)
+    with pytest.raises(FtisError, match="did not answer to 'load'"):
+        timed()
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ def test_a_model_is_refused_where_most_of_every_question_gets_lost() -> None:
         refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
     with pytest.raises(UsageError, match="can write no question"):
         refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", ["What is 9+5?", REASONING])
+    refuse_unwritable(backend_of(word_tokenizer(9)), "words", ["w8 w2 w7 w3"])
 
 
 @real

@@ -67,7 +67,7 @@ def unwritable(backend: Tokenizer, text: str) -> str:
 
 def refuse_unwritable(backend: Tokenizer, model: str, prompts: Sequence[str]) -> None:
     """Raise UsageError if most characters of every prompt get lost on a model, so that it would train for nothing."""
-    texts = ["".join(_TAG.sub("", prompt).split()) for prompt in prompts]  # a tag may be a token where letters are none
-    if texts and all(2 * len(unwritable(backend, text)) > len(set(text)) for text in texts):
-        lost = "".join(sorted(unwritable(backend, "".join(texts[:100]))))
+    texts = [_TAG.sub("", prompt) for prompt in prompts]  # a tag may be a token where letters are none
+    if texts and all(2 * len(unwritable(backend, text)) > len(set("".join(text.split()))) for text in texts):
+        lost = "".join(sorted(unwritable(backend, " ".join(texts[:100]))))
         raise UsageError(f"{model} can write no question of the task: it has no token for {lost[-20:]!a}.", WRITABLE)

@@ -13,13 +13,15 @@ from transformers import LlamaConfig
 
 from ftis_node.config.run import run_for
 from ftis_node.config.settings import Settings
+from ftis_node.errors import FtisError
 from ftis_node.lab.bench.measure import Tell
 from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_model, rewards, small_config, word_tokenizer
 from ftis_node.lab.bench.whole import questions
 from ftis_node.worker.client import Worker
-from ftis_node.worker.messages import OWN, Generate, GroupPart, Load, Open, Step, StepGroup
+from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Load, Open, Request, Step, StepGroup
 
 PARTS = ("generate", "train", "step")
+ANSWER_SECONDS = 600.0  # beyond which a process hangs
 
 
 class _Node:
@@ -38,21 +40,28 @@ class _Node:
             batch_groups=size.groups,
             generation_batch=size.completions,
         )
-        self.facts = self._process.ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps)).result()
-        self._process.ask(Open(run_for(self.facts.shared() | caps, group=size.group, temperature=TEMPERATURE))).result()
+        self.facts = self._ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps))
+        self._ask(Open(run_for(self.facts.shared() | caps, group=size.group, temperature=TEMPERATURE)))
+
+    def _ask(self, request: Request[Answer]) -> Answer:
+        """Its answer. Raises FtisError if none comes."""
+        try:
+            return self._process.ask(request).result(ANSWER_SECONDS)
+        except TimeoutError:
+            raise FtisError(f"A compute process did not answer to {request.op!r}.") from None
 
     def step(self) -> dict[str, float]:
         """Seconds of a step and its parts. Every third completion has a reward, as random weights earn none."""
         rows = [(self._step * self._size.groups + place) % self.facts.rows for place in range(self._size.groups)]
         self._step += 1
         began = time.perf_counter()
-        made = self._process.ask(Generate(rows)).result().groups
+        made = self._ask(Generate(rows)).groups
         generated = time.perf_counter()
         groups = [
             StepGroup(row, [GroupPart(OWN, one.packet, rewards(self._size.group))])
             for row, one in zip(rows, made, strict=True)
         ]
-        self._process.ask(Step(groups)).result()
+        self._ask(Step(groups))
         ended = time.perf_counter()
         return dict(zip(PARTS, (generated - began, ended - generated, ended - began), strict=True))
 
