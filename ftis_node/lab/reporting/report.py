@@ -53,10 +53,9 @@ def _head(results: Results, book: Book) -> None:
         book.write(manifest.about.strip())
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     facts = [f"experiment `{manifest.name}`", f"commit {' and '.join(results.commits())}", versions]
-    seconds = sum(trial.seconds or 0.0 for trial in results.trials.values())
     book.write(
         f"Run: {'; '.join(fact for fact in facts if fact)}; {len(results.trials)} finished trials of "
-        f"{len(results.trials) + len(results.missing)}, {seconds / 3600:.2g} hours in all; "
+        f"{len(results.trials) + len(results.missing)}, {results.cpu_hours():g} CPU-hours in all; "
         f"seeds {', '.join(map(str, manifest.seeds))}."
     )
     book.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
@@ -135,6 +134,7 @@ def _summary(findings: list[Finding], results: Results, book: Book, *, grid: boo
         "grid": grid,
         "finished": {cell: results.seeds(cell) for cell in results.cells},
         "missing": [asdict(missing) for missing in results.missing],
+        "cpu_hours": results.cpu_hours(),
         "claims": list(map(_claim_facts, findings)),
         "final": outcomes.final_values(results),
     }

@@ -28,7 +28,7 @@ _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fil
 class TrialEvents:
     """The events of one trial; `evaluations` by node and set, `steps` by node, in their order.
 
-    seconds: None if it has not ended. commit: of the code that ran it, if it says so.
+    seconds: of CPU; None if it has not ended. commit: of the code that ran it, if it says so.
     """
 
     commit: str = ""
@@ -168,6 +168,10 @@ class Results:
         """The commit of the code that ran the trials; the manifest's where they do not say."""
         return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
 
+    def cpu_hours(self) -> float:
+        """Of all trials that have finished."""
+        return round(sum(trial.seconds or 0.0 for trial in self.trials.values()) / 3600, 2)
+
 
 def over_nodes(by_node: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Seed → mean over the nodes, of each node's seed → value; a seed needs all of them."""
@@ -213,7 +217,7 @@ def read_trial(path: Path) -> TrialEvents:
             kept = {key: value for key, value in event.items() if key in _KEPT}
             trial.steps.setdefault(event["node"], []).append(cast(StepEvent, kept))
         elif event["event"] == "end":
-            trial.seconds = event["seconds"]
+            trial.seconds = event["cpu"]
     return trial
 
 
