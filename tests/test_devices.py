@@ -229,7 +229,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
     def start(how: str, **settings: Any) -> Node:
         monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
         monkeypatch.setenv("FTIS_TEST_FAILS", how)
-        made.append(Node(tmp_path, 2, **{"lora": False} | settings))
+        made.append(Node(tmp_path, 2, **{"lora": False, "sharded": False} | settings))
         return made[-1]
 
     yield start
