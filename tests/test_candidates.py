@@ -1,20 +1,27 @@
 """Each candidate has its paper's gradient, written out sample by sample in float64."""
 
+import math
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ftis_node.config.settings import collect
-from ftis_node.lab.candidates import CANDIDATES, standing_on
-from ftis_node.lab.corrections import KINDS, corrected
-from ftis_node.learner import choose_objective
+from ftis_node.lab.candidates import standing_on
+from ftis_node.lab.corrections import KINDS, Given, corrected
+from ftis_node.lab.pooling import hacpo, xgrpo
+from ftis_node.learner import Part, TrainingGroup, choose_objective
+from ftis_node.learner.batch import Batch
 from ftis_node.objective import Objective
+from ftis_node.packet import Completion
 
 LENGTHS = [3, 5, 4, 2, 4, 3]
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
 CAP = 8  # tokens, by which the terms of `topr` and `asymre` are divided
+ALONE = [name for name, kind in KINDS.items() if kind is not Given]
 
 
 def candidate(name: str) -> Objective:
@@ -44,7 +51,7 @@ def by_hand(name: str, new: list[Tensor], mu: list[Tensor], rewards: Tensor) -> 
     return total
 
 
-@pytest.mark.parametrize("name", CANDIDATES)
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("apart", [0.0, 0.6, 2.5])
 def test_a_candidates_gradient_is_its_papers(name: str, apart: float) -> None:
     for seed in range(20):
@@ -70,5 +77,89 @@ def test_the_veto_keeps_the_prefix_of_a_failure_where_the_filter_drops_all_of_it
 
 @pytest.mark.parametrize("rewards", [torch.ones(4), torch.zeros(4)])
 def test_groups_of_equal_rewards_have_a_signal_in_asymre_only(rewards: Tensor) -> None:
-    for name in KINDS:
+    for name in ALONE:
         assert candidate(name).advantages(rewards).tolist() == pytest.approx([0.1 * (name == "asymre")] * 4)
+
+
+AUTHORS, ROWS, EACH = ("own", "b", "c"), 4, 3
+Told = dict[int, tuple[str, float, Tensor, Tensor]]  # a completion's id → its author, reward, log π and log μ
+
+
+def common_rows(rng: random.Random, able: dict[str, float]) -> tuple[list[TrainingGroup], Told]:
+    """A batch to which each author gave as many samples of each row; able: how often they are right."""
+    told: Told = {}
+    groups = []
+    for _ in range(ROWS):
+        parts = []
+        for author in AUTHORS:
+            made = [
+                Completion(np.zeros(n, np.uint32), np.zeros(n, np.float32), True)
+                for n in rng.choices((2, 3, 5), k=EACH)
+            ]
+            rewards = [float(rng.random() < able[author]) for _ in made]
+            for one, reward in zip(made, rewards, strict=True):
+                mu = torch.tensor([-rng.uniform(0.1, 2) for _ in range(len(one))], dtype=torch.float64)
+                near = 0.0 if author == "own" else rng.choice((0.05, 0.4))
+                told[id(one)] = author, reward, (mu + near * (torch.rand_like(mu) - 0.7)).requires_grad_(), mu
+            parts.append(Part(author, made, rewards))
+        groups.append(TrainingGroup([1], parts))
+    return groups, told
+
+
+def ours(groups: list[TrainingGroup], told: Told, objective: Objective) -> Tensor:
+    """What the learner ascends on a batch."""
+    batch, total = Batch.of(groups, objective, "own"), torch.zeros((), dtype=torch.float64)
+    for sample in batch.computed:
+        _, _, new, mu = told[id(sample.completion)]
+        column = {"advantages": sample.advantage, "weights": sample.weight}
+        terms = objective.terms(
+            **{"new": new, "start": new.detach(), "generator": mu, "lengths": torch.tensor([len(mu)])},
+            **{key: torch.tensor([value], dtype=torch.float64) for key, value in column.items()},
+            own=torch.tensor([sample.source == "own"]),
+        )
+        total = total + sample.scale * terms.value.sum() / batch.groups
+    return total
+
+
+def papers(name: str, groups: list[TrainingGroup], told: Told, shares: dict[str, list[float]]) -> Tensor:
+    """The same by the paper's own formulas; shares: of right samples, batch by batch, this one included."""
+    means = {author: sum(found[-5:]) / len(found[-5:]) for author, found in shares.items()}
+    ability = {author: min(max(mean / means["own"], 0.1), 10) for author, mean in means.items()}  # beside the learner's
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        row = [told[id(one)] for part in group.parts for one in part.completions]
+        counts = {author: sum(reward for who, reward, *_ in row if who == author) for author in AUTHORS}
+        mean = sum(count / EACH for count in counts.values()) / len(AUTHORS)
+        if mean in (0, 1):
+            continue
+        squares = sum((reward - mean) ** 2 for _, reward, *_ in row)
+        for author, reward, new, mu in row:
+            s = (new.mean() - mu.mean()).exp()
+            if name == "xgrpo":
+                if author == "own":
+                    advantage = (reward - mean) / math.sqrt(squares / len(row))
+                    total = total + advantage * new.sum() / len(new) / EACH / ROWS
+                continue
+            baseline = sum(r / ability[who] for who, r, *_ in row) / len(row)
+            baseline = baseline if baseline <= 1 else counts["own"] / EACH
+            advantage = (reward - baseline) / (math.sqrt(squares / (len(row) - 1)) + 1e-6)
+            clipped = s.clamp(0.8, 1)
+            term = s if author == "own" else clipped * clipped.detach() * ability[author]
+            total = total + term * advantage / len(row) / ROWS
+    return total
+
+
+@pytest.mark.parametrize("name", ["hacpo-published", "xgrpo"])
+def test_on_common_rows_a_gradient_is_its_papers_over_all_authors(name: str) -> None:
+    torch.manual_seed(0)
+    rng, seen = random.Random(1), dict[str, list[float]]()
+    shares: dict[str, list[float]] = {author: [] for author in AUTHORS}
+    for batch in range(10):
+        groups, told = common_rows(rng, {"own": 0.8, "b": 0.5, "c": 0.2 if batch < 3 else 0.0})
+        for author in AUTHORS:
+            shares[author].append(sum(r for who, r, *_ in told.values() if who == author) / (ROWS * EACH) or 1e-8)
+        pooled = hacpo(groups, seen) if name == "hacpo-published" else xgrpo(groups)
+        leaves = [new for *_, new, _ in told.values()]
+        found = torch.autograd.grad(ours(pooled, told, candidate(name)), leaves, materialize_grads=True)
+        wanted = torch.autograd.grad(papers(name, groups, told, shares), leaves, materialize_grads=True)
+        torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)

@@ -6,7 +6,9 @@ The same data give the same bytes: nothing written here holds a date, a version 
 import csv
 import io
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,11 @@ class Book:
         self.write("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Writes `name`.csv; what is nan or None is empty, and floats have six figures."""
+        """Writes `name`.csv."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
-        writer.writerows([_plain(value) for value in row] for row in rows)
+        writer.writerows(rows)
         replace_text(self.directory / f"{name}.csv", text.getvalue())
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
@@ -65,12 +67,11 @@ class Book:
         return path
 
 
-def number(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+def number(value: float, digits: int = 3, sign: str = "") -> str:
+    return f"{value:{sign}.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
 
 
-def signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+signed = partial(number, sign="+")
 
 
 def probability(p: float) -> str:
@@ -100,6 +101,15 @@ def pairs(settled: int, collapsed: int) -> str:
     return f"{settled}, {collapsed} collapsed" if collapsed else str(settled)
 
 
+def tallied(verdicts: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """What (name, verdict) say: name, their number, and how many of each verdict, the most frequent first."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, verdict in verdicts:
+        found[name][verdict] += 1
+    words = {name: ", ".join(f"{n} {verdict}" for verdict, n in each.most_common()) for name, each in found.items()}
+    return [(name, str(each.total()), words[name]) for name, each in found.items()]
+
+
 def sentence_list(words: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
@@ -108,9 +118,3 @@ def sentence_list(words: Sequence[str]) -> str:
 def file_name(name: str) -> str:
     """The name with what a file's name should not hold as hyphens."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
-    return "" if value is None else value

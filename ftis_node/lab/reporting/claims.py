@@ -1,6 +1,6 @@
 """Which claims of an experiment its seeds bear out, by a rule that was fixed before the runs.
 
-For d = a−b of each seed (with a contrast (a−b)−(c−d); with a factor f·a−b), averaged over the nodes that the claim is
+For d = a−b of each seed (with a factor f·a−b), averaged over the nodes that the claim is
 about:
 
 compare     the test for it                                    the tests against it
@@ -111,8 +111,6 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     if any(math.isinf(value) for column in columns for value in column):
         return _untested(len(seeds), (_censored(results, claim, columns), *notes))
     a, b = [claim.factor * value for value in columns[0]], columns[1]
-    if claim.contrast is not None:
-        a, b = _minus(a, b), _minus(columns[2], columns[3])
     fallen = {seed for cell in claim.cells for seed in _collapsed(results, claim, cell)}
     return _test(claim, a, b, notes, [seed not in fallen for seed in seeds])
 
@@ -218,10 +216,6 @@ def _floor(claim: Claim, n: int) -> float:
     if claim.compare in ("same", "not worse"):
         return 1.0 if n < 2 else 0.0
     return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
-
-
-def _minus(a: list[float], b: list[float]) -> list[float]:
-    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _or_one(p: float) -> float:

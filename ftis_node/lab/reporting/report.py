@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,8 @@ def _claims(findings: list[Finding], book: Book) -> None:
     counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
     book.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
     if len(findings) > MANY_CLAIMS:
-        families: dict[str, list[str]] = defaultdict(list)
-        for finding in findings:
-            families[finding.claim.family or finding.claim.source].append(finding.verdict)
-        counted = {
-            family: ", ".join(f"{n} {verdict}" for verdict, n in Counter(verdicts).most_common())
-            for family, verdicts in families.items()
-        }
-        book.table(["family", "claims", "verdicts"], [(f, str(len(families[f])), counted[f]) for f in families])
+        counted = say.tallied((finding.claim.family or finding.claim.source, finding.verdict) for finding in findings)
+        book.table(["family", "claims", "verdicts"], counted)
         return
     rows = []
     for finding in findings:

@@ -71,13 +71,10 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
     """
     presences = [*tally.gone, *staying]
     node_seconds = sum(presence.seconds for presence in presences)
-    out, inwards, counts = Counter[str](), Counter[str](), Counter[str]()
-    for presence in presences:
-        out.update(presence.meter.out)
-        inwards.update(presence.meter.inwards)
-        counts.update(presence.meter.counts)
-        counts["entries"] += presence.entries
-        counts["new entries"] += presence.new
+    meters = [presence.meter for presence in presences]
+    out, inwards, counts = (
+        sum((getattr(meter, name) for meter in meters), Counter[str]()) for name in ("out", "inwards", "counts")
+    )
     scenario = tally.scenario
     found = {
         "nodes": scenario.nodes,
@@ -93,7 +90,7 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         "connections_per_node_hour": 3600 * counts["connections"] / node_seconds,
         "exchanges_with_strangers": _ratio(counts["strangers"], counts["exchanges"]),
         "exchanges_failed": _ratio(counts["exchanges failed"], counts["exchanges"]),
-        "entries_new": _ratio(counts["new entries"], counts["entries"]),
+        "entries_new": _ratio(sum(one.new for one in presences), sum(one.entries for one in presences)),
         "fetches_failed": _ratio(counts["fetches failed"], counts["fetches"]),
         "packets_busy": _ratio(counts["busy"], counts["packets asked"]),
         **_hot_spots(presences),
