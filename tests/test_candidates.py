@@ -81,85 +81,74 @@ def test_groups_of_equal_rewards_have_a_signal_in_asymre_only(rewards: Tensor) -
         assert candidate(name).advantages(rewards).tolist() == pytest.approx([0.1 * (name == "asymre")] * 4)
 
 
-AUTHORS, ROWS, EACH = ("own", "b", "c"), 4, 3
-Told = dict[int, tuple[str, float, Tensor, Tensor]]  # a completion's id → its author, reward, log π and log μ
+AUTHORS, EACH = ("own", "b", "c"), 3
+Told = dict[int, tuple[Tensor, Tensor]]  # a completion's id → its log π and log μ
 
 
 def common_rows(rng: random.Random, able: dict[str, float]) -> tuple[list[TrainingGroup], Told]:
-    """A batch to which each author gave as many samples of each row; able: how often they are right."""
-    told: Told = {}
-    groups = []
-    for _ in range(ROWS):
+    """A batch of four rows; able: how often each author is right."""
+    groups, told = [], Told()
+    for _ in range(4):
         parts = []
         for author in AUTHORS:
-            made = [
-                Completion(np.zeros(n, np.uint32), np.zeros(n, np.float32), True)
-                for n in rng.choices((2, 3, 5), k=EACH)
-            ]
-            rewards = [float(rng.random() < able[author]) for _ in made]
-            for one, reward in zip(made, rewards, strict=True):
-                mu = torch.tensor([-rng.uniform(0.1, 2) for _ in range(len(one))], dtype=torch.float64)
-                near = 0.0 if author == "own" else rng.choice((0.05, 0.4))
-                told[id(one)] = author, reward, (mu + near * (torch.rand_like(mu) - 0.7)).requires_grad_(), mu
-            parts.append(Part(author, made, rewards))
+            sizes, far = rng.choices((2, 3, 5), k=EACH), 0.0 if author == "own" else 0.4
+            made = [Completion(np.zeros(size, np.uint32), np.zeros(size, np.float32), True) for size in sizes]
+            parts.append(Part(author, made, [float(rng.random() < able[author]) for _ in made]))
+            for one in made:
+                mu, noise = torch.rand(2, len(one), dtype=torch.float64)
+                told[id(one)] = (far * (noise - 0.7) - mu).requires_grad_(), -mu
         groups.append(TrainingGroup([1], parts))
     return groups, told
 
 
 def ours(groups: list[TrainingGroup], told: Told, objective: Objective) -> Tensor:
     """What the learner ascends on a batch."""
-    batch, total = Batch.of(groups, objective, "own"), torch.zeros((), dtype=torch.float64)
-    for sample in batch.computed:
-        _, _, new, mu = told[id(sample.completion)]
-        column = {"advantages": sample.advantage, "weights": sample.weight}
-        terms = objective.terms(
-            **{"new": new, "start": new.detach(), "generator": mu, "lengths": torch.tensor([len(mu)])},
-            **{key: torch.tensor([value], dtype=torch.float64) for key, value in column.items()},
-            own=torch.tensor([sample.source == "own"]),
-        )
-        total = total + sample.scale * terms.value.sum() / batch.groups
-    return total
+    batch = Batch.of(groups, objective, "own")
+    new, mu = (torch.cat([told[id(one.completion)][which] for one in batch.computed]) for which in (0, 1))
+    facts = [[one.advantage, one.weight, one.scale, one.tokens, one.source == "own"] for one in batch.computed]
+    advantages, weights, scales, lengths, own = torch.tensor(facts, dtype=torch.float64).T
+    samples = {"lengths": lengths.long(), "advantages": advantages, "weights": weights, "own": own.bool()}
+    terms = objective.terms(new=new, start=new.detach(), generator=mu, **samples)
+    return (scales * terms.value).sum() / batch.groups
 
 
-def papers(name: str, groups: list[TrainingGroup], told: Told, shares: dict[str, list[float]]) -> Tensor:
-    """The same by the paper's own formulas; shares: of right samples, batch by batch, this one included."""
-    means = {author: sum(found[-5:]) / len(found[-5:]) for author, found in shares.items()}
-    ability = {author: min(max(mean / means["own"], 0.1), 10) for author, mean in means.items()}  # beside the learner's
+def papers(name: str, groups: list[TrainingGroup], told: Told, able: dict[str, float]) -> Tensor:
+    """The same by the paper's own formulas; able: of each author beside the learner."""
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
-        row = [told[id(one)] for part in group.parts for one in part.completions]
-        counts = {author: sum(reward for who, reward, *_ in row if who == author) for author in AUTHORS}
-        mean = sum(count / EACH for count in counts.values()) / len(AUTHORS)
-        if mean in (0, 1):
-            continue
-        squares = sum((reward - mean) ** 2 for _, reward, *_ in row)
+        row = [
+            (p.source, r, *told[id(one)]) for p in group.parts for one, r in zip(p.completions, p.rewards, strict=True)
+        ]
+        shares = {part.source: sum(part.rewards) / EACH for part in group.parts}
+        mean = sum(shares.values()) / 3
+        squares = sum((reward - mean) ** 2 for _, reward, *_ in row) or math.inf
+        published = sum(reward / able[author] for author, reward, *_ in row) / 9
+        baseline = mean if mean == 1 else shares["own"] if published > 1 else published
         for author, reward, new, mu in row:
-            s = (new.mean() - mu.mean()).exp()
-            if name == "xgrpo":
-                if author == "own":
-                    advantage = (reward - mean) / math.sqrt(squares / len(row))
-                    total = total + advantage * new.sum() / len(new) / EACH / ROWS
-                continue
-            baseline = sum(r / ability[who] for who, r, *_ in row) / len(row)
-            baseline = baseline if baseline <= 1 else counts["own"] / EACH
-            advantage = (reward - baseline) / (math.sqrt(squares / (len(row) - 1)) + 1e-6)
-            clipped = s.clamp(0.8, 1)
-            term = s if author == "own" else clipped * clipped.detach() * ability[author]
-            total = total + term * advantage / len(row) / ROWS
-    return total
+            ratio = (new.mean() - mu.mean()).exp()
+            if name == "hacpo-published":
+                clipped = ratio.clamp(0.8, 1)
+                term = ratio if author == "own" else clipped * clipped.detach() * able[author]
+                total = total + term * (reward - baseline) / (math.sqrt(squares / 8) + 1e-6) / 9
+            elif author == "own":
+                total = total + new.mean() * (reward - mean) / math.sqrt(squares / 9) / EACH
+    return total / len(groups)
 
 
 @pytest.mark.parametrize("name", ["hacpo-published", "xgrpo"])
 def test_on_common_rows_a_gradient_is_its_papers_over_all_authors(name: str) -> None:
     torch.manual_seed(0)
-    rng, seen = random.Random(1), dict[str, list[float]]()
+    rng, abilities = random.Random(1), dict[str, list[float]]()
     shares: dict[str, list[float]] = {author: [] for author in AUTHORS}
     for batch in range(10):
         groups, told = common_rows(rng, {"own": 0.8, "b": 0.5, "c": 0.2 if batch < 3 else 0.0})
         for author in AUTHORS:
-            shares[author].append(sum(r for who, r, *_ in told.values() if who == author) / (ROWS * EACH) or 1e-8)
-        pooled = hacpo(groups, seen) if name == "hacpo-published" else xgrpo(groups)
-        leaves = [new for *_, new, _ in told.values()]
+            right = [sum(part.rewards) for group in groups for part in group.parts if part.source == author]
+            shares[author].append(sum(right) / 12 or 1e-8)
+        means = {author: sum(found[-5:]) / len(found[-5:]) for author, found in shares.items()}
+        able = {author: min(max(mean / means["own"], 0.1), 10) for author, mean in means.items()}
+        pooled = hacpo(groups, abilities) if name == "hacpo-published" else xgrpo(groups)
+        leaves = [new for new, _ in told.values()]
         found = torch.autograd.grad(ours(pooled, told, candidate(name)), leaves, materialize_grads=True)
-        wanted = torch.autograd.grad(papers(name, groups, told, shares), leaves, materialize_grads=True)
+        wanted = torch.autograd.grad(papers(name, groups, told, able), leaves, materialize_grads=True)
         torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)

@@ -25,34 +25,16 @@ title = "A small grid"
 seeds = [0, 1]
 steps = 2
 keep = false
-
-[run]
-group = 4
-
-[settings]
-device = "cpu"
-batch_groups = 4
-eval_prompts = 8
-eval_every = 1
-
-[[nodes]]
-name = "A"
-model = "tiny-a"
-
-[[nodes]]
-name = "L"
-model = "tiny-a"
-settings = { lora = true }
-
+run = { group = 4 }
+settings = { device = "cpu", batch_groups = 4, eval_prompts = 8, eval_every = 1 }
+nodes = [{ name = "A", model = "tiny-a" }, { name = "L", model = "tiny-a", settings = { lora = true } }]
 [[cells]]
 name = "alone"
 collaboration = "alone"
 settings = { objective = "grpo" }
-
 [[cells]]
 name = "ftis"
 label = "F-TIS"
-
 [[claims]]
 text = "Sharing is no worse than training alone"
 compare = "not worse"

@@ -105,6 +105,13 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: 
         assert len(weights) == 2 and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_what_a_candidate_makes_of_the_authors_outlives_an_interruption(tmp_path: Path) -> None:
+    whole = spec({"collaboration": "horizontal", "settings": {"objective": "hacpo-published"}}, steps=3)
+    straight = run(whole, tmp_path / "straight")
+    cut(whole, tmp_path / "cut", False, True)
+    assert timeless(run(whole, tmp_path / "cut")) == timeless(straight)
+
+
 def test_alone_nobody_hears_of_anybody(tmp_path: Path) -> None:
     found = run(spec({"collaboration": "alone", "settings": {"objective": "grpo"}}), tmp_path)
     assert {(e["own_groups"], e["foreign_groups"], len(e["foreign"])) for e in kind(found, "step")} == {(4, 0, 0)}
