@@ -112,13 +112,11 @@ def ours(groups: list[TrainingGroup], told: Told, objective: Objective) -> Tenso
     return (scales * terms.value).sum() / batch.groups
 
 
-def papers(name: str, groups: list[TrainingGroup], told: Told, able: dict[str, float]) -> Tensor:
+def papers(name: str, groups: list[TrainingGroup], of: Told, able: dict[str, float]) -> Tensor:
     """The same by the paper's own formulas; able: of each author beside the learner."""
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
-        row = [
-            (p.source, r, *told[id(one)]) for p in group.parts for one, r in zip(p.completions, p.rewards, strict=True)
-        ]
+        row = [(p.source, r, *of[id(c)]) for p in group.parts for c, r in zip(p.completions, p.rewards, strict=True)]
         shares = {part.source: sum(part.rewards) / EACH for part in group.parts}
         mean = sum(shares.values()) / 3
         squares = sum((reward - mean) ** 2 for _, reward, *_ in row) or math.inf

@@ -120,10 +120,6 @@ class Participant:
                 load_tokenizer(self.settings.model), load_task(self.spec.task).train, size_cap(run)
             )
 
-    @property
-    def run(self) -> Run:
-        return self.stepper.run
-
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
 
@@ -139,7 +135,7 @@ class Participant:
         batch, share = self.stepper.batch_groups, self.settings.own_share
         if self.stepper.own_only:
             return batch
-        if self.run.parts > 1:
+        if self.stepper.run.parts > 1:
             return batch  # of each of them a part
         return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
 
@@ -156,7 +152,7 @@ class Participant:
             return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.scored()
-        batch, parts = self.stepper.batch_groups, self.run.parts
+        batch, parts = self.stepper.batch_groups, self.stepper.run.parts
         count = batch * (parts - 1) if parts > 1 else batch - len(own)
         return StepBatch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
 
@@ -212,7 +208,7 @@ class Participant:
             "pass_at_8": mean([_pass_at(8, group) for group in rewards]),
         }
         found = needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE), needs.count(RowState.DONE)
-        asks = by_need(self.run, self.settings, own_only=self.stepper.own_only)
+        asks = by_need(self.stepper.run, self.settings, own_only=self.stepper.own_only)
         rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if asks else {}
         return {"groups": shares, **rows}
 

@@ -45,13 +45,10 @@ class Runner:
         self.out = out.resolve()
         self._file = file
         self._cache = (cache or out).resolve()
+        self.models = self._cache / "models"
         self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
         self._console = console(stderr=True)
-
-    @property
-    def models(self) -> Path:
-        return self._cache / "models"
 
     def directory(self, spec: TrialSpec) -> Path:
         """Where a trial lies."""

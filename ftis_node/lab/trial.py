@@ -19,7 +19,7 @@ from ftis_node.host.files import replace_text
 from ftis_node.lab.candidates import CANDIDATES
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
-from ftis_node.lab.events import Duration, Event, StepEvent
+from ftis_node.lab.events import Duration, Event, StepEvent, mapped
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.participant import Participant, kept, number, run_of
@@ -251,7 +251,8 @@ class Trial:
     # --- what is written ------------------------------------------------------------------------------------------
 
     def _write(self, event: Event) -> None:
-        self._log.write(json.dumps(_rounded(event)).encode() + b"\n")
+        """With six digits, which is more than numbers mean; a step has hundreds of them."""
+        self._log.write(json.dumps(mapped(event, lambda number: float(f"{number:.6g}"))).encode() + b"\n")
         self._log.flush()
 
     async def _save_all(self) -> None:
@@ -278,12 +279,3 @@ def finished(directory: Path) -> bool:
     with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
         return bool(json.loads((directory / "events.jsonl").read_bytes().splitlines()[-1])["event"] == "end")
     return False
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers with six digits, which is more than they mean; a step has hundreds of them."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list) else value

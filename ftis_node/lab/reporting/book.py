@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ def probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def limits(low: float, high: float, digits: int = 3) -> str:
-    """The limits of a difference's interval, in brackets."""
-    return NONE if math.isnan(low) else f"[{signed(low, digits)}, {signed(high, digits)}]"
+def limits(low: float, high: float, digits: int = 3, word: Callable[[float, int], str] = signed) -> str:
+    """The limits of an interval in brackets, by default of a difference."""
+    return NONE if math.isnan(low) else f"[{word(low, digits)}, {word(high, digits)}]"
 
 
 def difference(interval: Interval, digits: int = 3) -> str:
@@ -92,8 +92,7 @@ def difference(interval: Interval, digits: int = 3) -> str:
 
 def level(interval: Interval, digits: int = 3) -> str:
     """A mean with its interval."""
-    around = NONE if math.isnan(interval.low) else f"[{number(interval.low, digits)}, {number(interval.high, digits)}]"
-    return f"{number(interval.mean, digits)} {around}"
+    return f"{number(interval.mean, digits)} {limits(interval.low, interval.high, digits, number)}"
 
 
 def pairs(settled: int, collapsed: int) -> str:

@@ -43,22 +43,16 @@ class Presence:
 
 @dataclass(eq=False)
 class Tally:
-    """Steps and departures after the warm-up. `steps` is in the order in which they ended."""
+    """Steps and departures after the warm-up. `steps`: with their seconds, in the order in which they ended."""
 
     scenario: Scenario
-    started: bool = False
     steps: list[tuple[Machine, Step, float]] = field(default_factory=list)
     gone: list[Presence] = field(default_factory=list)
 
     def start(self) -> None:
-        """From now on everything counts."""
-        self.started = True
+        """From now on everything counts, and nothing of before."""
+        self.steps.clear()
         self.gone.clear()
-
-    def add_step(self, machine: Machine, step: Step, seconds: float) -> None:
-        """Notes a step that took `seconds` and has just ended."""
-        if self.started:
-            self.steps.append((machine, step, seconds))
 
 
 def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine], now: float) -> dict[str, Any]:
