@@ -58,8 +58,7 @@ def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
     for given, same in ((work, True), (broken, False)):
         trl = Trl(config, given, SMALL, micro_batch=4, folder=tmp_path)
         with caught_gradient(trl.model) as theirs:
-            loss, norm = trl.step()
-        assert torch.isfinite(torch.tensor([loss, norm])).all()
+            trl.step()
         if same:
             check_same_work(ours, theirs)
         else:

@@ -128,13 +128,14 @@ def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path) -> Non
     assert file.parent.name == "paper" or file.stem == "quick" or len(made.seeds) >= 8
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        pytest.param(file, id=file.stem, marks=[] if file.stem in ("coder", "lora-1.5b") else pytest.mark.slow)
-        for file in sorted((SHIPPED / "paper").glob("*.toml"))
-    ],
-)
+FAST = ("coder", "lora-1.5b")
+PAPERS = [
+    pytest.param(file, id=file.stem, marks=[] if file.stem in FAST else pytest.mark.slow)
+    for file in sorted((SHIPPED / "paper").glob("*.toml"))
+]
+
+
+@pytest.mark.parametrize("file", PAPERS)
 def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path) -> None:
     made = load_experiment(file)
     report = forecast(made, Card(vram=141))

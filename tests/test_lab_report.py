@@ -67,9 +67,12 @@ def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(t
     assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
 
 
-def test_final_values_are_means_of_the_tail_with_their_interval(report: Path) -> None:
-    final = json.loads((report.parent / "summary.json").read_text())["final"]
-    (row,) = [r for r in final if (r["set"], r["node"], r["cell"]) == ("held-out", "A", "alone")]
+def test_the_summary_is_json_with_claims_and_means_of_the_tail(report: Path) -> None:
+    summary = json.loads((report.parent / "summary.json").read_text())
+    less, same = summary["claims"]
+    assert (less["difference"]["n"], same["verdict"]) == (4, "reproduced")
+    assert summary["missing"][0] == {"cell": "f-tis", "seed": 2, "why": "not started"}
+    (row,) = [r for r in summary["final"] if (r["set"], r["node"], r["cell"]) == ("held-out", "A", "alone")]
     around_it = mean_interval(around(0.7))
     assert (row["mean"], row["low"], row["high"]) == pytest.approx(astuple(around_it)[:3], abs=1e-5)
     assert (row["start"], row["n"], row["collapsed"]) == (pytest.approx(0.2), 6, 0)
@@ -94,14 +97,6 @@ def test_a_seed_that_collapsed_is_counted_apart_and_counts_in_every_test(tmp_pat
     assert "| –; of all −0.651 | 0, 6 collapsed | 0.031 |" in text
     (tmp_path / "index" / "README.md").write_text(f"{BEGIN}\n{END}\n")
     assert "| every pair has a collapse | 0, 6 collapsed |" in write_index(tmp_path / "index").read_text()
-
-
-def test_the_summary_is_json_with_the_numbers_of_the_claims(report: Path) -> None:
-    summary = json.loads((report.parent / "summary.json").read_text())
-    less, same = summary["claims"]
-    assert less["difference"]["n"] == 4
-    assert same["verdict"] == "reproduced"
-    assert summary["missing"][0] == {"cell": "f-tis", "seed": 2, "why": "not started"}
 
 
 def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path) -> None:

@@ -31,13 +31,10 @@ VERDICTS = [
     ("greater", -0.1, 1, "not reproduced"),
     ("greater", 0.03, 8, "inconclusive"),
     ("less", -0.1, 1, "reproduced"),
-    ("less", 0.0, 1, "not reproduced"),
     ("less", 0.1, 1, "not reproduced"),
-    ("less", -0.03, 8, "inconclusive"),
     ("same", 0.0, 1, "reproduced"),
     ("same", 0.015, 1, "reproduced"),  # significantly different, but within the margin
     ("same", 0.1, 1, "not reproduced"),
-    ("same", -0.1, 1, "not reproduced"),
     ("same", 0.027, 1, "inconclusive"),  # significantly different, and perhaps beyond the margin
     ("same", 0.0, 8, "inconclusive"),
     ("not worse", 0.2, 8, "reproduced"),
@@ -84,33 +81,21 @@ def test_non_inferiority_is_the_one_sided_t_test() -> None:
 
 def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path).cell("two", {"A": 0.5, "B": 0.3}).cell("three", {"A": 0.6, "B": 0.5, "C": 0.0})
-    every, one, none = judged(
-        lab.claim("greater", "three", "two")
-        .claim("greater", "three", "two", node="B")
-        .claim("greater", "three", "two", node="C")
-    )
-    assert every.evidence.difference.mean == pytest.approx(0.15)
+    for node in ("all", "B", "C"):
+        lab.claim("greater", "three", "two", node=node)
+    every, one, none = judged(lab)
+    assert every.evidence.difference.mean == pytest.approx(0.15) and "no certainty" in every.notes[0]
     assert one.evidence.difference.mean == pytest.approx(0.2)
     assert (none.verdict, none.evidence.difference.n) == ("inconclusive", 0)
     assert "node C" in none.notes[0]
 
 
-def test_a_contrast_is_a_difference_of_differences(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path).cell("a", {"A": 0.7}).cell("b", {"A": 0.5}).cell("c", {"A": 0.6}).cell("d", {"A": 0.55})
-    (finding,) = judged(lab.claim("greater", "a", "b", contrast=["c", "d"]))
-    assert finding.evidence.difference.mean == pytest.approx(0.15) and finding.verdict == "reproduced"
-    assert "no certainty" in finding.notes[0]  # nothing varied
-
-
 def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path) -> None:
     ends = [0.9 + 0.001 * seed for seed in range(8)]
     lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": [end - 0.3 for end in ends]}).cell("fast", {"A": ends})
-    plain, within, beyond = judged(
-        lab.claim("less", "fast", "slow", measure="time", family="plain")
-        .claim("less", "fast", "slow", measure="time", factor=1.2, family="within")
-        .claim("less", "fast", "slow", measure="time", factor=3.0, family="beyond")
-    )
-    assert (plain.verdict, within.verdict, beyond.verdict) == ("reproduced", "reproduced", "not reproduced")
+    for factor in (1.0, 1.2, 3.0):
+        lab.claim("less", "fast", "slow", measure="time", factor=factor, family=str(factor))
+    assert [finding.verdict for finding in judged(lab)] == ["reproduced", "reproduced", "not reproduced"]
 
 
 def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path) -> None:

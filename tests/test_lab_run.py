@@ -25,39 +25,11 @@ title = "A small grid"
 seeds = [0, 1]
 steps = 2
 keep = false
-
-[run]
-group = 4
-
-[settings]
-device = "cpu"
-batch_groups = 4
-eval_prompts = 8
-eval_every = 1
-
-[[nodes]]
-name = "A"
-model = "tiny-a"
-
-[[nodes]]
-name = "L"
-model = "tiny-a"
-settings = { lora = true }
-
-[[cells]]
-name = "alone"
-collaboration = "alone"
-settings = { objective = "grpo" }
-
-[[cells]]
-name = "ftis"
-label = "F-TIS"
-
-[[claims]]
-text = "Sharing is no worse than training alone"
-compare = "not worse"
-a = "ftis"
-b = "alone"
+run = { group = 4 }
+settings = { device = "cpu", batch_groups = 4, eval_prompts = 8, eval_every = 1 }
+nodes = [{ name = "A", model = "tiny-a" }, { name = "L", model = "tiny-a", settings = { lora = true } }]
+cells = [{ name = "alone", collaboration = "alone", settings.objective = "grpo" }, { name = "ftis", label = "F-TIS" }]
+claims = [{ text = "Sharing is no worse than training alone", compare = "not worse", a = "ftis", b = "alone" }]
 """
 COMMAND = (sys.executable, "-m", "ftis_node", "lab")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -152,7 +124,6 @@ def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, out: Pat
     other.write_text(FILE.replace('name = "small"', 'name = "other"').replace('"F-TIS"', '"sharing"'))
     assert again(other, tmp_path / "two", cache=out)["finished_before"] == 4
     assert "sharing" in write_report(tmp_path / "two").read_text()
-    assert not list((tmp_path / "two" / "report").glob("*.svg"))
 
 
 def test_a_file_of_the_package_is_found_by_its_name() -> None:

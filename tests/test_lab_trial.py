@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ from ftis_node.lab.scripts import CLAIMED, RIGHT
 from ftis_node.lab.trial import Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
-from ftis_node.worker.messages import ModelFacts
 from tests.support.lab import SETTINGS, A, B, cut, events, kind, partner, run, spec, timeless
 
 
@@ -90,8 +88,10 @@ def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 
 
-def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path) -> None:
-    whole = spec({"settings": {"objective": "gated"}}, steps=4, keep=True)
+@pytest.mark.parametrize(("way", "objective"), [("vertical", "gated"), ("horizontal", "hacpo-published")])
+def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path, way: str, objective: str) -> None:
+    """With the gate's level, and what a candidate makes of the authors."""
+    whole = spec({"collaboration": way, "settings": {"objective": objective}}, steps=4, keep=True)
     straight = run(whole, tmp_path / "straight")
     cut(whole, tmp_path / "cut", False, True, True)
     assert not finished(tmp_path / "cut")
@@ -170,20 +170,9 @@ def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypa
         run(spec(steps=1), tmp_path)
 
 
-def test_models_of_different_tokenizers_share_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftis_node.lab import participant
-
-    load = participant.Participant.load
-
-    async def other(self: participant.Participant) -> ModelFacts:
-        facts = await load(self)
-        if self.name == "B":
-            self.facts = msgspec.structs.replace(facts, tokenizer="0" * 64)
-        return self.facts
-
-    monkeypatch.setattr(participant.Participant, "load", other)
-    with pytest.raises(FtisError, match=r"Node B shares no run.*tokenizer"):
-        run(spec(steps=1), tmp_path)
+def test_models_of_different_tokenizers_share_no_trial(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Node N shares no run.*tokenizer"):
+        run(spec(nodes=[A, {"name": "N", "model": "tiny-numbers"}], steps=1), tmp_path)
 
 
 @pytest.mark.parametrize("script", ["random-reasoning", "lying"])

@@ -64,12 +64,22 @@ class Focal(Objective):
         return super().advantages(rewards) * (1 - rewards.double().mean()).clamp(min=0) ** GAMMA
 
 
+class Given(Objective):
+    """The advantages that `lab.pooling` has put in the place of rewards."""
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """As they are: `[G]` → `[G]`."""
+        return rewards
+
+
 KINDS: Mapping[str, type[Objective]] = {
     "topr": Topr,
     "mu-grpo": SuffixVeto,
     "asymre": Asymmetric,
     "maxrl": MaxLikelihood,
     "focal": Focal,
+    "hacpo-published": Given,
+    "xgrpo": Given,
 }
 
 

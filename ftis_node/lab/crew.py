@@ -187,12 +187,10 @@ def _warm_up(start: Start, models: Path) -> None:
 def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) -> None:
     from ftis_node.lab.trial import Interrupted, Trial, finished
 
-    def progressed(done: int) -> None:
-        _told.put((spec.id, done))
-
     with _alone(directory / "lock") as mine, _disk(directory), contextlib.suppress(Interrupted):
         if mine and not finished(directory):
-            Trial(spec, directory, models, processes=processes, stopping=_stop.is_set, progressed=progressed).run()
+            told = {"stopping": _stop.is_set, "progressed": lambda done: _told.put((spec.id, done))}
+            Trial(spec, directory, models, processes=processes, **told).run()
 
 
 @contextlib.contextmanager

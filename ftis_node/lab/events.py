@@ -6,7 +6,8 @@ event of a trial is `end`.
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from collections.abc import Callable
+from typing import Any, Literal, NotRequired, TypedDict
 
 HELD_OUT = "held-out"  # the set that every evaluation without another name is of
 
@@ -54,3 +55,12 @@ class EndEvent(Duration):
 
 
 Event = EvaluationEvent | StepEvent | EndEvent
+
+
+def mapped(value: Any, leaf: Callable[[float], Any]) -> Any:
+    """What JSON can hold, with `leaf` of every float."""
+    if isinstance(value, dict):
+        return {key: mapped(part, leaf) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(part, leaf) for part in value]
+    return leaf(value) if isinstance(value, float) else value

@@ -68,13 +68,13 @@ class Claim(BaseModel):
     node: str = ALL
     on: str = Field(HELD_OUT, alias="set")
     measure: ClaimMeasure = "final"
-    contrast: tuple[str, str] | None = None
+    contrast: None = None  # as older manifests say
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
     factor: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        return (self.a, self.b, *(self.contrast or ()))
+    def cells(self) -> tuple[str, str]:
+        return self.a, self.b
 
 
 class Manifest(BaseModel):

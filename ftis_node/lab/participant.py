@@ -13,8 +13,7 @@ import msgspec
 from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.lab.compute import Compute, InProcess, Metered
-from ftis_node.lab.corrections import KINDS, corrected
+from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.experiment import NodeSpec
@@ -52,8 +51,6 @@ class Participant:
         self.settings: Settings = spec.settings_of(member).model_copy(
             update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
         )
-        objective = member.settings.get("objective", "")
-        self._candidate = objective if objective in KINDS and not member.script else ""
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
@@ -64,8 +61,6 @@ class Participant:
 
     async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
-        if self._candidate and not isinstance(self.compute, InProcess):
-            raise UsageError("A candidate needs all nodes in one process.", "Leave out --procs.")
         await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
@@ -89,9 +84,6 @@ class Participant:
                 f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
             ) from None
         opened = await self.compute.call(Open(run))
-        if self._candidate and isinstance(self.compute, InProcess):
-            learner = self.compute.engine.learner
-            learner.objective = corrected(self._candidate, learner.objective)
         for also in self.spec.evaluate:
             await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
@@ -128,10 +120,6 @@ class Participant:
                 load_tokenizer(self.settings.model), load_task(self.spec.task).train, size_cap(run)
             )
 
-    @property
-    def run(self) -> Run:
-        return self.stepper.run
-
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
 
@@ -147,7 +135,7 @@ class Participant:
         batch, share = self.stepper.batch_groups, self.settings.own_share
         if self.stepper.own_only:
             return batch
-        if self.run.parts > 1:
+        if self.stepper.run.parts > 1:
             return batch  # of each of them a part
         return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
 
@@ -164,7 +152,7 @@ class Participant:
             return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.scored()
-        batch, parts = self.stepper.batch_groups, self.run.parts
+        batch, parts = self.stepper.batch_groups, self.stepper.run.parts
         count = batch * (parts - 1) if parts > 1 else batch - len(own)
         return StepBatch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
 
@@ -220,7 +208,7 @@ class Participant:
             "pass_at_8": mean([_pass_at(8, group) for group in rewards]),
         }
         found = needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE), needs.count(RowState.DONE)
-        asks = by_need(self.run, self.settings, own_only=self.stepper.own_only)
+        asks = by_need(self.stepper.run, self.settings, own_only=self.stepper.own_only)
         rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if asks else {}
         return {"groups": shares, **rows}
 
@@ -238,7 +226,7 @@ class Participant:
             "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
-            "lab": {**counts, "round": self.swarm.next_round},
+            "lab": {**counts, "round": self.swarm.next_round, "abilities": self.compute.abilities},
             "standing": self.stepper.reputation.facts(),
         }
         checkpoints.commit(partial, facts)
@@ -256,6 +244,7 @@ class Participant:
         self.stepper.reputation.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
+        self.compute.abilities.update(facts["lab"].get("abilities", {}))
 
 
 def _pass_at(k: int, rewards: Sequence[float]) -> float:

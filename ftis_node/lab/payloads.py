@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ftis_node.config.run import Run
@@ -52,10 +53,7 @@ def of_attack(attack: str) -> str | None:
 def values(question: str) -> list[int]:
     """The values of true reasoning: all on the way to the answer."""
     first, *others = re.findall(r"[+-]?\d+", question)
-    found = [int(first)]
-    for other in others:
-        found.append(apply(found[-1], other[0], int(other[1:])))
-    return found[1:]
+    return list(accumulate(others, lambda value, other: apply(value, other[0], int(other[1:])), initial=int(first)))[1:]
 
 
 def true_reasoning(question: str) -> str:
@@ -121,15 +119,13 @@ class Watch:
         """
         self._tokenizer, self._examples, self._cap = tokenizer, examples, cap
         self._seen: Counter[str] = Counter()
-        self._completions = self._tokens = 0
 
     def see(self, rows: Sequence[int], packets: Sequence[AnyPacket]) -> None:
         """Counts the payloads of what was sampled for these rows."""
         for row, packet in zip(rows, packets, strict=True):
             for text, size, tokens in self._read(packet):
-                self._seen.update(shown(self._examples[row], text, size, self._cap))
-                self._completions += 1
-                self._tokens += tokens
+                self._seen.update([*shown(self._examples[row], text, size, self._cap), "completions"])
+                self._seen[TOKENS] += tokens
 
     def _read(self, packet: AnyPacket) -> Iterator[tuple[str, int, int]]:
         """Text, size in the cap's unit, and tokens of each completion."""
@@ -143,9 +139,7 @@ class Watch:
 
     def take(self) -> dict[str, float]:
         """Figures since the last call: the share that carries each payload, mean tokens, and how many."""
-        count = max(1, self._completions)
-        told = {payload: self._seen[payload] / count for payload in PAYLOADS}
-        told |= {TOKENS: self._tokens / count, "completions": self._completions}
+        count = self._seen["completions"]
+        told = {what: self._seen[what] / max(1, count) for what in (*PAYLOADS, TOKENS)} | {"completions": count}
         self._seen.clear()
-        self._completions = self._tokens = 0
         return told

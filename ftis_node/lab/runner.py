@@ -20,7 +20,7 @@ from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.observe.terminal import column, console, words
 from ftis_node.policy.names import built_in
-from ftis_node.text import escaped
+from ftis_node.text import duration, escaped
 
 SPEAK_SECONDS = 10.0
 
@@ -45,13 +45,10 @@ class Runner:
         self.out = out.resolve()
         self._file = file
         self._cache = (cache or out).resolve()
+        self.models = self._cache / "models"
         self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
         self._console = console(stderr=True)
-
-    @property
-    def models(self) -> Path:
-        return self._cache / "models"
 
     def directory(self, spec: TrialSpec) -> Path:
         """Where a trial lies."""
@@ -110,7 +107,7 @@ class Runner:
             def draw() -> None:
                 nonlocal spoken
                 seconds = ledger.seconds_left()
-                rest = f"{_duration(seconds)} left" if seconds is not None else ""
+                rest = f"{duration(seconds)} left" if seconds is not None else ""
                 bar.update(task, completed=ledger.finished, left=rest)
                 if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
                     spoken = time.monotonic()
@@ -185,8 +182,3 @@ def _side_by_side(experiment: Experiment) -> int:
     """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
     small = all(node.model == "" or node.model in built_in() for node in experiment.nodes)
     return (os.cpu_count() or 1) if small else 1
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -70,10 +70,8 @@ class Scripted(InProcess):
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
         ids = [np.asarray(tokens, np.uint32) for tokens, _ in written]
         claims = [np.asarray(logprobs, np.float32) for _, logprobs in written]
-        if self._claims == LOW:
-            claims = [np.full(len(tokens), CLAIMED, np.float32) for tokens in ids]
-        elif self._claims == HIGH:
-            claims = [np.zeros(len(tokens), np.float32) for tokens in ids]
+        if self._claims in (LOW, HIGH):
+            claims = [np.full(len(tokens), CLAIMED if self._claims == LOW else 0.0, np.float32) for tokens in ids]
         elif self._claims in (COPIED, CAREFUL):
             with torch.inference_mode():
                 group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])

@@ -81,6 +81,5 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 def _recipe(warm: WarmUp) -> Recipe:
     recipe = next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == warm.recipe)
-    changes = {name: value for name, value in warm.model_dump(exclude={"recipe", "like", "tokenizer"}).items()}
-    changes["tokenizer"] = warm.tokenizer or None
-    return dataclasses.replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    changes = warm.model_dump(exclude={"recipe", "like"}, exclude_none=True)
+    return dataclasses.replace(recipe, **changes | {"tokenizer": warm.tokenizer or recipe.tokenizer})

@@ -4,8 +4,8 @@ import functools
 import random
 from dataclasses import replace
 
+from ftis_node.lab.payloads import values
 from ftis_node.tasks import Task, TextCaps, make_task
-from ftis_node.tasks.arithmetic import apply
 from ftis_node.tasks.task import PLAIN
 
 _OPERANDS, _ROWS, _HELD_OUT = 8, 4000, 300
@@ -18,14 +18,11 @@ def eight() -> Task:
     rng = random.Random("sums of eight")
     drawn: dict[str, int] = {}
     while len(drawn) < _ROWS + _HELD_OUT:
-        values = [rng.randint(1, 9)]
-        question = str(values[0])
+        question = str(rng.randint(1, 9))
         for _ in range(_OPERANDS - 1):
-            sign, operand = rng.choice("+-"), rng.randint(1, 9)
-            values.append(apply(values[-1], sign, operand))
-            question += f"{sign}{operand}"
-        if min(values) >= 0:
-            drawn[f"{question}="] = values[-1]
+            question += f"{rng.choice('+-')}{rng.randint(1, 9)}"
+        if min(found := values(question)) >= 0:
+            drawn[f"{question}="] = found[-1]
     rows, caps = list(drawn.items()), {"prompt_tokens": 16, "completion_tokens": 64}
     task = make_task(rows[_HELD_OUT:], reward="integer", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
     return replace(task, text=_TEXT)

@@ -10,16 +10,20 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
+from ftis_node.lab.candidates import CANDIDATES
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
-from ftis_node.lab.events import Duration, Event, StepEvent
+from ftis_node.lab.events import Duration, Event, StepEvent, mapped
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.participant import Participant, kept, number, run_of
+from ftis_node.lab.pooling import Candidate
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
@@ -160,7 +164,12 @@ class Trial:
     def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
             return Scripted(member.script, self.spec.seed)
-        return OwnProcess() if self._processes else InProcess()
+        name = member.settings.get("objective", "")
+        if name not in CANDIDATES:
+            return OwnProcess() if self._processes else InProcess()
+        if self._processes:
+            raise UsageError("A candidate needs all nodes in one process.", "Leave out --procs.")
+        return InProcess(Candidate(name))
 
     async def _look_further(self, node: Participant) -> None:
         for also in self.spec.evaluate:
@@ -242,7 +251,8 @@ class Trial:
     # --- what is written ------------------------------------------------------------------------------------------
 
     def _write(self, event: Event) -> None:
-        self._log.write(json.dumps(_rounded(event)).encode() + b"\n")
+        """With six digits, which is more than numbers mean; a step has hundreds of them."""
+        self._log.write(json.dumps(mapped(event, lambda number: float(f"{number:.6g}"))).encode() + b"\n")
         self._log.flush()
 
     async def _save_all(self) -> None:
@@ -266,19 +276,6 @@ class Trial:
 
 def finished(directory: Path) -> bool:
     """Whether the trial of this directory came to its end."""
-    try:
-        with (directory / "events.jsonl").open("rb") as events:
-            events.seek(max(0, events.seek(0, 2) - 4096))
-            last = events.read().splitlines()[-1]
-        return bool(json.loads(last)["event"] == "end")
-    except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return False
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers with six digits, which is more than they mean; a step has hundreds of them."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list) else value
+    with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
+        return bool(json.loads((directory / "events.jsonl").read_bytes().splitlines()[-1])["event"] == "end")
+    return False

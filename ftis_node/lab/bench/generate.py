@@ -16,8 +16,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.fit.memory import NF4_BYTES
 from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
-from ftis_node.lab.bench.model import TEMPERATURE, Size, named_policy, planned, random_prompts
-from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.lab.bench.model import TEMPERATURE, Size, named_policy, own_work, planned, random_prompts
 from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
 
@@ -61,15 +60,15 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     half = max(1, size.groups // 2) * size.group
     ends = tuple(range(-(-policy.vocabulary * 10 // (6 * size.completion_tokens))))
     runs: dict[str, Callable[[], int]] = {
-        "native": lambda: _engine(native, prompts, size, batch),
-        "hf": lambda: _engine(replace(policy, engine="hf"), prompts, size, batch),
+        "native": lambda: _engine(native, size, batch),
+        "hf": lambda: _engine(replace(policy, engine="hf"), size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
-        "mixed": lambda: _engine(native, prompts, size, half, ends),
+        "mixed": lambda: _engine(native, size, half, ends),
         "mixed_plain": lambda: _plain(policy, prompts, size, half, ends),
     }
     if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
         four_bits = _in_four_bits(policy)
-        runs["nf4"] = lambda: _engine(four_bits, prompts, size, batch)
+        runs["nf4"] = lambda: _engine(four_bits, size, batch)
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         tell(f"run {repeat} of {repeats}" if repeat else "a run to warm up")
@@ -119,12 +118,8 @@ def _measured(run: Callable[[], int], expected: int | None, device: torch.device
     return tokens / cpu, tokens / wall
 
 
-def _engine(policy: Policy, prompts: list[list[int]], size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
-    """ends: ids that end a completion; none: only one that cannot be drawn."""
-    sampling = Sampling(size.completion_tokens, TEMPERATURE, ends or (policy.vocabulary,))
-    generator = torch.Generator().manual_seed(0)
-    groups = generate(policy, prompts, group=size.group, sampling=sampling, generator=generator, batch=batch)
-    return sum(len(completion) for group in groups for completion in group)
+def _engine(policy: Policy, size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
+    return sum(len(completion) for group in own_work(policy, size, batch, ends).completions for completion in group)
 
 
 @torch.no_grad()

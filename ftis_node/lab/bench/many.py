@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,15 +67,13 @@ class Forked(Host):
 
     async def begin(self, stack: contextlib.AsyncExitStack) -> Host:
         reader, writer = await asyncio.open_connection(sock=self._ours, limit=1 << 24)
-        self._process = cast(Any, SimpleNamespace(stdin=writer, stdout=reader, wait=self._wait, kill=self._kill))
+        kill = partial(os.kill, self._pid, signal.SIGKILL)
+        self._process = cast(Any, SimpleNamespace(stdin=writer, stdout=reader, wait=self._wait, kill=kill))
         stack.push_async_callback(self.close)
         return self
 
     async def _wait(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, os.waitpid, self._pid, 0)
-
-    def _kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
 
 
 class MemoryNode(host.BenchNode):

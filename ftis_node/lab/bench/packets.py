@@ -1,8 +1,9 @@
 """Real packets without a model: what admission lets through, of the size and shape that a run's would have."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,12 @@ def make_context(run: Run) -> AdmissionContext:
     return AdmissionContext(run, packet.prompt_digests([row] * 60 for row in range(ROWS)))
 
 
+def packed(run: Run, where: tuple[bytes, int, int, int], ids: Sequence[int], made: Sequence[Completion]) -> Packet:
+    """A packet of a run. where: its author, round, slot and policy step. ids: of the prompt."""
+    named: dict[str, Any] = dict(zip(("author", "round", "slot", "policy_step"), where, strict=True))
+    return packet.pack_group(run_id=run.id, prompt_ids=ids, completions=made, **named)
+
+
 def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
     """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS."""
     tokens = run.completion_tokens
@@ -77,15 +84,7 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
             ids[-1] = EOS[1]
         completions.append(Completion(ids, -random.exponential(0.4, tokens).astype(np.float32), finished))
     row = draw(run.id, author, round, slot, ROWS)
-    return packet.pack_group(
-        run_id=run.id,
-        author=author,
-        round=round,
-        slot=slot,
-        policy_step=round,
-        prompt_ids=[row] * 60,
-        completions=completions,
-    )
+    return packed(run, (author, round, slot, round), [row] * 60, completions)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,6 @@ from ftis_node.lab.bench.measure import Tell, cpu_seconds
 from ftis_node.lab.bench.model import SETTINGS, Size, Work
 
 
-def _rewards(group: int) -> Callable[..., list[float]]:
-    """What TRL calls for the rewards of groups of completions."""
-    return lambda completions, **_: model.rewards(group) * (len(completions) // group)
-
-
 class _Trainer:
     """TRL 1.16's `GRPOTrainer` around a model of random weights, made ready as its training loop would.
 
@@ -68,7 +63,7 @@ class _Trainer:
             )
             self.trainer = trl.GRPOTrainer(
                 self.model,
-                reward_funcs=_rewards(size.group),
+                reward_funcs=lambda completions, **_: model.rewards(size.group) * (len(completions) // size.group),
                 args=arguments,
                 train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
                 processing_class=model.word_tokenizer(self.model.config.vocab_size),

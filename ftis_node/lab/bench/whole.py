@@ -23,11 +23,11 @@ from ftis_node.draw import draw
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
-from ftis_node.lab.bench.packets import Round, make_round
+from ftis_node.lab.bench.packets import Round, make_round, packed
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
-from ftis_node.packet import Completion, Packet, pack_group
+from ftis_node.packet import Completion, Packet
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
@@ -204,15 +204,9 @@ class Author:
 
     def _packet(self, number: int, slot: int) -> Packet:
         run, prompts = self._node.run, self._node.engine.prompts
-        return pack_group(
-            run_id=run.id,
-            author=self.author,
-            round=number,
-            slot=slot,
-            policy_step=number,
-            prompt_ids=prompts[draw(run.id, self.author, number, slot, len(prompts))],
-            completions=[self._completion(run) for _ in range(run.group)],
-        )
+        prompt = prompts[draw(run.id, self.author, number, slot, len(prompts))]
+        completions = [self._completion(run) for _ in range(run.group)]
+        return packed(run, (self.author, number, slot, number), prompt, completions)
 
     def _completion(self, run: Run) -> Completion:
         ids = self._random.integers(len(run.eos), run.vocabulary, run.completion_tokens).astype(np.uint32)

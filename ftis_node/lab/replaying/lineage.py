@@ -145,30 +145,28 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
     history = _History()
     start: Start | None = None
     for event in events:
-        if event["event"] == "step":
-            history.logged += 1
-            if start is not None:
-                count = _count(event)
-                history.add(count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()})
-        elif event["event"] == "started":
+        history.logged += event["event"] == "step"
+        if event["event"] == "started":
             start = _read(Start, event)
             history.go_back(-1 if start.fresh else start.step)
             history.add(start.step, start.step, start)
+        elif start is None:
+            continue  # nothing can follow from what the log does not tell
+        elif event["event"] == "step":
+            count = _count(event)
+            history.add(count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()})
         elif event["event"] == "changed":
-            if start is not None:
-                new = _read(Changed, event)
-                start = start.model_copy(update={"settings": start.settings.model_copy(update=new.settings)})
-                history.add(new.step, new.step, start)
+            new = _read(Changed, event)
+            start = start.model_copy(update={"settings": start.settings.model_copy(update=new.settings)})
+            history.add(new.step, new.step, start)
         elif event["event"] == "resumed":
             found = _read(Resumed, event)
             history.go_back(found.step, found.branch)
-            if start is not None:
-                history.add(found.step, found.step, start)
+            history.add(found.step, found.step, start)
         else:
             back = _read(Restored, event)
             history.go_back(back.weights_of_step)
-            if start is not None:
-                history.add(back.step, back.weights_of_step, start)
+            history.add(back.step, back.weights_of_step, start)
     chain = history.chain()
     if not chain or not chain[0][2].fresh or any(event and "batch" not in event for *_, event in chain):
         raise UserError(

@@ -228,11 +228,9 @@ class _Replay:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _step(self, logged: LoggedStep, log: MetricsLog | None) -> None:
-        own, replaced = self._own(logged.batch.own), self._own(logged.batch.replaced)
-        foreign = []
-        for digest in logged.batch.foreign:
-            group = self._group(bytes.fromhex(digest))
-            foreign.append(Scored(group, self._rewards(group), born=0.0))
+        there = logged.batch
+        own, others, replaced = map(self._read, (there.own, there.foreign, there.replaced))
+        foreign = [Scored(one.group, tuple(one.rewards), born=0.0) for one in others]
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
         groups = step_groups(own, foreign, weights, self._run)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
@@ -244,9 +242,10 @@ class _Replay:
         if log is not None:
             log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
 
-    def _own(self, digests: Sequence[str]) -> list[OwnGroup]:
+    def _read(self, digests: Sequence[str]) -> list[OwnGroup]:
+        """With rewards by the packets' own text; what the daemon once gave is not asked for."""
         groups = [self._group(bytes.fromhex(digest)) for digest in digests]
-        return [OwnGroup(group, self._rewards(group)) for group in groups]
+        return [OwnGroup(group, self._engine.rewards(group.row, group.data)) for group in groups]
 
     def _group(self, digest: bytes) -> Group:
         found = self._packets.read(digest)
@@ -258,10 +257,6 @@ class _Replay:
                 "Replay a sound copy of the home, or the steps before with --until.",
             )
         return verdict
-
-    def _rewards(self, group: Group) -> tuple[float, ...]:
-        """By the packet's own text; what the daemon once gave is not asked for."""
-        return tuple(self._engine.rewards(group.row, group.data))
 
     # --- weights --------------------------------------------------------------------------------------------------
 

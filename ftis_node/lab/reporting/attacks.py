@@ -89,10 +89,8 @@ def _table(book: Book, title: str, found: Mapping[tuple[str, str], Interval], wo
 
 def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str, dict[str, float]]:
     """Attack → method → mean."""
-    grid: dict[str, dict[str, float]] = {}
-    for (attack, method), interval in found.items():
-        grid.setdefault(attack, {})[method] = factor * interval.mean
-    return grid
+    attacks = dict.fromkeys(attack for attack, _ in found)
+    return {a: {m: factor * around.mean for (b, m), around in found.items() if a == b} for a in attacks}
 
 
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:

@@ -6,7 +6,9 @@ The same data give the same bytes: nothing written here holds a date, a version 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,11 @@ class Book:
         self.write("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Writes `name`.csv; what is nan or None is empty, and floats have six figures."""
+        """Writes `name`.csv."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
-        writer.writerows([_plain(value) for value in row] for row in rows)
+        writer.writerows(rows)
         replace_text(self.directory / f"{name}.csv", text.getvalue())
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
@@ -65,12 +67,11 @@ class Book:
         return path
 
 
-def number(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+def number(value: float, digits: int = 3, sign: str = "") -> str:
+    return f"{value:{sign}.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
 
 
-def signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+signed = partial(number, sign="+")
 
 
 def probability(p: float) -> str:
@@ -79,9 +80,9 @@ def probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def limits(low: float, high: float, digits: int = 3) -> str:
-    """The limits of a difference's interval, in brackets."""
-    return NONE if math.isnan(low) else f"[{signed(low, digits)}, {signed(high, digits)}]"
+def limits(low: float, high: float, digits: int = 3, word: Callable[[float, int], str] = signed) -> str:
+    """The limits of an interval in brackets, by default of a difference."""
+    return NONE if math.isnan(low) else f"[{word(low, digits)}, {word(high, digits)}]"
 
 
 def difference(interval: Interval, digits: int = 3) -> str:
@@ -91,13 +92,21 @@ def difference(interval: Interval, digits: int = 3) -> str:
 
 def level(interval: Interval, digits: int = 3) -> str:
     """A mean with its interval."""
-    around = NONE if math.isnan(interval.low) else f"[{number(interval.low, digits)}, {number(interval.high, digits)}]"
-    return f"{number(interval.mean, digits)} {around}"
+    return f"{number(interval.mean, digits)} {limits(interval.low, interval.high, digits, number)}"
 
 
 def pairs(settled: int, collapsed: int) -> str:
     """How many pairs a difference is of, and how many it leaves out."""
     return f"{settled}, {collapsed} collapsed" if collapsed else str(settled)
+
+
+def tallied(verdicts: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """What (name, verdict) say: name, their number, and how many of each verdict, the most frequent first."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, verdict in verdicts:
+        found[name][verdict] += 1
+    words = {name: ", ".join(f"{n} {verdict}" for verdict, n in each.most_common()) for name, each in found.items()}
+    return [(name, str(each.total()), words[name]) for name, each in found.items()]
 
 
 def sentence_list(words: Sequence[str]) -> str:
@@ -108,9 +117,3 @@ def sentence_list(words: Sequence[str]) -> str:
 def file_name(name: str) -> str:
     """The name with what a file's name should not hold as hyphens."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
-    return "" if value is None else value

@@ -1,6 +1,6 @@
 """Which claims of an experiment its seeds bear out, by a rule that was fixed before the runs.
 
-For d = a−b of each seed (with a contrast (a−b)−(c−d); with a factor f·a−b), averaged over the nodes that the claim is
+For d = a−b of each seed (with a factor f·a−b), averaged over the nodes that the claim is
 about:
 
 compare     the test for it                                    the tests against it
@@ -102,7 +102,8 @@ def judge(results: Results) -> list[Finding]:
 
 def weigh(results: Results, claim: Claim) -> Evidence:
     """The raw figures of one claim, before any adjustment for others."""
-    per_cell = _values(results, claim)
+    nodes = [node for node in results.nodes(*claim.cells) if claim.node in (ALL, node)]
+    per_cell = [over_nodes([results.claimed(cell, node, claim) for node in nodes]) for cell in claim.cells]
     seeds = sorted(set.intersection(*(set(values) for values in per_cell)))
     notes = _unpaired(results, claim, per_cell, seeds)
     if not seeds:
@@ -111,9 +112,8 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     if any(math.isinf(value) for column in columns for value in column):
         return _untested(len(seeds), (_censored(results, claim, columns), *notes))
     a, b = [claim.factor * value for value in columns[0]], columns[1]
-    if claim.contrast is not None:
-        a, b = _minus(a, b), _minus(columns[2], columns[3])
-    fallen = {seed for cell in claim.cells for seed in _collapsed(results, claim, cell)}
+    final = nodes if claim.measure == "final" else []
+    fallen = {seed for cell in claim.cells for node in final for seed in results.collapsed(cell, node, claim.on)}
     return _test(claim, a, b, notes, [seed not in fallen for seed in seeds])
 
 
@@ -144,7 +144,7 @@ def _decisive(
     claim: Claim, mean: float, p: float, margin: float, p_same: float, p_not_worse: float
 ) -> tuple[float, float]:
     """p for the claim and p against it, 1 where a sign condition fails or a test was impossible."""
-    p_same, p_not_worse = _or_one(p_same), _or_one(p_not_worse)
+    p_same, p_not_worse = (1.0 if math.isnan(known) else known for known in (p_same, p_not_worse))
     if claim.compare == "same":
         return p_same, p if abs(mean) >= margin else 1.0
     if claim.compare == "not worse":
@@ -175,22 +175,6 @@ def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, 
     return Finding(claim, evidence, supports, refutes, floor, verdict, tuple(notes))
 
 
-def _values(results: Results, claim: Claim) -> list[dict[int, float]]:
-    """Seed → value, the mean over the claim's nodes, for each of its cells; a seed needs all of the nodes."""
-    nodes = _nodes(results, claim)
-    return [over_nodes([results.claimed(cell, node, claim) for node in nodes]) for cell in claim.cells]
-
-
-def _nodes(results: Results, claim: Claim) -> list[str]:
-    return [node for node in results.nodes(*claim.cells) if claim.node in (ALL, node)]
-
-
-def _collapsed(results: Results, claim: Claim, cell: str) -> set[int]:
-    """The seeds in which one of the claim's nodes collapsed; of final values only."""
-    nodes = _nodes(results, claim) if claim.measure == "final" else []
-    return {seed for node in nodes for seed in results.collapsed(cell, node, claim.on)}
-
-
 def _unpaired(results: Results, claim: Claim, per_cell: list[dict[int, float]], seeds: list[int]) -> tuple[str, ...]:
     empty = [results.label(cell) for cell, values in zip(claim.cells, per_cell, strict=True) if not values]
     if empty:
@@ -218,11 +202,3 @@ def _floor(claim: Claim, n: int) -> float:
     if claim.compare in ("same", "not worse"):
         return 1.0 if n < 2 else 0.0
     return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
-
-
-def _minus(a: list[float], b: list[float]) -> list[float]:
-    return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def _or_one(p: float) -> float:
-    return 1.0 if math.isnan(p) else p

@@ -246,8 +246,3 @@ def _legend(figure: Any, grid: Sequence[Any]) -> None:
         rows = -(-len(handles) // max(1, int(110 / (longest + 8))))
         columns = -(-len(handles) // rows)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
-
-
-def looks(names: Sequence[str]) -> dict[str, int]:
-    """Name → number of its look."""
-    return {name: number for number, name in enumerate(names)}

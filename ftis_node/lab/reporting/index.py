@@ -5,14 +5,13 @@ DIR holds a report's folder for each experiment. The table stands between two ma
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting.book import limits, pairs, signed
+from ftis_node.lab.reporting.book import limits, pairs, signed, tallied
 
 BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"
 
@@ -47,10 +46,7 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
         lines += ["|---|---|---|---|---|", *(_line(name, claim) for name, claim in paper), ""]
     if ours := [(name, claim["verdict"]) for name, claim in every if claim["source"] == "ours"]:
         lines += ["**Claims of ours**", "", "| report | claims | verdicts |", "|---|---|---|"]
-        for name in dict.fromkeys(name for name, _ in ours):
-            verdicts = [verdict for other, verdict in ours if other == name]
-            told = ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).most_common())
-            lines.append(f"| [{name}]({name}/report.md) | {len(verdicts)} | {told} |")
+        lines += [f"| [{name}]({name}/report.md) | {count} | {told} |" for name, count, told in tallied(ours)]
         lines.append("")
     return "\n".join(lines)
 

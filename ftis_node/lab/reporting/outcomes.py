@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,32 +25,30 @@ def curves(results: Results, book: Book) -> None:
     if book.full:
         return
     book.write("## Validation curves")
-    look = figures.looks(results.cells)
-    lines = {
-        (node, cell): _curve(results, cell, node, look[cell]) for node in results.nodes() for cell in results.cells
+    parts = {
+        results.node_label(node): [line for cell in results.cells if (line := _curve(results, cell, node))]
+        for node in results.nodes()
     }
-    found = {node: [line for cell in results.cells if (line := lines[node, cell])] for node in results.nodes()}
-    parts = {results.node_label(node): some for node, some in found.items()}
     figure = figures.panels(parts, x="step of the node")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
-        _over_time(results, book, look)
+        _over_time(results, book)
 
 
-def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
+def _over_time(results: Results, book: Book) -> None:
     """pass@1 over simulated seconds, where cells differ in pace and the same step is not the same time."""
     parts: dict[str, list[Line]] = {}
     for node in results.nodes():
         lines = []
-        for cell in results.cells:
+        for look, cell in enumerate(results.cells):
             trials = results.of(cell).values()
             seeds = [curve for trial in trials if (curve := trial.evaluations.get((node, HELD_OUT)))]
             if seeds:
                 xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
                 found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
-                lines.append(Line(results.label(cell), list(xs), ys, look[cell]))
+                lines.append(Line(results.label(cell), list(xs), ys, look))
         parts[results.node_label(node)] = lines
     figure = figures.panels(parts, x="simulated seconds")
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
@@ -91,7 +89,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         f"did (Clopper and Pearson). {sum(row['collapsed'] for row in rows)} of {sum(map(_seeds, rows))} values are of "
         f"collapsed seeds; where none of {most} did, up to {100 * collapse_share(0, most).high:.0f} % may.",
     )
-    every = ((*where, seed, value) for *where, values in _finals(results) for seed, value in values.items())
+    every = ((*where, seed, f"{value:.6g}") for *where, values in _finals(results) for seed, value in values.items())
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
@@ -113,7 +111,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         book.picture(f"final-{say.file_name(on)}", figures.dots(parts, x="pass@1"), caption)
 
 
-def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
+def _curve(results: Results, cell: str, node: str) -> Line | None:
     """At the steps that every finished seed of the cell evaluated, so that no mean changes its seeds on the way."""
     found = [trial.evaluations.get((node, HELD_OUT), []) for trial in results.of(cell).values()]
     by_step = [{e["step"]: e["pass_at_1"] for e in curve} for curve in found if curve]
@@ -121,7 +119,7 @@ def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     if not steps:
         return None
     around = bands([[curve[step] for step in steps] for curve in by_step])
-    return Line(results.label(cell), steps, around, look)
+    return Line(results.label(cell), steps, around, results.cells.index(cell))
 
 
 def _final(row: dict[str, Any]) -> str:
@@ -138,9 +136,8 @@ def _seeds(row: dict[str, Any]) -> int:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    look = figures.looks(results.cells)
-    seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
-    return [Row(results.label(c), s, results.settled(c, node, on), look[c]) for c, s in seeds.items() if s]
+    every = ((look, c, list(results.values(c, node, on=on).values())) for look, c in enumerate(results.cells))
+    return [Row(results.label(c), values, results.settled(c, node, on), look) for look, c, values in every if values]
 
 
 _LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}

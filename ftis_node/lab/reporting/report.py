@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
+from ftis_node.lab.events import mapped
 from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
@@ -59,20 +60,14 @@ def _head(results: Results, book: Book) -> None:
         f"seeds {', '.join(map(str, manifest.seeds))}."
     )
     book.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
-    _missing(results, book)
-
-
-def _missing(results: Results, book: Book) -> None:
-    if not results.missing:
-        return
     by_cell: dict[tuple[str, str], list[str]] = defaultdict(list)
     for missing in results.missing:
         by_cell[missing.cell, missing.why].append(str(missing.seed))
-    told = [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]
-    book.write(
-        f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that both "
-        "have finished."
-    )
+    if told := [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]:
+        book.write(
+            f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that "
+            "both have finished."
+        )
 
 
 def _claims(findings: list[Finding], book: Book) -> None:
@@ -85,14 +80,8 @@ def _claims(findings: list[Finding], book: Book) -> None:
     counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
     book.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
     if len(findings) > MANY_CLAIMS:
-        families: dict[str, list[str]] = defaultdict(list)
-        for finding in findings:
-            families[finding.claim.family or finding.claim.source].append(finding.verdict)
-        counted = {
-            family: ", ".join(f"{n} {verdict}" for verdict, n in Counter(verdicts).most_common())
-            for family, verdicts in families.items()
-        }
-        book.table(["family", "claims", "verdicts"], [(f, str(len(families[f])), counted[f]) for f in families])
+        counted = say.tallied((finding.claim.family or finding.claim.source, finding.verdict) for finding in findings)
+        book.table(["family", "claims", "verdicts"], counted)
         return
     rows = []
     for finding in findings:
@@ -138,13 +127,5 @@ def _summary(findings: list[Finding], results: Results, book: Book, *, grid: boo
         "claims": list(map(_claim_facts, findings)),
         "final": outcomes.final_values(results),
     }
-    replace_text(book.directory / "summary.json", json.dumps(_finite(summary), indent=1, ensure_ascii=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows neither nan nor inf: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = mapped(summary, lambda number: number if math.isfinite(number) else None)  # JSON knows neither nan nor inf
+    replace_text(book.directory / "summary.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")

@@ -74,13 +74,12 @@ def sooner(results: Results, book: Book) -> None:
 
 
 def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
-    look = figures.looks(results.cells)
     seconds, gains = [], []
-    for cell, speed in found.items():
+    for look, (cell, speed) in enumerate(found.items()):
         if speed.finite:
-            seconds.append(Row(results.label(cell), speed.finite, mean_interval(speed.finite), look[cell]))
+            seconds.append(Row(results.label(cell), speed.finite, mean_interval(speed.finite), look))
         if cell != BASELINE and speed.gains:
-            gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look[cell]))
+            gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look))
     parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
     shown = {title: rows for title, rows in parts.items() if rows}
     if not shown:

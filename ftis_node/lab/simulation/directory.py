@@ -106,7 +106,8 @@ class SimulatedDht:
             who = self._newcomer()
             self.loop.call_later(self._rng.uniform(0, SETTLED_RECORD_SECONDS), self._publish, place, who, self._settles)
             self.loop.call_later(self._rng.expovariate(1 / session_seconds), self._replace, place, who)
-        self.loop.call_later(WARMUP, self._count)
+        for counts in (self.out, self.inwards):
+            self.loop.call_later(WARMUP, counts.clear)
 
     def run(self, seconds: float) -> None:
         """Runs to this second."""
@@ -118,10 +119,6 @@ class SimulatedDht:
         who = f"{self._rng.getrandbits(128):032x}"
         self._full[who] = set()
         return who
-
-    def _count(self) -> None:
-        self.out.clear()
-        self.inwards.clear()
 
     def _replace(self, place: int, old: str) -> None:
         del self._full[old]

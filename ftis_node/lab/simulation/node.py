@@ -225,5 +225,5 @@ class Rhythm(Stepper):
             waited=batch.wait,
         )
         taken = await super().train(batch, began)
-        self._tally.add_step(self._machine, step, taken.seconds.total)
+        self._tally.steps.append((self._machine, step, taken.seconds.total))
         return taken

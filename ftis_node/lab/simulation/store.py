@@ -11,8 +11,8 @@ import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.lab.bench.packets import make_run
-from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
+from ftis_node.lab.bench.packets import make_run, packed
+from ftis_node.packet import Completion, Group, Packet, encode, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, decode_announcement
 
@@ -46,15 +46,7 @@ def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: i
     """A group of two answers, of which so many are right."""
     answers = [_RIGHT] * right + [_WRONG] * (RUN.group - right)
     completions = [Completion(np.array([answer, EOS], np.uint32), np.zeros(2, np.float32), True) for answer in answers]
-    packet = pack_group(
-        run_id=RUN.id,
-        author=author,
-        round=round,
-        slot=slot,
-        policy_step=policy_step,
-        prompt_ids=PROMPT,
-        completions=completions,
-    )
+    packet = packed(RUN, (author, round, slot, policy_step), PROMPT, completions)
     return packet, encode(packet)
 
 

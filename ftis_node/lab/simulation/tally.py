@@ -43,22 +43,16 @@ class Presence:
 
 @dataclass(eq=False)
 class Tally:
-    """Steps and departures after the warm-up. `steps` is in the order in which they ended."""
+    """Steps and departures after the warm-up. `steps`: with their seconds, in the order in which they ended."""
 
     scenario: Scenario
-    started: bool = False
     steps: list[tuple[Machine, Step, float]] = field(default_factory=list)
     gone: list[Presence] = field(default_factory=list)
 
     def start(self) -> None:
-        """From now on everything counts."""
-        self.started = True
+        """From now on everything counts, and nothing of before."""
+        self.steps.clear()
         self.gone.clear()
-
-    def add_step(self, machine: Machine, step: Step, seconds: float) -> None:
-        """Notes a step that took `seconds` and has just ended."""
-        if self.started:
-            self.steps.append((machine, step, seconds))
 
 
 def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine], now: float) -> dict[str, Any]:
@@ -71,13 +65,10 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
     """
     presences = [*tally.gone, *staying]
     node_seconds = sum(presence.seconds for presence in presences)
-    out, inwards, counts = Counter[str](), Counter[str](), Counter[str]()
-    for presence in presences:
-        out.update(presence.meter.out)
-        inwards.update(presence.meter.inwards)
-        counts.update(presence.meter.counts)
-        counts["entries"] += presence.entries
-        counts["new entries"] += presence.new
+    meters = [presence.meter for presence in presences]
+    out, inwards, counts = (
+        sum((getattr(meter, name) for meter in meters), Counter[str]()) for name in ("out", "inwards", "counts")
+    )
     scenario = tally.scenario
     found = {
         "nodes": scenario.nodes,
@@ -93,7 +84,7 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         "connections_per_node_hour": 3600 * counts["connections"] / node_seconds,
         "exchanges_with_strangers": _ratio(counts["strangers"], counts["exchanges"]),
         "exchanges_failed": _ratio(counts["exchanges failed"], counts["exchanges"]),
-        "entries_new": _ratio(counts["new entries"], counts["entries"]),
+        "entries_new": _ratio(sum(one.new for one in presences), sum(one.entries for one in presences)),
         "fetches_failed": _ratio(counts["fetches failed"], counts["fetches"]),
         "packets_busy": _ratio(counts["busy"], counts["packets asked"]),
         **_hot_spots(presences),
