@@ -213,8 +213,8 @@ def test_the_bytes_of_the_directory_are_those_of_real_messages() -> None:
     result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
     nearest = dht_pb2.FindResponse(results=[result], peer=node)
     assert len(pack_answer([record])) == pytest.approx(directory.RECORD_BYTES, abs=8)
-    assert store.ByteSize() == pytest.approx(directory.STORE_BYTES, abs=8)
-    assert nearest.ByteSize() == directory.NEAREST_BYTES
+    assert store.ByteSize() == pytest.approx(directory.RECORD_BYTES + directory.STORE_BYTES, abs=8)
+    assert nearest.ByteSize() == directory.ANSWER_BYTES + NEAREST_MAX * directory.NAMED_BYTES
 
 
 def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 
 from ftis_node.swarm.wire import libp2p, p2pd
 from tests.support.swarm import Member, all_meet, eventually, member
@@ -82,6 +83,35 @@ async def test_while_ones_own_p2pd_cannot_be_started_no_peer_is_blamed_and_it_is
         assert tries == 3 and "Cannot allocate memory" in caplog.text
         made = two.make(1)
         await eventually(lambda: set(one.admitted) == made, "it goes on")
+
+
+async def test_a_p2pd_that_is_only_slow_has_longer_after_each_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start and to answer. On a crowded machine nodes would else do little but start it again."""
+    answered, identify = asyncio.Event(), Client.identify
+
+    async def slow(client: Any) -> Any:
+        await asyncio.sleep(0.4)
+        return await identify(client)
+
+    async with member(1, tmp_path) as node:
+        ping = node.transport._answers
+
+        async def answers() -> bool:
+            if good := await ping():
+                answered.set()
+            return good
+
+        monkeypatch.setattr(node.transport, "_answers", answers)
+        monkeypatch.setattr(Client, "identify", slow)
+        for wait in ("libp2p.PING_SECONDS", "p2pd.START_SECONDS"):
+            monkeypatch.setattr(f"ftis_node.swarm.wire.{wait}", 0.02)
+        for pause in ("swarm.FIRST_PAUSE", "swarm.LONGEST_PAUSE", "wire.libp2p.PING_EVERY"):
+            monkeypatch.setattr(f"ftis_node.swarm.{pause}", 0.1)
+        monkeypatch.setattr(libp2p, "LONGEST_PATIENCE", 1e4)  # times 20 ms
+        await eventually(answered.is_set, "it answers in time", 60)
+        assert node.swarm.supervisor.restarts > 0
 
 
 async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(
