@@ -13,11 +13,12 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
+from hivemind.proto.dht_pb2 import NodeInfo, StoreRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
-from ftis_node.lab.simulation.directory import directory_figures
+from ftis_node.lab.simulation.directory import RECORD_BYTES, STORE_BYTES, directory_figures
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW_MAX, REFERRER_PART, Referrers
 from ftis_node.swarm.identity import Identity
@@ -228,6 +229,11 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
     more = {"warmup": 1.0, "seconds": 20.0, "fresh": True, "record_bytes": size}
     simulated = await asyncio.to_thread(directory_figures, few, **more)
     assert drawn[1] - drawn[0] == pytest.approx(simulated["directory_bytes_out_per_node_s"] * 20 * 3, rel=0.03)
+    long = of(ALICE, addresses=[f"/ip4/11.22.33.44/udp/40001/quic-v1/p2p/{ALICE.peer_id}"] * 4)
+    lists = {"keys": [long.key], "subkeys": [long.subkey], "values": [long.value]}
+    stored = StoreRequest(**lists, expiration_time=[1.0], in_cache=[False], peer=NodeInfo(node_id=bytes(20)))
+    assert len(records.pack_answer([long])) == pytest.approx(RECORD_BYTES, abs=20)
+    assert stored.ByteSize() - len(records.pack_answer([long])) == pytest.approx(STORE_BYTES, abs=8)
 
 
 async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

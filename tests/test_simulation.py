@@ -8,16 +8,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
-from hivemind.proto import dht_pb2
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.lab.simulation import directory
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
-from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
+from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
@@ -26,8 +23,6 @@ from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.wire.dht_limits import NEAREST_MAX, RECORD_LIFETIME
-from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
 
 # Short sessions, so that nodes leave in the middle of everything.
 RESTLESS = Scenario(nodes=24, seconds=180.0, session_seconds=150.0, outbound_only=0.4)
@@ -201,20 +196,6 @@ def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the
     under_one_key = 2000 / 180 * 64 * 504
     assert many["directory_busiest_bytes_out_s"] < under_one_key / 20
     assert many["directory_bytes_out_per_node_s"] < 2 * few["directory_bytes_out_per_node_s"]
-
-
-def test_the_bytes_of_the_directory_are_those_of_real_messages() -> None:
-    who, rng = Identity(bytes(32)), random.Random(0)
-    addresses = [*draw_addresses(who.peer_id, rng), *draw_addresses(who.peer_id, rng)]
-    record = OwnerSigned(who, RUN.id).sign("", addresses, RECORD_LIFETIME)
-    node = dht_pb2.NodeInfo(node_id=bytes(20))
-    stored: dict[str, Any] = {"keys": [record.key], "subkeys": [record.subkey], "values": [record.value]}
-    store = dht_pb2.StoreRequest(**stored, expiration_time=[record.expiration_time], in_cache=[False], peer=node)
-    result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
-    nearest = dht_pb2.FindResponse(results=[result], peer=node)
-    assert len(pack_answer([record])) == pytest.approx(directory.RECORD_BYTES, abs=8)
-    assert store.ByteSize() == pytest.approx(directory.RECORD_BYTES + directory.STORE_BYTES, abs=8)
-    assert nearest.ByteSize() == directory.ANSWER_BYTES + NEAREST_MAX * directory.NAMED_BYTES
 
 
 def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:
