@@ -26,8 +26,8 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits, records
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, GuardedDht
-from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NAMED_NODES, NEAREST_MAX, OWN_NODES
-from ftis_node.swarm.wire.directory import Answer, Directory, check
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
+from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.records import MAX_KEYS, OTHERS_MAX, OwnerSigned, Shelf, key_bytes, keys_of, shard_of
 from tests.hostile.directory import DHTProtocol, made_up, near, pack

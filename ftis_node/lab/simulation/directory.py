@@ -25,10 +25,10 @@ from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 SECONDS, WARMUP = 600.0, 300.0  # that count, and before them
 LATER = 2  # the turn from which a node has enough peers, if there are so many
 
-# Bytes of real messages; tests/test_simulation.py makes them again. An answer, and each node that it names; a record of
+# Bytes of real messages; tests/test_directory.py makes them again. An answer, and each node that it names; a record of
 # four addresses in an answer, and what a call to store one has besides.
 ANSWER_BYTES, NAMED_BYTES, RECORD_BYTES, STORE_BYTES = 27, 62, 504, 48
-ASKED = dht.OWN_NODES + dht.NAMED_NODES
+ASKED = dht.NEAREST_MAX + 1  # by a walk where all know all: an answer names no others
 LATENCIES = 4  # of a look-up: two rounds of questions
 
 

@@ -13,5 +13,4 @@ FULL_PART = 1 / 16
 REFERRERS_ENOUGH = 3
 NEAREST_MAX = 20  # nodes that an answer names for a key: hivemind's bucket
 OWN_NODES = 12  # nodes from the own routing table, which have answered or called this node
-NAMED_NODES = 12  # calls of a look-up to nodes that other nodes named
 AT_ONCE = 4  # nodes asked at a time

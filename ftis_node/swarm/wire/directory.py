@@ -18,13 +18,14 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import GuardedDht
-from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NAMED_NODES, OWN_NODES, REPLICAS
+from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, OWN_NODES, REPLICAS
 from ftis_node.swarm.wire.records import OwnerSigned, Shelf, key_bytes, shard_of, unpack_answer
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
 DHT_SECONDS = 10.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
+NAMED_NODES = 12  # calls of a look-up to nodes that other nodes named
 NAMED_BY_ONE = 4  # used from each answer
 
 logger = logging.getLogger(__name__)
