@@ -49,9 +49,9 @@ async def test_figures_are_told_while_p2pd_is_being_replaced() -> None:
     async with contextlib.AsyncExitStack() as stack:
         node = BenchNode(0, 32)
         await node.start(stack, make_context(node.run), setup)
-        before, child = node.figures()["p2pd_memory"], node.transport.p2p._child
-        child.kill()
-        await child.wait()
+        before = node.figures()["p2pd_memory"]
+        node.transport.p2p._child.kill()
+        await node.transport.p2p._child.wait()
         assert node.figures()["p2pd_memory"] == before > 0
 
 

@@ -25,7 +25,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits, records
-from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, GuardedDht
+from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, RECORD, GuardedDht
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -226,14 +226,13 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
                 await node.find(lambda answer: None, alone=False)
             drawn.append(sum(node._traffic.bytes_out for node in nodes.values()))
     few, size = Scenario(nodes=3, session_seconds=1e9), len(records.pack_answer([of(ALICE)]))
-    more = {"warmup": 1.0, "seconds": 20.0, "fresh": True, "record_bytes": size}
-    simulated = await asyncio.to_thread(directory_figures, few, **more)
+    simulated = await asyncio.to_thread(directory_figures, few, warmup=1.0, seconds=20.0, fresh=True, record_bytes=size)
     assert drawn[1] - drawn[0] == pytest.approx(simulated["directory_bytes_out_per_node_s"] * 20 * 3, rel=0.03)
     long = of(ALICE, addresses=[f"/ip4/11.22.33.44/udp/40001/quic-v1/p2p/{ALICE.peer_id}"] * 4)
-    lists = {"keys": [long.key], "subkeys": [long.subkey], "values": [long.value]}
-    stored = StoreRequest(**lists, expiration_time=[1.0], in_cache=[False], peer=NodeInfo(node_id=bytes(20)))
-    assert len(records.pack_answer([long])) == pytest.approx(RECORD_BYTES, abs=20)
-    assert stored.ByteSize() - len(records.pack_answer([long])) == pytest.approx(STORE_BYTES, abs=8)
+    fields = zip(RECORD, (long.key, long.subkey, long.value, 1.0, False), strict=True)
+    stored = StoreRequest(**{name: [one] for name, one in fields}, peer=NodeInfo(node_id=bytes(20)))
+    packed = len(records.pack_answer([long]))
+    assert [packed, stored.ByteSize() - packed] == pytest.approx([RECORD_BYTES, STORE_BYTES], abs=12)
 
 
 async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """A simulated swarm does the same for the same seed, loses no byte and no rule, and fills its batches."""
 
-import asyncio
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -13,9 +11,9 @@ import pytest
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation.directory import directory_figures
-from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
+from ftis_node.lab.simulation.network import KINDS
 from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.scenario import Machine, Scenario
+from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
@@ -102,16 +100,6 @@ def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
     figures = Simulation(Scenario(nodes=10, seconds=90.0, session_seconds=1e9)).run()
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
-
-
-async def test_a_node_that_left_receives_nothing() -> None:
-    network = Network(0.0, random.Random(0))
-    alice, bob = (MemoryTransport(network, name, Machine(1.0, 1.0, 1e6, False), ()) for name in (b"alice", b"bob"))
-    bob.leave()
-    alice.carry(b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
-    assert network.totals["flying"] == 7
-    await asyncio.sleep(0.01)
-    assert network.totals == {"sent": 7, "flying": 0, "lost": 7}
 
 
 def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:

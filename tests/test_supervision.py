@@ -76,8 +76,8 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         monkeypatch.setattr(one.transport, "_answers", answers)
         monkeypatch.setattr(p2pd, "START_SECONDS", 0.02)
         monkeypatch.setattr("ftis_node.swarm.swarm.FIRST_PAUSE", 0.01)
-        for name, value in {"PING_SECONDS": 0.3, "LONGEST_PATIENCE": 1e4}.items():
-            monkeypatch.setattr(libp2p, name, value)
+        monkeypatch.setattr(libp2p, "PING_SECONDS", 0.3)
+        monkeypatch.setattr(libp2p, "LONGEST_PATIENCE", 1e4)
         await eventually(lambda: not one.transport.up, "it is noticed")
         for _ in range(5):
             one.swarm.membership.failed(two.author)
