@@ -1,26 +1,31 @@
 """Row 38: answers of the DHT are cut down, checked and known by their referrer; honest nodes still find one another."""
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
+from hivemind.proto.dht_pb2 import NodeInfo, StoreRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
+from ftis_node.lab.simulation.directory import RECORD_BYTES, STORE_BYTES, directory_figures
+from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW_MAX, REFERRER_PART, Referrers
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits, records
-from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE
+from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, RECORD, GuardedDht
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -203,6 +208,46 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
             assert told[other.author] == own(other)
         referrers = {one.referrer for one in await found(alice)}
         assert BOB.author in referrers
+
+
+async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: Path) -> None:
+    """In a turn of `Swarm._record_loop`. Before, simulated answers named twenty nodes however few there were."""
+    async with (
+        joined(ALICE, tmp_path) as (alice, at_alice),
+        joined(BOB, tmp_path, at_alice) as (bob, at_bob),
+        joined(MALLORY, tmp_path, at_alice, at_bob) as (carol, _),
+    ):
+        nodes = {ALICE: alice, BOB: bob, MALLORY: carol}
+        drawn = []
+        for _ in range(2):  # of the second each finds all records
+            for who, node in nodes.items():
+                await node.join([other.author for other in nodes if other != who])
+                await node.publish(own(who), settled=False)
+                await node.find(lambda answer: None, alone=False)
+            drawn.append(sum(node._traffic.bytes_out for node in nodes.values()))
+    few, size = Scenario(nodes=3, session_seconds=1e9), len(records.pack_answer([of(ALICE)]))
+    simulated = await asyncio.to_thread(directory_figures, few, warmup=1.0, seconds=20.0, fresh=True, record_bytes=size)
+    assert drawn[1] - drawn[0] == pytest.approx(simulated["directory_bytes_out_per_node_s"] * 20 * 3, rel=0.03)
+    long = of(ALICE, addresses=[f"/ip4/11.22.33.44/udp/40001/quic-v1/p2p/{ALICE.peer_id}"] * 4)
+    fields = zip(RECORD, (long.key, long.subkey, long.value, 1.0, False), strict=True)
+    stored = StoreRequest(**{name: [one] for name, one in fields}, peer=NodeInfo(node_id=bytes(20)))
+    packed = len(records.pack_answer([long]))
+    assert [packed, stored.ByteSize() - packed] == pytest.approx([RECORD_BYTES, STORE_BYTES], abs=12)
+
+
+async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, told = GuardedDht.add_p2p_handlers, []
+
+    async def asked_early(bob: GuardedDht, *about: Any) -> None:
+        await add(bob, *about)
+        told.append(await dht.look_up(BOB.author, KEY))
+
+    async with joined(ALICE, tmp_path) as (alice, at_alice):
+        dht = alice._dht
+        assert dht is not None
+        monkeypatch.setattr(GuardedDht, "add_p2p_handlers", asked_early)
+        async with joined(BOB, tmp_path, at_alice):
+            assert told == [(b"", [])]
 
 
 async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path) -> None:

@@ -1,24 +1,19 @@
 """A simulated swarm does the same for the same seed, loses no byte and no rule, and fills its batches."""
 
-import asyncio
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
-from hivemind.proto import dht_pb2
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.lab.simulation import directory
 from ftis_node.lab.simulation.directory import directory_figures
-from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
-from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
-from ftis_node.lab.simulation.scenario import Machine, Scenario
+from ftis_node.lab.simulation.network import KINDS
+from ftis_node.lab.simulation.node import SimulatedNode
+from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
@@ -26,8 +21,6 @@ from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.wire.dht_limits import NEAREST_MAX, RECORD_LIFETIME
-from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
 
 # Short sessions, so that nodes leave in the middle of everything.
 RESTLESS = Scenario(nodes=24, seconds=180.0, session_seconds=150.0, outbound_only=0.4)
@@ -107,16 +100,6 @@ def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
     figures = Simulation(Scenario(nodes=10, seconds=90.0, session_seconds=1e9)).run()
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
-
-
-async def test_a_node_that_left_receives_nothing() -> None:
-    network = Network(0.0, random.Random(0))
-    alice, bob = (MemoryTransport(network, name, Machine(1.0, 1.0, 1e6, False), ()) for name in (b"alice", b"bob"))
-    bob.leave()
-    alice.carry(b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
-    assert network.totals["flying"] == 7
-    await asyncio.sleep(0.01)
-    assert network.totals == {"sent": 7, "flying": 0, "lost": 7}
 
 
 def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:
@@ -201,20 +184,6 @@ def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the
     under_one_key = 2000 / 180 * 64 * 504
     assert many["directory_busiest_bytes_out_s"] < under_one_key / 20
     assert many["directory_bytes_out_per_node_s"] < 2 * few["directory_bytes_out_per_node_s"]
-
-
-def test_the_bytes_of_the_directory_are_those_of_real_messages() -> None:
-    who, rng = Identity(bytes(32)), random.Random(0)
-    addresses = [*draw_addresses(who.peer_id, rng), *draw_addresses(who.peer_id, rng)]
-    record = OwnerSigned(who, RUN.id).sign("", addresses, RECORD_LIFETIME)
-    node = dht_pb2.NodeInfo(node_id=bytes(20))
-    stored: dict[str, Any] = {"keys": [record.key], "subkeys": [record.subkey], "values": [record.value]}
-    store = dht_pb2.StoreRequest(**stored, expiration_time=[record.expiration_time], in_cache=[False], peer=node)
-    result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
-    nearest = dht_pb2.FindResponse(results=[result], peer=node)
-    assert len(pack_answer([record])) == pytest.approx(directory.RECORD_BYTES, abs=8)
-    assert store.ByteSize() == pytest.approx(directory.STORE_BYTES, abs=8)
-    assert nearest.ByteSize() == directory.NEAREST_BYTES
 
 
 def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:

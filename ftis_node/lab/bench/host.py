@@ -81,6 +81,7 @@ class BenchNode:
         self.steps = self.short = 0
         self.announced: dict[int, float] = {}  # round → when, on the machine's clock
         self._made = Round()
+        self._p2pd = 0.0, 0  # CPU-seconds and bytes, when it last was there
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
         """Starts p2pd."""
@@ -206,6 +207,9 @@ class BenchNode:
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
         ages = sorted(self.ages)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+            process = psutil.Process(self.transport.pid)
+            self._p2pd = sum(process.cpu_times()[:2]), process.memory_info().rss
         return {
             "number": self.number,
             **self.counts(),
@@ -222,8 +226,8 @@ class BenchNode:
             "age_p95": ages[len(ages) * 95 // 100] if ages else None,
             "steps": self.steps,
             "short": self.short,
-            "p2pd_cpu": sum(psutil.Process(self.transport.pid).cpu_times()[:2]),
-            "p2pd_memory": psutil.Process(self.transport.pid).memory_info().rss,
+            "p2pd_cpu": self._p2pd[0],
+            "p2pd_memory": self._p2pd[1],
         }
 
 

@@ -24,7 +24,7 @@ from ftis_node.node.stepper import exchange_interval
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 
-MEET_SECONDS = 600.0
+MEET_SECONDS = 900.0
 ANSWER_SECONDS = 60.0
 STARTED_AT_ONCE = 8  # processes
 

@@ -38,9 +38,11 @@ def write_index(directory: Path) -> Path:
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """A line for each claim of the paper, and for each report's own claims their number by verdict."""
     every = [(name, claim) for name, report in reports.items() for claim in report["claims"]]
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(claim["verdict"] for _, claim in every).most_common())
     hours = sum(report["cpu_hours"] for report in reports.values())
-    lines = [f"{len(every)} claims: {counts}; {hours:.0f} hours of a core.", ""]
+    lines = [
+        f"{count} claims: {told}; {hours:.0f} hours of a core.\n"
+        for _, count, told in tallied(("", claim["verdict"]) for _, claim in every)
+    ]
     if paper := [(name, claim) for name, claim in every if claim["source"] == "paper"]:
         lines += ["**Claims of the paper**", "", "| claim | verdict | difference [95 %] | seeds | report |"]
         lines += ["|---|---|---|---|---|", *(_line(name, claim) for name, claim in paper), ""]

@@ -1,15 +1,17 @@
 """The cost of the DHT for the nodes that answer: records left and looked up, by the rules of `swarm.wire.directory`.
 
-It is simulated apart from the rest, for a quarter of an hour whatever the scenario's length: a node publishes every
-three minutes, and ten thousand nodes are simulated for less than that. Every node reaches every other, so the few that
-are nearest to a key serve everybody. A real swarm is cheaper for them: p2pd reaches only nodes that it has met.
+It is simulated apart from the rest, normally for a quarter of an hour whatever the scenario's length: a node publishes
+every three minutes, and ten thousand nodes are simulated for less than that. Every node reaches every other, so the few
+that are nearest to a key serve everybody. A real swarm is cheaper for them: p2pd reaches only nodes that it has met.
 """
 
 import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +22,13 @@ from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SE
 from ftis_node.swarm.wire import dht_limits as dht
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
-SECONDS, WARMUP = 900.0, 300.0
+SECONDS, WARMUP = 600.0, 300.0  # that count, and before them
+LATER = 2  # the turn from which a node has enough peers, if there are so many
 
-
-# Bytes of real messages; tests/test_simulation.py makes them again. A record of four addresses in an answer, a call
-# to store one, and an answer that names twenty nodes.
-RECORD_BYTES, STORE_BYTES, NEAREST_BYTES = 504, 552, 1267
+# Bytes of real messages; tests/test_directory.py makes them again. An answer, and each node that it names; a record of
+# four addresses in an answer, and what a call to store one has besides.
+ANSWER_BYTES, NAMED_BYTES, RECORD_BYTES, STORE_BYTES = 27, 62, 504, 48
+ASKED = dht.NEAREST_MAX + 1  # by a walk where all know all: an answer names no others
 LATENCIES = 4  # of a look-up: two rounds of questions
 
 
@@ -92,77 +95,77 @@ class SimulatedDht:
     A place keeps its id when its node leaves, and the next has other digits to its peer id.
     """
 
-    def __init__(self, nodes: int, session_seconds: float, seed: int) -> None:
+    def __init__(self, scenario: Scenario, *, fresh: bool = False, record_bytes: int = RECORD_BYTES) -> None:
+        """
+        Args:
+            fresh: all nodes join in second 0; else they have been there for some time.
+        """
         self.loop = SimulatedLoop()
         self.out, self.inwards = Counter[int](), Counter[int]()
-        self._rng = random.Random(f"directory {seed}")
-        self._ids = np.random.default_rng(seed).integers(0, 2**63, nodes, np.uint64)
-        self._session = session_seconds
-        self._settles = nodes > ENOUGH_PEERS
+        self._rng = random.Random(f"directory {scenario.seed}")
+        self._ids = np.random.default_rng(scenario.seed).integers(0, 2**63, scenario.nodes, np.uint64)
+        self._session = scenario.session_seconds
+        self._settles = scenario.nodes > ENOUGH_PEERS
+        self._record_bytes = record_bytes
+        self._answer_bytes = ANSWER_BYTES + NAMED_BYTES * min(dht.NEAREST_MAX, max(0, scenario.nodes - 2))
+        self._here: dict[int, str] = {}  # who has a place
         self._kept: dict[str, dict[object, float]] = {}
-        self._full: dict[object, set[int]] = {}
         self._nearest: dict[str, list[int]] = {}
-        for place in range(nodes):
-            who = self._newcomer()
-            self.loop.call_later(self._rng.uniform(0, SETTLED_RECORD_SECONDS), self._publish, place, who, self._settles)
-            self.loop.call_later(self._rng.expovariate(1 / session_seconds), self._replace, place, who)
-        for counts in (self.out, self.inwards):
-            self.loop.call_later(WARMUP, counts.clear)
+        for place in range(scenario.nodes):
+            wait = 0.0 if fresh else self._rng.uniform(0, SETTLED_RECORD_SECONDS)
+            self.loop.call_later(wait, self._arrive, place, 0 if fresh else LATER)
 
-    def run(self, seconds: float) -> None:
-        """Runs to this second."""
-        self.loop.run_until_complete(asyncio.sleep(seconds))
-        self.loop.close()
+    def _arrive(self, place: int, turn: int = 0) -> None:
+        """Another node has this place for a session."""
+        self._here[place] = who = f"{self._rng.getrandbits(128):032x}"  # the digits of its peer id's SHA-256
+        self.loop.call_later(self._rng.expovariate(1 / self._session), self._arrive, place)
+        self._turn(place, who, set(), turn)
 
-    def _newcomer(self) -> str:
-        """The hexadecimal digits of a peer id's SHA-256."""
-        who = f"{self._rng.getrandbits(128):032x}"
-        self._full[who] = set()
-        return who
+    def _turn(self, place: int, who: str, full: set[int], turn: int) -> None:
+        """As `Swarm._record_loop`, with two turns as if the first peers had not named enough.
 
-    def _replace(self, place: int, old: str) -> None:
-        del self._full[old]
-        who = self._newcomer()
-        self._publish(place, who, False)
-        self.loop.call_later(self._rng.expovariate(1 / self._session), self._replace, place, who)
-
-    def _publish(self, place: int, who: str, settled: bool) -> None:
-        """As `Directory._publish`; a newcomer looks up once, as if the first peers had not named enough."""
-        full = self._full.get(who)
-        if full is None:
+        Args:
+            full: depths at which its key had no room.
+        """
+        if self._here[place] != who:
             return  # it has left
-        for depth in dht.DEPTHS:
+        settled = self._settles and turn >= LATER
+        if len(self._ids) <= dht.OWN_NODES:
+            self._ask(place, "")  # `Directory._meet`
+        for depth in dht.DEPTHS:  # `Directory._publish`
             if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
-                (full.discard if self._leave(who, who[:depth]) else full.add)(depth)
+                (full.discard if self._leave(place, who, who[:depth]) else full.add)(depth)
             if depth not in full:
                 break
-        if not settled:
-            self.loop.call_later(FIRST_LOOK_UP_SECONDS, self._look_up, who)
-        pause = SETTLED_RECORD_SECONDS if self._settles else RECORD_SECONDS
-        self.loop.call_later(pause, self._publish, place, who, self._settles)
+        if turn and not settled:
+            self._look_up(place, full)
+        pause = SETTLED_RECORD_SECONDS if settled else RECORD_SECONDS if turn else FIRST_LOOK_UP_SECONDS
+        self.loop.call_later(pause, self._turn, place, who, full, turn + 1)
 
-    def _leave(self, who: str, shard: str) -> bool:
+    def _leave(self, place: int, who: str, shard: str) -> bool:
         kept = self._records(shard)
         if who not in kept and len(kept) >= dht.MAX_RECORDS:
             del kept[self._rng.choice(list(kept))]
         kept[who] = self.loop.time() + dht.RECORD_LIFETIME
-        near = self._near(shard)
-        for place in near:  # the walk to them
-            self.out[place] += NEAREST_BYTES
-        for place in near[: dht.REPLICAS]:
-            self.inwards[place] += STORE_BYTES
+        self._ask(place, shard)
+        for keeper in self._near(shard)[: dht.REPLICAS]:
+            self.inwards[keeper] += self._record_bytes + STORE_BYTES if keeper != place else 0
         return len(kept) < dht.MAX_RECORDS
 
-    def _look_up(self, who: str) -> None:
-        if who in self._full:
-            depth = self._rng.randint(0, min(1 + max(self._full[who], default=-1), dht.DEPTHS[-1]))
-            shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}" if depth else ""
-            kept = self._records(shard)
-            asked = self._near(shard)[: dht.AT_ONCE if len(kept) >= dht.MAX_RECORDS else dht.OWN_NODES]
-            for place in asked:
-                self.out[place] += NEAREST_BYTES
-            for place in asked[: dht.REPLICAS]:
-                self.out[place] += len(kept) * RECORD_BYTES
+    def _look_up(self, place: int, full: set[int]) -> None:
+        depth = self._rng.randint(0, min(1 + max(full, default=-1), dht.DEPTHS[-1]))
+        shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}" if depth else ""
+        kept = self._records(shard)
+        asked = self._ask(place, shard, dht.AT_ONCE if len(kept) >= dht.MAX_RECORDS else ASKED)
+        for keeper in {*asked} & {*self._near(shard)[: dht.REPLICAS]}:
+            self.out[keeper] += len(kept) * self._record_bytes
+
+    def _ask(self, place: int, shard: str, most: int = ASKED) -> list[int]:
+        """As `wire.directory.walk`: the places whose nodes answer."""
+        asked = [other for other in self._near(shard) if other != place][:most]
+        for other in asked:
+            self.out[other] += self._answer_bytes
+        return asked
 
     def _records(self, shard: str) -> dict[object, float]:
         kept = self._kept.setdefault(shard, {})
@@ -174,16 +177,26 @@ class SimulatedDht:
         """The places nearest to a key, nearest first."""
         if shard not in self._nearest:
             far = self._ids ^ np.uint64(random.Random(f"key {shard}").getrandbits(63))
-            some = np.argpartition(far, min(dht.OWN_NODES, len(far)) - 1)[: dht.OWN_NODES]
+            some = np.argpartition(far, min(ASKED, len(far) - 1))[: ASKED + 1]
             self._nearest[shard] = [int(place) for place in some[np.argsort(far[some])]]
         return self._nearest[shard]
 
 
-def directory_figures(scenario: Scenario) -> dict[str, float]:
-    """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean."""
-    places = SimulatedDht(scenario.nodes, scenario.session_seconds, scenario.seed)
-    places.run(SECONDS)
-    seconds = SECONDS - WARMUP
+def directory_figures(
+    scenario: Scenario, *, warmup: float = WARMUP, seconds: float = SECONDS, **more: Any
+) -> dict[str, float]:
+    """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean.
+
+    Args:
+        seconds: that count, after those of `warmup`.
+        more: as `SimulatedDht` takes it.
+    """
+    places = SimulatedDht(scenario, **more)
+    with closing(places.loop) as loop:
+        loop.run_until_complete(asyncio.sleep(warmup))
+        places.out.clear()
+        places.inwards.clear()
+        loop.run_until_complete(asyncio.sleep(seconds))
     return {
         "directory_busiest_bytes_out_s": max(places.out.values(), default=0) / seconds,
         "directory_busiest_bytes_in_s": max(places.inwards.values(), default=0) / seconds,

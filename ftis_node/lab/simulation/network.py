@@ -127,7 +127,7 @@ class MemoryTransport:
         """Nothing here ever breaks."""
 
     async def trouble(self) -> str:
-        await _never()
+        await asyncio.Event().wait()  # until it is cancelled
         return ""
 
     async def addresses(self) -> list[str]:
@@ -158,8 +158,8 @@ class MemoryTransport:
             other.links.discard(self.author)
 
     async def neighbours(self) -> dict[bytes, list[str]]:
-        nodes = self._network.nodes
-        return {peer: [_bare(text) for text in nodes[peer].machine_addresses] for peer in self.links if peer in nodes}
+        known = {peer: self._network.nodes[peer] for peer in self.links if peer in self._network.nodes}
+        return {peer: [text.rpartition("/p2p/")[0] for text in node.machine_addresses] for peer, node in known.items()}
 
     async def serve(self, handlers: Handlers) -> None:
         self._inbound = Inbound(handlers)
@@ -202,7 +202,7 @@ class MemoryTransport:
         other = self._network.nodes.get(peer) if peer in self.links else None
         if other is None:
             self.meter.counts["fetches failed"] += 1
-            await _never()
+            await asyncio.Event().wait()
             raise Unreachable("there is no connection")
         return self._chunks(other, requests)
 
@@ -221,11 +221,8 @@ class MemoryTransport:
         other = self._network.nodes.get(peer) if peer in self.links else None
         if other is not None:
             self._send(peer, kind, request.ByteSize(), lambda: other.asked(self.author, kind, handler, answer))
-        late = self._network.loop.call_later(seconds, _time_out, answer)
-        try:
+        async with asyncio.timeout(seconds):
             return await answer
-        finally:
-            late.cancel()
 
     def asked(self, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]) -> None:
         """A call has arrived, whose `answer` is awaited at the caller's."""
@@ -327,17 +324,3 @@ class MemoryTransport:
     def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-
-def _time_out(answer: asyncio.Future[Any]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
-
-
-async def _never() -> None:
-    """Waits until it is cancelled."""
-    await asyncio.get_running_loop().create_future()
-
-
-def _bare(address: str) -> str:
-    return address.rpartition("/p2p/")[0]

@@ -45,7 +45,7 @@ class Simulation:
         """Runs to the end; returns the figures. progress: is told the simulated second every two real seconds or so."""
         loop = SimulatedLoop()
         clocks = Clocks(boot=loop.time, unix=lambda: UNIX_START + loop.time(), thread=lambda: 0.0)
-        with _no_collector(), _quiet(), replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with _undisturbed(), replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
             staying = runner.run(self._run(progress))
         return figures(self.tally, staying, self.first, self.scenario.seconds)
 
@@ -108,12 +108,15 @@ class Simulation:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again.
+def _undisturbed() -> Iterator[None]:
+    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again. Objects
+    made before the simulation are frozen, so that its own collections go only through its own.
 
-    Objects made before the simulation are frozen, so that its own collections go only through its own.
+    Thousands of nodes warn of thousands of peers that left; only errors are news.
     """
-    enabled = gc.isenabled()
+    logger, enabled = logging.getLogger("ftis_node.swarm"), gc.isenabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     gc.disable()
     gc.freeze()
     try:
@@ -122,15 +125,4 @@ def _no_collector() -> Iterator[None]:
         gc.unfreeze()
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Thousands of nodes warn of thousands of peers that left; only errors are news."""
-    logger = logging.getLogger("ftis_node.swarm")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
         logger.setLevel(level)

@@ -36,6 +36,7 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
 
     shelf: Shelf
     traffic: Traffic
+    node_info = dht_pb2.NodeInfo()  # peers may call before hivemind sets it
 
     @classmethod
     async def begin(cls, p2p: Any, shelf: Shelf, traffic: Traffic) -> GuardedDht:

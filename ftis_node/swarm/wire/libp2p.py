@@ -30,10 +30,13 @@ from ftis_node.swarm.wire.p2pd import kill, launch
 from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, OfPeer, Requests, Unreachable
 
 DIAL_SECONDS = 5.0
-# The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
+# The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once. On a crowded machine
+# p2pd may just be slow, and starting another makes all slower: with each restart the node waits twice as long, and
+# after each answer a little shorter.
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
+LONGEST_PATIENCE, CALMED = 16.0, 0.99  # times as long as at first; what an answer leaves of it
 HEALTH_SECONDS = 2.0
 KNOCK_SECONDS = 2.0
 FAILURES_KEPT = 256
@@ -81,6 +84,7 @@ class Libp2p:
         self.up = False
         self.listening = listening
         self._down_since: float | None = None
+        self._patience = 1.0
         self.port = 0
         self._started = started
         self._failures = Bounded[bytes, str](FAILURES_KEPT)  # by peer, why the last dial failed
@@ -110,6 +114,7 @@ class Libp2p:
             UserError: p2pd does not start.
         """
         self.up = False
+        self._patience = min(2 * self._patience, LONGEST_PATIENCE)
         self._down_since = self._down_since or time.monotonic()
         await kill(self.p2p, self.listening.sockets)
         await self._launch()
@@ -194,7 +199,7 @@ class Libp2p:
         """Pass calls of peers to these handlers from now on; call it again after a restart."""
         if self._service is None:
             self._service = FtisSwarm(handlers)
-        await asyncio.wait_for(self._service.add_p2p_handlers(self.p2p), DIAL_SECONDS)
+        await asyncio.wait_for(self._service.add_p2p_handlers(self.p2p), DIAL_SECONDS * self._patience)
 
     async def serve_no_more(self) -> None:
         """End all streams of peers, and refuse further calls."""
@@ -247,7 +252,7 @@ class Libp2p:
         for last in (False, True):
             self.port = self.port or self.listening.port or free_port(self.listening.host)
             try:
-                self.p2p = await launch(self.listening, self.port)
+                self.p2p = await launch(self.listening, self.port, self._patience)
                 break
             except UserError:
                 if last or self.listening.port != 0:
@@ -260,9 +265,10 @@ class Libp2p:
 
     async def _answers(self) -> bool:
         try:
-            await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS)
+            await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS * self._patience)
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
+        self._patience = max(1.0, CALMED * self._patience)
         return True
 
 

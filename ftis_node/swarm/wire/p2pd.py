@@ -340,8 +340,8 @@ async def _relay_for_nobody(p2p: Any) -> None:
     await p2p.remove_binary_stream_handler(_HOP)
 
 
-async def launch(how: Listening, port: int) -> Any:
-    """Start p2pd. Raises UserError if the port is taken, or p2pd does not start."""
+async def launch(how: Listening, port: int, patience: float) -> Any:
+    """Start p2pd. Raises UserError if the port is taken, or p2pd does not start in `patience` times 15 s."""
     if how.listen:
         check_port(how.host, port)
     p2p = None
@@ -356,11 +356,11 @@ async def launch(how: Listening, port: int) -> Any:
             identity_path=str(how.key),
             dht_mode=_KADEMLIA_CLIENT if how.relays else _NO_KADEMLIA,
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `duplicate.somebody_else`
-            startup_timeout=START_SECONDS,
+            startup_timeout=START_SECONDS * patience,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
         if not how.relay_for_others:
-            await asyncio.wait_for(_relay_for_nobody(p2p), START_SECONDS)
+            await asyncio.wait_for(_relay_for_nobody(p2p), START_SECONDS * patience)
     except (P2PDaemonError, TimeoutError) as error:
         if p2p is not None:
             await kill(p2p, how.sockets)
