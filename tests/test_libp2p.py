@@ -99,8 +99,7 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     assert first.port == port
     other = await start(tmp_path / "other", before=port)
     assert other.port not in (0, port)
-    await first.close()
-    await other.close()
+    await asyncio.gather(first.close(), other.close())
 
 
 async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         ping, pid = one.transport._answers, one.transport.pid
 
         async def slow(client: Any) -> Any:
-            await asyncio.sleep(0.0 if client is two.transport.p2p._client else 1.0)
+            await asyncio.sleep(0.0 if client is two.transport.p2p._client else 0.5)
             return await identify(client)
 
         async def answers() -> bool:
@@ -85,6 +85,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         await is_back(one, pid)
         assert "did not start" in caplog.text
         await eventually(lambda: any(answered), "it answers in time")
+        await eventually(lambda: not one.transport.up, "while an answer is late, no peer is to blame")
         made = two.make(1)
         await eventually(lambda: set(one.admitted) == made, "it goes on")
 

@@ -114,13 +114,15 @@ class Pulling:
     async def loop(self) -> None:
         """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
         own, so that a slow one delays no other."""
+        up = True
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
+                await asyncio.wait_for(self.news.wait(), IDLE_SECONDS if up else 1.0)
             self.news.clear()
             began = thread_seconds()
             by_holder: dict[bytes, list[Target]] = {}
-            for target in self._choose(self._trade.want()) if self._transport.up else []:
+            up = self._transport.up  # p2pd may just be late with an answer
+            for target in self._choose(self._trade.want()) if up else []:
                 holder = self._reputation.pick(self._holders(target), self._rng)
                 by_holder.setdefault(holder, []).append(target)
                 target.known.pulling |= 1 << target.index

@@ -264,11 +264,14 @@ class Libp2p:
             self._started(self.pid)
 
     async def _answers(self) -> bool:
+        late = asyncio.get_running_loop().call_later(PING_SECONDS, setattr, self, "up", False)  # no peer is to blame
         try:
             await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS * self._patience)
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
-        self._patience = max(1.0, CALMED * self._patience)
+        finally:
+            late.cancel()
+        self.up, self._patience = True, max(1.0, CALMED * self._patience)
         return True
 
 
