@@ -2,8 +2,8 @@
 
     graft   foreign samples weigh 1[s > 0.8] · min(s, 1), s = e^(mean log π_θ − mean log π_gen), each mean over that
             side's own tokens. All peers' samples are in the one update, so "peers last" is without meaning
-    hacpo   own samples as `gspo`; foreign ones weigh sg(c)^α · c of c = clip(s, 0.8, 1), α = 1. Rows of a swarm
-            differ, so no groups are pooled and every capability ratio is 1
+    hacpo   own samples as `gspo`; foreign ones weigh sg(c)^α · c of c = clip(s, 0.8, 1), α = 1. Groups are
+            pooled where rows are common, in a horizontal run; every capability ratio is 1
     sgt     GRPO on own samples, and λ · log π of one right sample of each foreign group
 
 Trained on: own samples; of others answers to needed rows (`foreign=answers`), with `hacpo` all. No signal: a group of

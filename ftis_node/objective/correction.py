@@ -15,8 +15,8 @@ tokenizer; a sample of one's own has weight 1:
 * `graft`      w = 1[s > δ] · min(s, 1)
 * `hacpo`      w = 1[δ ≤ s ≤ 1] · s²: HACPO's sg(c)^α · c with c = clip(s, δ, 1), α = 1 (arXiv 2603.02604, equation 59),
                has this gradient at π_new = π_start. Its bounds that close in from minibatch to minibatch do nothing
-               with one step a batch. Its pooled advantages and capability ratios need equal rows: nothing is pooled,
-               the ratios are 1
+               with one step a batch. Its pooled advantages need equal rows: they are in horizontal runs only. Its
+               capability ratios are 1
 """
 
 from collections.abc import Callable, Mapping

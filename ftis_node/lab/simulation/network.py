@@ -289,7 +289,7 @@ class MemoryTransport:
     async def _reach(self, holder: MemoryTransport, size: int) -> None:
         """Waits until a request for packets has reached its holder."""
         arrived: asyncio.Future[None] = self._network.loop.create_future()
-        self._send(holder.author, PACKETS, size, lambda: arrived.set_result(None))
+        self._send(holder.author, PACKETS, size, lambda: None if arrived.done() else arrived.set_result(None))
         await arrived
 
     async def serve_stream(
