@@ -61,13 +61,13 @@ def test_time_may_be_what_the_tokens_cost(tmp_path: Path) -> None:
 def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name() -> None:
     warm = {"name": "A", "warm": {"recipe": "tiny-a"}}
     long = [{"name": "A", "warm": {"recipe": "tiny-a", "long": share}} for share in (0.0, 0.5)]
-    none, some = (spec(nodes=[one], task="ftis_node.lab.parity:four") for one in long)
+    none, some = (spec(nodes=[one], task="ftis_node.lab.parity:two") for one in long)
     assert "long" not in spec(nodes=[warm]).facts()["members"][0]["warm"]
     assert none.facts()["members"][0]["warm"]["long"] == 0.0 and none.id != some.id
 
 
 def test_a_trial_learns_a_task_of_the_lab(tmp_path: Path) -> None:
-    made = spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:four", steps=1)
+    made = spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:two", steps=1)
     found = run(made, tmp_path)
     assert [e["prompts"] for e in kind(found, "evaluation")] == [40, 40] and kind(found, "step")[0]["generated"] == 16
 

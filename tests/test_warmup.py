@@ -84,18 +84,20 @@ def test_pass_at_1_counts_strictly_right_answers() -> None:
     assert warmup.greedy_pass_at_1(model, words, task, (Example("1+1+1=", "3"),)) == 0.0
 
 
-@pytest.mark.parametrize(("task", "bits"), [(parity.one(), 1), (parity.four(), 4)])
-def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, bits: int) -> None:
-    def parities(question: str) -> str:
-        return "".join(str(string.count("1") % 2) for string in question.removesuffix("=").split(","))
+@pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
+def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, width: int) -> None:
+    def counts(question: str) -> str:
+        return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
 
     pairs = demonstrations(task, 0.25, random.Random(5), 400)
-    assert all(score("exact", text, parities(question)).reward for question, text in pairs)
-    assert all(example.answer == parities(example.question) for example in (*task.train, *task.held_out))
-    assert not {question for question, _ in pairs} & {example.question for example in task.held_out}
-    steps = [text.removeprefix("<think>").partition("</think>")[0] for _, text in pairs]
-    assert 70 < sum(len(told) == len(pairs[0][0]) - 1 for told in steps) < 130
-    assert {len(told) for told in steps} == {bits, len(pairs[0][0]) - 1} and len(dict(pairs)) > 390
+    assert all(score("exact", text, counts(question)).reward for question, text in pairs)
+    assert all(example.answer == counts(example.question) for example in (*task.train, *task.held_out))
+    assert not {question[:-1] for question, _ in pairs} & {example.question[:-1] for example in task.held_out}
+    lengths = [(question[-1], text.index("</think>") - len("<think>")) for question, text in pairs]
+    full, asked = len(pairs[0][0]) - 1, [length for end, length in lengths if end == "/"]
+    assert asked == [full] * (200 * (width - 1)), "of one column nobody asks for a long one"
+    told = [length for end, length in lengths if end == "="]
+    assert 0.17 < told.count(full) / len(told) < 0.33 and set(told) == {width, full} and len(dict(pairs)) > 390
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -103,7 +105,7 @@ def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> Non
     rng, words = random.Random(6), TOKENIZERS[kind]()
     teacher = Teacher(rng, 4, style="spelled", errors=0.6)
     spelled = [(e.question, teacher.completion(e.question)) for e in sums.eight().train[:400]]
-    parities = [(task, demonstrations(task, 1.0, rng, 50)) for task in (parity.one(), parity.four())]
+    parities = [(task, demonstrations(task, 1.0, rng, 50)) for task in (parity.one(), parity.two())]
     for task, pairs in [*parities, (sums.eight(), spelled)]:
         lengths = [len(ids) + 1 for ids in words([text for _, text in pairs])["input_ids"]]
         assert max(lengths) <= (task.completion_tokens if kind == "words" else task.text.completion_tokens)
@@ -128,7 +130,7 @@ def test_sums_of_eight_are_right_never_negative_and_at_first_mostly_wrong() -> N
 
 def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPES[0], steps=2, long=0.5)
-    starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:four")]
+    starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:two")]
     for start in starts:
         make_start(start, tmp_path)
     weights = [(tmp_path / start.name / "model.safetensors").read_bytes() for start in starts]

@@ -127,10 +127,10 @@ class Batch:
         advantages = objective.advantages(rewards).tolist()
         every = objective.judges_all and any(advantages)
         judged = after_both(rewards.tolist(), [one is not None for part in parts for one in part.completions], rng)
-        if objective.imitation is not None and all(part.source != own for part in parts):
-            advantages = imitated(rewards.tolist(), objective.imitation)
-            judged = [False] * len(judged)  # the one that is computed was picked by its reward
         scale = objective.sample_scale(len(rewards))
+        if objective.imitation is not None and all(part.source != own for part in parts):
+            advantages, scale = imitated(rewards.tolist(), objective.imitation), 1.0  # λ of the group, not of its 1/G
+            judged = [False] * len(judged)  # the one that is computed was picked by its reward
         samples: list[Sample] = []
         remaining = zip(advantages, judged, strict=True)
         for part in parts:

@@ -45,7 +45,7 @@ class Objective:
     mask_low, mask_high   its bounds
     trust          `none`, `graft` or `hacpo`: how foreign samples weigh  see `correction`
     floor          δ of `trust`
-    imitation      λ of SGT: of a foreign group only one right sample counts, with Â = λ; None: all by their advantages
+    imitation      λ of SGT: of a foreign group one right sample counts, with Â = λ not divided by G; None: all do, by Â
     aggregation    `sample`, `token` or `fixed`                       see `aggregation`
     divisor        tokens, for `fixed` only; the learner puts the run's completion cap where it is None
     count_dropped  dropped samples stay in the denominator, as we read the paper
