@@ -20,8 +20,7 @@ def eight() -> Task:
     while len(drawn) < _ROWS + _HELD_OUT:
         values = [rng.randint(1, 9)]
         question = str(values[0])
-        for _ in range(_OPERANDS - 1):
-            sign, operand = rng.choice("+-"), rng.randint(1, 9)
+        for sign, operand in ((rng.choice("+-"), rng.randint(1, 9)) for _ in range(_OPERANDS - 1)):
             values.append(apply(values[-1], sign, operand))
             question += f"{sign}{operand}"
         if min(values) >= 0:
