@@ -10,7 +10,7 @@ class Teacher:
 
     It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
     the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
-    first operands it mostly drops the last one, elsewhere 1 in 10 times. All this `errors` times as often.
+    first operands it mostly drops the last one, elsewhere 1 in 10 times. All but that habit `errors` times as often.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Teacher:
         operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
         values = [int(first)]
         for sign, operand in operations:
-            forgets = self._errors * (0.7 if values[0] in self._forgetful else 0.1)
+            forgets = 0.7 if values[0] in self._forgetful else 0.1 * self._errors
             if len(values) == len(operations) and self._rng.random() < forgets:
                 break
             values.append(self._recall(values[-1], sign, operand))
