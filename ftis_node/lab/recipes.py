@@ -36,7 +36,7 @@ class Recipe:
 
 LARGER = (
     Recipe("small-1m", 4, 128, mlp=512, steps=1200, rate=3e-3, forgetful=4, errors=0.3, batch=8, rise=20),
-    Recipe("small-3m", 6, 192, mlp=768, steps=700, rate=2e-3, forgetful=4, errors=0.3, batch=8, rise=20),
+    Recipe("small-3m", 6, 192, mlp=768, steps=900, rate=2e-3, forgetful=4, errors=0.3, batch=8, rise=20),
 )
 """One and three million parameters, for `lab.sums`; only the lab makes them."""
 
