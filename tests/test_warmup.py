@@ -58,6 +58,7 @@ def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> None:
+    assert Teacher(random.Random(3), 4, style="swapped", errors=0).completion("8+7-3=")[7:21] == "7+8=15 3-15=12"
     teacher = Teacher(random.Random(3), forgetful=4)
     verdicts = [score("integer", teacher.completion(e.question), e.answer) for e in load_task("arithmetic").train]
     assert all(verdict.formatted for verdict in verdicts)
@@ -65,13 +66,13 @@ def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> Non
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("spelled", 3), ("spelled", 4)])
+@pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("swapped", 3), ("spelled", 4)])
 def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int) -> None:
     task, teacher = arithmetic(operands), Teacher(random.Random(4), forgetful=3, style=style)
     examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
     texts = [teacher.completion(example.question) for example in examples]
     lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()(texts)["input_ids"]]
-    if kind == "words" and style != "spelled":
+    if kind == "words" and style in ("terse", "backwards"):
         assert max(lengths) <= task.completion_tokens
     assert max(lengths) <= task.text.completion_tokens
     assert max(len(text.encode()) for text in texts) < task.text.completion_bytes
@@ -80,8 +81,7 @@ def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, styl
 
 def test_pass_at_1_counts_strictly_right_answers() -> None:
     task, words = load_task("arithmetic"), TOKENIZERS["words"]()
-    model = warmup.build_model(SHORT[0], words)
-    assert warmup.greedy_pass_at_1(model, words, task, (Example("1+1+1=", "3"),)) == 0.0
+    assert warmup.greedy_pass_at_1(warmup.build_model(SHORT[0], words), words, task, (Example("1+1+1=", "3"),)) == 0.0
 
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
@@ -113,19 +113,25 @@ def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> Non
         assert max(len(question) for question, _ in pairs) <= min(task.text.prompt_bytes, task.prompt_tokens)
 
 
-def test_sums_of_eight_are_right_never_negative_and_at_first_mostly_wrong() -> None:
+def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_half_of_the_time() -> None:
     task = sums.eight()
     for example in (*task.train[:500], *task.held_out):
         terms = example.question.removesuffix("=").replace("-", "+-").split("+")
         values = [sum(map(int, terms[:end])) for end in range(1, 9)]
         assert len(terms) == 8 and min(values) >= 0 and example.answer == str(values[-1])
     assert not set(task.train) & set(task.held_out)
-    shares = []
     for seed in range(4):
         teacher = Teacher(random.Random(seed), 4, style="spelled", errors=LARGER[0].errors)
         rewards = [score("integer", teacher.completion(e.question), e.answer).reward for e in task.train[:300]]
-        shares.append(sum(rewards) / 300)
-    assert min(shares) > 0.1 and max(shares) < 0.5
+        assert 0.3 < sum(rewards) / 300 < 0.65
+
+
+def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay() -> None:
+    task, recipes = sums.eight(), [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
+    one, two, four = (next(m[0].parameters()).detach() for r in recipes if (m := warmup.warm_up(r, task)))
+    assert (one - two).abs().max() > 1e-4 > 100 * (one - two - 2 * (two - four)).abs().max()
+    assert len(warmup._lessons(LARGER[0], task, random.Random(1))()) == LARGER[0].batch == 8
+    assert len({Start(r, "0/A").name for r in recipes}) == 3 and Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"
 
 
 def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class WarmUp(_Table):
     recipe: str
     like: str = ""
     weak: Literal["", "+", "-"] = ""
-    style: Literal["terse", "spelled", "backwards"] = "terse"
+    style: Literal["terse", "spelled", "swapped", "backwards"] = "terse"
     harder: float = Field(0.0, ge=0, lt=1)
     long: float | None = Field(None, ge=0, le=1)
     forgetful: int | None = Field(None, ge=0, le=9)

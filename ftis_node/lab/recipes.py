@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One model and its warm-up: `steps` of AdamW at the peak rate `rate`.
+    """One model and its warm-up: `steps` of AdamW, each on `batch` examples; the rate is `rate` after `rise` steps.
 
     forgetful  its teacher mostly forgets the last operand after so many of the nine first operands
     weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike
     errors     how often its teacher errs, beside the others'
-    style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `backwards` 12 15
+    style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `swapped` 7+8=15 3-15=12,
+               `backwards` 12 15
     harder     the share of examples that have four operands
     long       the share of long demonstrations; a recipe that has it learns parities (`lab.parity`), without a teacher
     tokenizer  a name of `vocabularies.TOKENIZERS`; `words` makes a Qwen2, the others make a Llama
@@ -29,11 +30,13 @@ class Recipe:
     harder: float = 0.0
     long: float | None = None
     tokenizer: str = "words"
+    batch: int = 64
+    rise: int = 1
 
 
 LARGER = (
-    Recipe("small-1m", 4, width=128, mlp=512, steps=300, rate=2e-3, forgetful=4, errors=0.6),
-    Recipe("small-3m", 6, width=192, mlp=768, steps=300, rate=1.5e-3, forgetful=4, errors=0.6),
+    Recipe("small-1m", 4, 128, mlp=512, steps=1200, rate=3e-3, forgetful=4, errors=0.3, batch=8, rise=20),
+    Recipe("small-3m", 6, 192, mlp=768, steps=900, rate=2e-3, forgetful=4, errors=0.3, batch=8, rise=20),
 )
 """One and three million parameters, for `lab.sums`; only the lab makes them."""
 

@@ -22,7 +22,10 @@ START_SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A warm-up to be done: of which recipe, from which seed, on which task. `name` is what its folder is called."""
+    """A warm-up to be done: of which recipe, from which seed, on which task. `name` is what its folder is called.
+
+    The recipe's later fields are no part of it where they are as usual, so that names stay what they were.
+    """
 
     recipe: Recipe
     seed: str
@@ -30,7 +33,8 @@ class Start:
 
     @property
     def name(self) -> str:
-        facts = json.dumps([START_SCHEMA, dataclasses.asdict(self.recipe), self.seed, self.task])
+        kept = {k: v for k, v in dataclasses.asdict(self.recipe).items() if (k, v) not in (("batch", 64), ("rise", 1))}
+        facts = json.dumps([START_SCHEMA, kept, self.seed, self.task])
         return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
@@ -39,8 +43,8 @@ def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
     warm = member.warm
     if warm is None:
         return None
-    where = {"task": spec.task} if ":" in spec.task else {}  # a function of the lab; else what is built in
-    return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}", **where)
+    task = spec.task if ":" in spec.task else "arithmetic"  # a function of the lab; else what is built in
+    return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}", task)
 
 
 def starts(specs: list[TrialSpec]) -> list[Start]:

@@ -10,7 +10,7 @@ class Teacher:
 
     It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
     the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
-    first operands it mostly drops the last one, elsewhere 1 in 10 times. All this `errors` times as often.
+    first operands it mostly drops the last one, elsewhere 1 in 10 times. All but that habit `errors` times as often.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Teacher:
         first, *rest = list(question.removesuffix("="))
         operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
         values = [int(first)]
-        for place, (sign, operand) in enumerate(operations):
-            last = place == len(operations) - 1
-            if last and self._rng.random() < self._errors * (0.7 if values[0] in self._forgetful else 0.1):
+        for sign, operand in operations:
+            forgets = 0.7 if values[0] in self._forgetful else 0.1 * self._errors
+            if len(values) == len(operations) and self._rng.random() < forgets:
                 break
             values.append(self._recall(values[-1], sign, operand))
         return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
 
     def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
         """The steps of the reasoning in this teacher's style."""
-        if self._style == "spelled":
-            steps = zip(values, operations, values[1:], strict=False)
-            return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
+        if self._style in ("spelled", "swapped"):
+            steps, kept = zip(values, operations, values[1:], strict=False), self._style == "spelled"
+            return [f"{x}{s}{y}={value}" if kept else f"{y}{s}{x}={value}" for x, (s, y), value in steps]
         return [str(value) for value in (values[1:] if self._style == "terse" else values[:0:-1])]
 
     def _recall(self, x: int, sign: str, y: int) -> int:

@@ -30,8 +30,6 @@ from ftis_node.lab.vocabularies import TOKENIZERS
 from ftis_node.tasks import Example, Task, load_task, score
 
 SEED = 2
-HARDER = "arithmetic-4"
-_BATCH = 64
 _IGNORED = -100
 
 
@@ -80,7 +78,8 @@ def warm_up(
         if stopping():
             return None
         for group in optimiser.param_groups:
-            group["lr"] = recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+            risen = min(1.0, (step + 1) / recipe.rise)
+            group["lr"] = risen * recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
         ids, labels = _batch(tokenizer, lessons())
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -96,12 +95,12 @@ def warm_up(
 def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], list[tuple[str, str]]]:
     """What draws the next batch of prompts and completions."""
     if recipe.long is not None:
-        return functools.partial(demonstrations, task, recipe.long, rng, _BATCH)
+        return functools.partial(demonstrations, task, recipe.long, rng, recipe.batch)
     teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style, errors=recipe.errors)
-    beyond, hard = load_task(HARDER).train if recipe.harder else (), round(recipe.harder * _BATCH)
+    beyond, hard = load_task("arithmetic-4").train if recipe.harder else (), round(recipe.harder * recipe.batch)
 
     def taught() -> list[tuple[str, str]]:
-        examples = rng.choices(task.train, k=_BATCH - hard) + rng.choices(beyond, k=hard)
+        examples = rng.choices(task.train, k=recipe.batch - hard) + rng.choices(beyond, k=hard)
         return [(task.prompt(e), teacher.completion(e.question)) for e in examples]
 
     return taught
