@@ -9,12 +9,14 @@ from collections import defaultdict
 from typing import Any
 
 from ftis_node.config.run import RUN_DEFAULTS
+from ftis_node.config.settings import Settings
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.lab import step_seconds
 from ftis_node.lab.experiment import Experiment, NodeSpec
 from ftis_node.lab.participant import generating
+from ftis_node.lab.recipes import COSTS
 from ftis_node.lab.spec import TrialSpec, trials
 from ftis_node.lab.step_seconds import Card, Work
 from ftis_node.policy.measure import geometry
@@ -38,14 +40,14 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     plans: dict[str, dict[str, Any]] = {}
     largest, disk, fits = 0.0, 0.0, True
     warm = {(s.seed, one.warm.like or one.name, one.warm) for s in specs.values() for one in s.members if one.warm}
-    hours = len(warm) * WARM_UP_SECONDS / 3600
+    hours = sum(COSTS.get(one.recipe, 1.0) for _, _, one in warm) * WARM_UP_SECONDS / 3600
     for spec in specs.values():
         together: dict[str, float] = defaultdict(float)  # GB by device
         for member in spec.members:
             if member.script:
                 continue
             if member.warm is not None:
-                hours += spec.steps * TINY_STEP_SECONDS / 3600
+                hours += _steps(spec, member) * COSTS.get(member.warm.recipe, 1.0) * TINY_STEP_SECONDS / 3600
                 continue
             shape, chosen = _planned(spec, member, card)
             together[spec.settings_of(member).device] += chosen.memory.total / GB
@@ -80,19 +82,30 @@ def _planned(spec: TrialSpec, member: NodeSpec, card: Card) -> tuple[Geometry, P
     return shape, plan(shape, round(limit * GB), workload, wishes(settings), card.device, False)
 
 
-def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:
-    """The figures of one node's work in a whole trial."""
-    settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
-    group = spec.run.get("group", RUN_DEFAULTS["group"])
+def _own(spec: TrialSpec, settings: Settings) -> int:
+    """The groups of a batch that a node makes itself."""
     share = settings.own_share
     if spec.collaboration == "alone" or settings.objective == "grpo":
         share = 1.0
     elif share is None:
         share = 1 / generating(spec)
-    own = math.ceil(share * settings.batch_groups)
+    return math.ceil(share * settings.batch_groups)
+
+
+def _steps(spec: TrialSpec, member: NodeSpec) -> int:
+    """The steps that a node takes, of which the clock may end some."""
+    settings, clock = spec.settings_of(member), spec.clock
+    each = _own(spec, settings) * clock.generate + settings.batch_groups * clock.train
+    return spec.steps if spec.seconds is None else min(spec.steps, math.ceil(spec.seconds * member.speed / each))
+
+
+def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:
+    """The figures of one node's work in a whole trial."""
+    settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
+    group = spec.run.get("group", RUN_DEFAULTS["group"])
     half = Work(settings.batch_groups, group, _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
     evaluated = half._replace(groups=settings.eval_prompts, group=1)
-    sampling = step_seconds.generating(shape, chosen, half._replace(groups=own), card) * spec.steps
+    sampling = step_seconds.generating(shape, chosen, half._replace(groups=_own(spec, settings)), card) * spec.steps
     sampling += step_seconds.generating(shape, chosen, evaluated, card) * (spec.steps // settings.eval_every + 1)
     for also in spec.evaluate:
         longer = Work(also.prompts or 500, 1, half.prompt, 4 * half.completion, 4 * cap)

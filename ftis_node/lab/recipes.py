@@ -40,6 +40,8 @@ LARGER = (
 )
 """One and three million parameters, for `lab.sums`; only the lab makes them."""
 
+COSTS = {"small-1m": 3.0, "small-3m": 8.0}  # of a step, and of a warm-up, beside those of a built-in model
+
 RECIPES = (
     Recipe("tiny-a", layers=2, width=64, mlp=128, steps=1400, rate=4e-3, forgetful=4),
     Recipe("tiny-b", layers=3, width=80, mlp=160, steps=1000, rate=3e-3, forgetful=3),
