@@ -49,8 +49,7 @@ def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int
     _, claims, counts = align(pieces, given_claims, tokens)
     common = sorted(ends(pieces) & ends(tokens))
     places = np.searchsorted(np.array(common), np.cumsum(pieces))
-    expected = [given_claims[places == chunk].sum() for chunk in range(len(common))]
-    assert claims.tolist() == expected
+    assert claims.tolist() == [given_claims[places == chunk].sum() for chunk in range(len(common))]
     assert claims.sum() == given_claims.sum()
     assert counts.tolist() == [(places == chunk).sum() for chunk in range(len(common))]
 

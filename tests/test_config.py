@@ -38,8 +38,7 @@ def test_every_setting_says_what_it_does_and_has_a_group() -> None:
 
 
 def test_bounds_and_units_are_read_off_the_class() -> None:
-    entries = map(settings_page.entry_of, Settings.model_fields)
-    found = {entry.name: (entry.values, entry.unit) for entry in entries}
+    found = {entry.name: (entry.values, entry.unit) for entry in map(settings_page.entry_of, Settings.model_fields)}
     assert found["vram_share"] == ("> 0 and ≤ 1", "")
     assert found["betas"] == ("≥ 0 and < 1", "")
     assert found["upload_mbit"] == ("≥ 0", "Mbit/s")
@@ -65,8 +64,7 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     file = tmp_path / "s.toml"
     file.write_text('profile = "laptop"\nmax_age = 100\n')
     flags = ("--settings", str(file), "--set", "seed=3")
-    environment = {"FTIS_WAIT": "3"}
-    code, out, _ = cli("config", "show", "--origin", *flags, environment=environment)
+    code, out, _ = cli("config", "show", "--origin", *flags, environment={"FTIS_WAIT": "3"})
     assert code == 0
     shown = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
     expected = {

@@ -79,8 +79,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
 def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join) -> None:
-    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
-    node = join("node", *flags)
+    node = join("node", "--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     harm(worker)

@@ -206,8 +206,7 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         for directory, other in ((alice, BOB), (bob, ALICE)):
             told = {owner: one.addresses[owner] for one in await found(directory) for owner in one.addresses}
             assert told[other.author] == own(other)
-        referrers = {one.referrer for one in await found(alice)}
-        assert BOB.author in referrers
+        assert BOB.author in {one.referrer for one in await found(alice)}
 
 
 async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: Path) -> None:

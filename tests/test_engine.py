@@ -111,8 +111,7 @@ def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -
 def test_others_score_a_group_as_its_author_does(engine: Engine) -> None:
     rows = list(range(0, 60, 3))
     groups = engine.generate(rows).groups
-    rewards = {reward for group in groups for reward in group.rewards}
-    assert rewards == {0.0, 1.0}, "some right, some wrong"
+    assert {reward for group in groups for reward in group.rewards} == {0.0, 1.0}, "some right, some wrong"
     for row, group in zip(rows, groups, strict=True):
         assert engine.score(row, group.packet) == group.rewards
 
@@ -205,8 +204,7 @@ def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most() -> None:
-    engine = opened_engine(eval_prompts=100_000)
-    result = engine.evaluate()
+    result = opened_engine(eval_prompts=100_000).evaluate()
     assert result.prompts == len(TASK.held_out)
     assert 0.2 <= result.pass_at_1 <= 0.6
 

@@ -271,8 +271,7 @@ def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine) -> None
     made = engine.generate([0, 1])
     uneven = [[1.0, 0.0, 1.0, 0.0]] * 2
     parts = [GroupPart("own", one.packet, rewards) for one, rewards in zip(made.groups, uneven, strict=True)]
-    groups = [StepGroup(row, [part]) for row, part in enumerate(parts)]
-    report = engine.step(groups)
+    report = engine.step([StepGroup(row, [part]) for row, part in enumerate(parts)])
     assert report.skipped is None
     assert report.tokens == sum(sum(decode(group.packet).lengths) for group in made.groups)
     assert engine.evaluate().prompts == 6

@@ -74,8 +74,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
     assert bob.hear(entries[:5], MALLORY.author) == 1
     assert bob.gossip.counts == {"new": 1, "not asked for": 4}
     assert bob.gossip.ask(MALLORY.author).again, "it may take for told what was left unread"
-    mentions = [mention(one) for one in made[1:4]]
-    assert len(bob.answers(MALLORY.author, mentions).wanted) == 3
+    assert len(bob.answers(MALLORY.author, [mention(one) for one in made[1:4]]).wanted) == 3
     assert bob.hear(entries[1:3], MALLORY.author) == 2
     assert bob.hear(entries[3:], MALLORY.author) == 2, "what it was asked for once more, and one besides"
     assert bob.hear(entries[6:], CAROL.author) == 1, "what another was asked for is not for it to give"
@@ -83,8 +82,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 
 
 def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
-    mentions = [mention(number) for number in range(OWN.mentions + 5)]
-    bob.answers(MALLORY.author, mentions)
+    bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions + 5)])
     assert len(bob.gossip._sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 

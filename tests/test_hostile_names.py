@@ -174,8 +174,7 @@ def test_row_45_json_is_printable_ascii_and_reads_back() -> None:
 
 @pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
 def test_row_45_an_event_of_the_log_is_one_printable_line(formatter: type[logging.Formatter]) -> None:
-    record = logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None)
-    line = formatter().format(record)
+    line = formatter().format(logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None))
     assert "\n" not in line and plain(line), repr(line)
 
 

@@ -155,8 +155,7 @@ def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: P
     lab = Laboratory(tmp_path, seeds=4, target=0.5)
     lab.cell("alone", {"A": [0.6, 0.6, 0.6, 0.4]}, pace="free")
     lab.cell("two", {"A": [0.8, 0.8, 0.4, 0.8], "B": 0.8, "S": 0.4}, pace="free", slower=["S"])
-    results = read_results(lab.write())
-    found = speeds(results)
+    found = speeds(read_results(lab.write()))
     assert list(found["alone"].times.values()) == pytest.approx([22.5, 22.5, 22.5, math.inf])
     assert list(found["two"].times.values()) == pytest.approx([15, 15, math.inf, 15]), "S is slower, and not counted"
     assert found["two"].gains == pytest.approx({0: 1.5, 1: 1.5}) and found["two"].gain().mean == pytest.approx(1.5)

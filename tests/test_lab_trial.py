@@ -67,8 +67,7 @@ def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name() -
 
 
 def test_a_trial_learns_a_task_of_the_lab(tmp_path: Path) -> None:
-    made = spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:two", steps=1)
-    found = run(made, tmp_path)
+    found = run(spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:two", steps=1), tmp_path)
     assert [e["prompts"] for e in kind(found, "evaluation")] == [40, 40] and kind(found, "step")[0]["generated"] == 16
 
 
@@ -79,8 +78,7 @@ def test_a_clock_of_groups_names_trials_as_it_always_did() -> None:
 
 def test_the_same_trial_takes_the_same_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
     assert timeless(run(spec(), tmp_path)) == timeless(shared)
-    other = run(spec(seeds=[4]), tmp_path / "other")
-    assert kind(timeless(other), "step") != kind(timeless(shared), "step")
+    assert kind(timeless(run(spec(seeds=[4]), tmp_path / "other")), "step") != kind(timeless(shared), "step")
 
 
 @pytest.mark.slow

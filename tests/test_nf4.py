@@ -25,8 +25,7 @@ from tests.support.small_models import arithmetic_settings, logprob_errors, seed
 
 def quantised(dtype: str = "float32", **changes: Any) -> Policy:
     """tiny-a with LoRA layers beside weights of four bits."""
-    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype=dtype, **changes)
-    return load_policy(settings)
+    return load_policy(arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype=dtype, **changes))
 
 
 def small(dtype: torch.dtype, width: int = 32) -> Policy:
@@ -35,10 +34,6 @@ def small(dtype: torch.dtype, width: int = 32) -> Policy:
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(tiny_config(vocab_size=32, hidden_size=width, intermediate_size=2 * width))
     return make_policy(model.to(dtype).eval(), tiny_tokenizer(), settings)
-
-
-def nf4_modules(policy: Policy) -> int:
-    return sum(isinstance(module, nf4.NF4Linear) for module in policy.model.modules())
 
 
 def held(module: nf4.NF4Linear) -> int:
@@ -83,7 +78,8 @@ def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nf4.NF4Linear, "dense", lambda module: calls.append(1) or dense(module))
     for tokens in (1, 12):
         generate(policy, [[2, 3]], group=2, sampling=Sampling(tokens, 1.0, ()), generator=seeded(0))
-    assert len(calls) == 2 * nf4_modules(policy), "to read the prompt, each time"
+    modules = sum(isinstance(module, nf4.NF4Linear) for module in policy.model.modules())
+    assert len(calls) == 2 * modules, "to read the prompt, each time"
 
 
 @pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])

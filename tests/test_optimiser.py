@@ -36,8 +36,7 @@ async def process(**settings: Any) -> Worker:
     worker = Worker()
     worker.start()
     asked = arithmetic_settings(optimiser="adamw8bit", **settings)
-    facts = await worker.call(Load(settings=asked, task="arithmetic"))
-    await worker.call(Open(arithmetic_run(facts)))
+    await worker.call(Open(arithmetic_run(await worker.call(Load(settings=asked, task="arithmetic")))))
     return worker
 
 

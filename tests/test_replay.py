@@ -186,10 +186,7 @@ def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path) -> No
 
 
 def test_a_batch_in_another_order_is_seen_in_the_weights(copy: Path) -> None:
-    def reorder(line: dict[str, Any]) -> dict[str, Any]:
-        return line | {"batch": {name: digests[::-1] for name, digests in line["batch"].items()}}
-
-    edit(copy, of("step", reorder))
+    edit(copy, of("step", lambda line: line | {"batch": {name: made[::-1] for name, made in line["batch"].items()}}))
     report = replay(copy)
     assert not report["identical"] and report["checkpoints"][0]["max_difference"] > 0
 
@@ -307,10 +304,6 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
 # --- which steps count ------------------------------------------------------------------------------------------------
 
 
-def path_of(events: list[dict[str, Any]], until: int | None = None) -> list[tuple[int, str]]:
-    return [(link.step, link.logged.batch.own[0]) for link in lineage(events, until).links if link.logged]
-
-
 BEGUN = [started(fresh=True)]
 
 
@@ -341,8 +334,9 @@ BEGUN = [started(fresh=True)]
     ],
 )
 def test_only_steps_that_led_here_are_taken(events: list[dict[str, Any]], expected: list[tuple[int, str]]) -> None:
-    assert path_of(events) == expected
-    assert lineage(events).void == sum(event["event"] == "step" for event in events) - len(expected)
+    line = lineage(events)
+    assert [(link.step, link.logged.batch.own[0]) for link in line.links if link.logged] == expected
+    assert line.void == sum(event["event"] == "step" for event in events) - len(expected)
 
 
 NO_BEGINNING = "kept no step log"

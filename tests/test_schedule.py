@@ -2,7 +2,6 @@
 
 import stat
 import time
-from collections.abc import Collection
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -99,10 +98,7 @@ class Machine:
         program.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(schedule_module.PMON[1:])}" ] && cat {self._listing}\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{place}:/bin:/usr/bin")
-        self.schedule = Schedule(lambda: self.settings, self._pids)
-
-    def _pids(self) -> Collection[int]:
-        return self.own
+        self.schedule = Schedule(lambda: self.settings, lambda: self.own)
 
     def has_battery(self, *, plugged: bool) -> None:
         self._supply.mkdir(exist_ok=True)

@@ -126,8 +126,7 @@ def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
 def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
     simulation = Simulation(Scenario(nodes=8, seconds=400.0, session_seconds=1e9))
     simulation.run()
-    nodes = list(simulation.nodes.values())
-    assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in nodes)
+    assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in simulation.nodes.values())
 
 
 def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
@@ -172,8 +171,7 @@ def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node
 
 def test_the_table_has_a_column_for_each_simulation() -> None:
     figures = Simulation(Scenario(nodes=4, seconds=60.0)).run()
-    rows = table([figures, figures]).splitlines()
-    assert all(row.count("|") == 4 for row in rows if row.startswith("|"))
+    assert all(row.count("|") == 4 for row in table([figures, figures]).splitlines() if row.startswith("|"))
     short = table([Simulation(Scenario(nodes=2, seconds=3.0)).run()])
     assert "–: there was nothing to count" in short and "simulate more --seconds" in short
 

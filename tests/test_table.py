@@ -57,10 +57,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def key_author(known: Known) -> bytes:
-    return known.announcement.author
-
-
 def everything(known: Known) -> int:
     return -1
 
@@ -318,7 +314,8 @@ class TableMachine(RuleBasedStateMachine):
         assert Counter(one.key for pile in piles for one in pile) == Counter(one.key for one in known)
         assert table._by_id == {one.id: one for one in known}
         assert table._eldest <= min((one.born for one in known), default=math.inf)
-        for shares, whose in ((table._first_sent, lambda one: one.first_sender), (table._authors, key_author)):
+        authors = table._authors, lambda one: one.announcement.author
+        for shares, whose in ((table._first_sent, lambda one: one.first_sender), authors):
             held: dict[bytes, dict[tuple[bytes, int], Known]] = {}
             for one in known:
                 if whose(one) is not None:

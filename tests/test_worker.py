@@ -72,8 +72,7 @@ async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
     calls = [worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)]
     answers = await asyncio.gather(*calls)
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
-    prompts = {decode(group.packet).prompt_digest for answer in answers for group in answer.groups}
-    assert len(prompts) == 12
+    assert len({decode(group.packet).prompt_digest for answer in answers for group in answer.groups}) == 12
 
 
 @on_one_loop

@@ -98,8 +98,8 @@ class Metered:
                 self.watch.see(request.rows, packets)
             await self._take(self._clock.generate, [length for packet in packets for length in packet.lengths])
         elif self.run is not None and isinstance(request, Step):
-            packets = [decode(part.packet) for group in request.groups for part in group.parts]
-            lengths = [length for packet in packets for length in packet.lengths]
+            parts = (part for group in request.groups for part in group.parts)
+            lengths = [length for part in parts for length in decode(part.packet).lengths]
             self.trained += len(lengths)
             await self._take(self._clock.train, lengths)
         return result

@@ -40,9 +40,8 @@ def find_experiment(name: str) -> Path:
 
 def load_experiment(path: Path) -> Experiment:
     """Reads a lab file, checking everything that can be checked without a model. Raises UsageError."""
-    document = read_toml(path, "lab file")
     try:
-        experiment = Experiment.model_validate(document)
+        experiment = Experiment.model_validate(read_toml(path, "lab file"))
     except ValidationError as error:
         raise _as_usage_error(path, error) from None
     for cell in experiment.all_cells():

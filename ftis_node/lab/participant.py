@@ -116,9 +116,8 @@ class Participant:
         self.swarm.next_round = first_round
         self.meter.run = run
         if self.spec.payloads:
-            self.meter.watch = Watch(
-                load_tokenizer(self.settings.model), load_task(self.spec.task).train, size_cap(run)
-            )
+            rows = load_task(self.spec.task).train
+            self.meter.watch = Watch(load_tokenizer(self.settings.model), rows, size_cap(run))
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
@@ -133,17 +132,14 @@ class Participant:
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
         batch, share = self.stepper.batch_groups, self.settings.own_share
-        if self.stepper.own_only:
-            return batch
-        if self.stepper.run.parts > 1:
-            return batch  # of each of them a part
+        if self.stepper.own_only or self.stepper.run.parts > 1:
+            return batch  # with parts, of each of them a part
         return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
 
     def begin_round(self) -> None:
         """A pool for this round alone, in which groups without a signal count as they do among one's own."""
-        clock = asyncio.get_running_loop().time
         rng = self._rng(f"pool/{self.stepper.progress.step}")
-        self.stepper.source.pool = Pool(math.inf, clock, rng, keep_all=True)
+        self.stepper.source.pool = Pool(math.inf, asyncio.get_running_loop().time, rng, keep_all=True)
         self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
     async def gather(self, own: list[OwnGroup]) -> StepBatch:
@@ -217,8 +213,7 @@ class Participant:
     async def save(self, directory: Path) -> None:
         """A checkpoint in the daemon's own format."""
         checkpoints = Checkpoints(directory / self.name)
-        step = self.stepper.progress.step
-        partial = checkpoints.begin(step)
+        partial = checkpoints.begin(self.stepper.progress.step)
         await self.compute.call(Save(str(partial)))
         counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
         facts = {
@@ -270,8 +265,7 @@ def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
     if spec.collaboration == "horizontal":
         fields = {"collaboration": "horizontal", "parts": generating(spec)} | fields
         if spec.pace == "free":
-            slots = fields.setdefault("slots", SLOTS)
-            fields |= {"common": slots}
+            fields["common"] = fields.setdefault("slots", SLOTS)
     return run_for(facts.shared(), **fields)
 
 

@@ -76,8 +76,7 @@ class Runner:
         threads = 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
         crew_of = Crew(self._jobs, threads, lambda line: self._console.print(words(line)))
         with crew_of as crew, self._drawn(ledger) as draw:
-            first = {crew.warm_up(start, self.models): start.name for start in warm}
-            crew.finish(first, ledger, draw)
+            crew.finish({crew.warm_up(start, self.models): start.name for start in warm}, ledger, draw)
             jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
             crew.finish(jobs, ledger, draw)
         return {

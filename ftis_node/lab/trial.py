@@ -82,8 +82,7 @@ class Trial:
             FtisError: a model cannot be loaded, or a node broke down.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        made_by = {"commit": commit(), "versions": versions()}
-        facts = {"id": self.spec.id, "made_by": made_by, **self.spec.facts()}
+        facts = {"id": self.spec.id, "made_by": {"commit": commit(), "versions": versions()}, **self.spec.facts()}
         replace_text(self.directory / "trial.json", json.dumps(facts, indent=1))
         resume = self._resume_point()
         with asyncio.Runner(loop_factory=lambda: SimulatedLoop(resume["time"])) as runner:
@@ -116,8 +115,7 @@ class Trial:
             else:
                 await self._free()
             for node in self._learners:
-                await self._evaluate(node, time=self._at.get(node.name))  # its time may be over between two
-                await self._look_further(node)
+                await self._evaluate_all(node, self._at.get(node.name))  # its time may be over between two
             if self.spec.keep:
                 await self._save_all()
             self._write({"event": "end", **self._spent()})
@@ -131,21 +129,18 @@ class Trial:
     async def _start(self, resume: dict[str, Any]) -> None:
         network = Network()
         for member in self.spec.members:
-            self._nodes.append(
-                Participant(self.spec, member, self._compute(member), model_of(self.spec, member, self._models))
-            )
+            model = model_of(self.spec, member, self._models)
+            self._nodes.append(Participant(self.spec, member, self._compute(member), model))
         facts = [await node.load() for node in self._nodes]
         run = run_of(self.spec, facts[0])
         for node in self._nodes:
             await node.open(run, network, first_round=resume["round"].get(node.name, 0))
         self._evaluated = resume["evaluated"]
-        if resume["step"]:
-            for node in self._learners:
-                await node.restore(self.directory / "checkpoints", resume["step"])
-            return
         for node in self._learners:
-            await self._evaluate(node)
-            await self._look_further(node)
+            if resume["step"]:
+                await node.restore(self.directory / "checkpoints", resume["step"])
+            else:
+                await self._evaluate_all(node)
 
     async def _evaluate(self, node: Participant, also: str | None = None, time: float | None = None) -> None:
         """Unless it has been, at this step; time: when it was there, if that is not now."""
@@ -171,7 +166,9 @@ class Trial:
             raise UsageError("A candidate needs all nodes in one process.", "Leave out --procs.")
         return InProcess(Candidate(name))
 
-    async def _look_further(self, node: Participant) -> None:
+    async def _evaluate_all(self, node: Participant, time: float | None = None) -> None:
+        """On the held-out prompts, and on what else the experiment asks for."""
+        await self._evaluate(node, time=time)
         for also in self.spec.evaluate:
             await self._evaluate(node, also.name)
 
@@ -189,12 +186,9 @@ class Trial:
             for node in self._nodes:
                 node.begin_round()
             made = await asyncio.gather(*(node.stepper.generate(node.quota()) for node in self._nodes))
-            batches = [
-                await node.gather(own) for node, own in zip(self._nodes, made, strict=True) if not node.member.script
-            ]
-            told = await asyncio.gather(
-                *(self._step(node, batch, began) for node, batch in zip(self._learners, batches, strict=True))
-            )
+            pairs = zip(self._nodes, made, strict=True)
+            batches = [(node, await node.gather(own)) for node, own in pairs if not node.member.script]
+            told = await asyncio.gather(*(self._step(node, batch, began) for node, batch in batches))
             done += 1
             for node, event in zip(self._learners, told, strict=True):
                 await self._after_step(node, event)
@@ -235,9 +229,9 @@ class Trial:
 
     def _all_there(self) -> bool:
         """Whether all of the fastest nodes have reached what the trial goes on until."""
-        members = [member for member in self.spec.members if not member.script]
-        fastest = max(member.speed for member in members)
-        return self.spec.until is not None and self._arrived >= {m.name for m in members if m.speed == fastest}
+        fastest = max(node.member.speed for node in self._learners)
+        awaited = {node.name for node in self._learners if node.member.speed == fastest}
+        return self.spec.until is not None and self._arrived >= awaited
 
     async def _after_step(self, node: Participant, event: StepEvent) -> None:
         self._done += 1

@@ -20,5 +20,4 @@ def begun(home: Path, step: int, model: str, kind: str, **files: str) -> None:
     directory = checkpoints.begin(step)
     for name, text in files.items():
         (directory / f"{name}.safetensors").write_text(text)
-    facts = {"model": labelled(model, kind), "optimiser": "adamw", "progress": {"step": step}}
-    checkpoints.commit(directory, facts)
+    checkpoints.commit(directory, {"model": labelled(model, kind), "optimiser": "adamw", "progress": {"step": step}})

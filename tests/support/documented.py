@@ -73,8 +73,7 @@ def exposed(text: bytes) -> dict[str, Exposed]:
 
 def check(told: Mapping[str, Any], heading: str, extra: str = "") -> None:
     """Asserts that the keys are those of the table (and of another), and their values of the types there."""
-    known = keys(heading) | (keys(extra) if extra else {})
-    _check(told, known, "")
+    _check(told, keys(heading) | (keys(extra) if extra else {}), "")
 
 
 def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str) -> None:

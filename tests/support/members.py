@@ -21,8 +21,7 @@ def certificate(signer: Identity, who: Identity, claimed: Identity | None = None
 
 
 def removal(remover: Identity, who: Identity, at: float = NOW) -> Removal:
-    record = Removal(run_id=PRIVATE.id, member=who.author, issuer=remover.author, issued_at=int(at))
-    return record.signed_by(remover)
+    return Removal(run_id=PRIVATE.id, member=who.author, issuer=remover.author, issued_at=int(at)).signed_by(remover)
 
 
 ANNS = (certificate(FOUNDER, ANN),)

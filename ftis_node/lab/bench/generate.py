@@ -153,8 +153,7 @@ def _floor(policy: Policy, size: Size, batch: int) -> float:
     quantised = elements(policy.model)
     weights = width * (policy.parameters() - quantised - (0 if head is embedding else int(embedding.numel())))
     weights += round(NF4_BYTES * quantised)
-    groups = max(1, batch // size.group)
-    calls = -(-size.groups // groups)
+    calls = -(-size.groups // max(1, batch // size.group))
     kept = token * (size.groups * size.prompt_tokens + size.completions * size.completion_tokens // 2)
     return size.tokens / (size.completion_tokens * (calls * weights + kept) / bandwidth(policy.device))
 

@@ -62,13 +62,9 @@ def _point(what: str, value: int, repeats: int) -> Point:
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(WholeNode(small_config(), size, Path(folder), peers=peers)) as node,
     ):
-
-        def step() -> None:
-            devices.append(asyncio.run(node.step())["device"])
-
         for _ in range(1 + repeats):
             node.prepare()
-            totals.append(cpu_seconds(step))
+            totals.append(cpu_seconds(lambda: devices.append(asyncio.run(node.step())["device"])))
         node.prepare()
         peak = peak_memory(lambda: asyncio.run(node.step()), held(node.engine.learner)) / 1e6
     total = statistics.median(totals[1:])
@@ -81,11 +77,8 @@ def _exponents(points: Sequence[Point]) -> dict[str, float | None]:
     """The growth of each figure between its last two points; None where it is 0."""
     before, last = points[-2:]
     grown = math.log(last["value"] / before["value"])
-    found: dict[str, float | None] = {}
-    for name in (*PARTS, "peak_memory_mb"):
-        a, b = before[name], last[name]
-        found[name] = math.log(b / a) / grown if a > 0 and b > 0 else None
-    return found
+    pairs = {name: (before[name], last[name]) for name in (*PARTS, "peak_memory_mb")}
+    return {name: math.log(b / a) / grown if a > 0 and b > 0 else None for name, (a, b) in pairs.items()}
 
 
 @drawn

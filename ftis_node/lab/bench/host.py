@@ -23,7 +23,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.packets import Round, make_context, make_packet, make_round, make_run
-from ftis_node.packet import Group, packet_digest
+from ftis_node.packet import Group, Packet, packet_digest
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
@@ -130,14 +130,11 @@ class BenchNode:
 
     def make(self, groups: int) -> int:
         """Makes a round of packets and stores them; returns their bytes."""
-        author = self.identity.author
-        self._made = make_round(
-            self.context,
-            author,
-            self.store,
-            groups,
-            lambda number, slot: make_packet(self.run, author, number, slot, self.random),
-        )
+
+        def make(number: int, slot: int) -> Packet:
+            return make_packet(self.run, self.identity.author, number, slot, self.random)
+
+        self._made = make_round(self.context, self.identity.author, self.store, groups, make)
         return sum(len(body) for _, body in self._made.packets)
 
     def announce(self, wanted: int) -> None:
@@ -179,8 +176,7 @@ class BenchNode:
             self.make(groups)
             self.announce(self.appetite - self.admitted)
             await asyncio.sleep(seconds * float(self.random.uniform(0.9, 1.1)))
-            have = self.admitted - taken
-            used = min(batch, have)
+            used = min(batch, self.admitted - taken)
             self.steps += 1
             self.short += batch - used
             taken += used
@@ -260,9 +256,7 @@ class Host:
 
     async def push(self, others: list[str]) -> dict[str, Any]:
         peers = [bytes.fromhex(other) for other in others]
-        await asyncio.gather(
-            *(node.push([peer for peer in peers if peer != node.identity.author]) for node in self._nodes)
-        )
+        await asyncio.gather(*(node.push([p for p in peers if p != node.identity.author]) for node in self._nodes))
         return {}
 
     async def keep(self, pushed: bool) -> dict[str, Any]:
@@ -299,8 +293,7 @@ async def serve() -> None:
         host = Host(stack)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             command = json.loads(line)
-            answer = await getattr(host, command.pop("do"))(**command)
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(await getattr(host, command.pop("do"))(**command)), flush=True)
         for task in host.paced:
             task.cancel()
 

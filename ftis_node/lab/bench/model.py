@@ -124,8 +124,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
 
 def random_policy(config: Any, settings: Settings) -> Policy:
     """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
-    device = choose_device(settings.device)
-    model = random_model(config, device, getattr(torch, settings.dtype or "float32"))
+    model = random_model(config, choose_device(settings.device), getattr(torch, settings.dtype or "float32"))
     return make_policy(model, word_tokenizer(config.vocab_size), settings)
 
 
@@ -137,9 +136,8 @@ def word_tokenizer(words: int) -> PreTrainedTokenizerFast:
 
 
 def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
-    rows: list[list[int]] = (
-        np.random.default_rng(0).integers(1, policy.vocabulary, (size.groups, size.prompt_tokens)).tolist()
-    )
+    drawn = np.random.default_rng(0).integers(1, policy.vocabulary, (size.groups, size.prompt_tokens))
+    rows: list[list[int]] = drawn.tolist()
     return rows
 
 

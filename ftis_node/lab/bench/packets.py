@@ -41,9 +41,8 @@ def make_run(tokens: int) -> Run:
 
 def make_text_run(tokens: int) -> Run:
     """The same for models of any tokenizer."""
-    shared = make_run(tokens).model_dump(
-        include={"task", "data", "template", "reward", "group", "slots", "temperature"}
-    )
+    kept = {"task", "data", "template", "reward", "group", "slots", "temperature"}
+    shared = make_run(tokens).model_dump(include=kept)
     caps = {"prompt_bytes": 5 * 512, "completion_bytes": 5 * tokens, "completion_tokens": tokens}
     return Run(**shared | caps | {"packet": 2, "tokenizer": "any"})
 
@@ -83,8 +82,7 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
         if finished:
             ids[-1] = EOS[1]
         completions.append(Completion(ids, -random.exponential(0.4, tokens).astype(np.float32), finished))
-    row = draw(run.id, author, round, slot, ROWS)
-    return packed(run, (author, round, slot, round), [row] * 60, completions)
+    return packed(run, (author, round, slot, round), [draw(run.id, author, round, slot, ROWS)] * 60, completions)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,7 @@ def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, 
             raise RuntimeError("the benchmark's own text cannot be read in chunks")
     # The reader's cut in bytes; a codec keeps these sizes.
     cuts = [[len(reader.decode(np.array([index]))) for index in reader.encode(text).tolist()] for text in texts]
-    sizes = [np.array(cut, np.int64) for cut in cuts]
-    pairs = list(zip(sent, sizes, strict=True))
+    pairs = list(zip(sent, (np.array(cut, np.int64) for cut in cuts), strict=True))
     calls: dict[str, Callable[[], object]] = {
         "spell": lambda: [author.to_text(one) for one in group] + [reader.encode(text) for text in texts],
         "align": lambda: [align(one.pieces, one.logprobs, size) for one, size in pairs],

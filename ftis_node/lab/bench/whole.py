@@ -173,9 +173,8 @@ class WholeNode:
         if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
         device = msgspec.structs.asdict(last.report.device)
-        device |= {
-            f"cpu_{part}": spent for part, spent in msgspec.structs.asdict(self.engine.usage.cpu_seconds).items()
-        }
+        cpu = msgspec.structs.asdict(self.engine.usage.cpu_seconds)
+        device |= {f"cpu_{part}": spent for part, spent in cpu.items()}
         total = last.seconds.total
         device |= {"step_total": total, "step_idle": max(0.0, total - device["generate"] - device["train"])}
         return last.row() | {"device": device}

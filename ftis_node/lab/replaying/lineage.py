@@ -181,9 +181,7 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
                 f"The log has no line for step {before + 1}.",
                 "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until.",
             )
-    links = [
-        Link(step, after, start, _read(LoggedStep, event) if event else None) for step, after, start, event in chain
-    ]
+    links = [Link(n, after, start, _read(LoggedStep, event) if event else None) for n, after, start, event in chain]
     return Lineage(links, void, len(chain) == len(whole))
 
 

@@ -199,8 +199,7 @@ class _Replay:
                 "were.",
                 "Put back the file, the code or the model that the daemon was started with.",
             )
-        opened = self._engine.open(self._run)
-        self._context = AdmissionContext(run=self._run, prompt_digests=opened.prompt_digests)
+        self._context = AdmissionContext(run=self._run, prompt_digests=self._engine.open(self._run).prompt_digests)
         self._start, self._updates = start, 0
 
     def _device(self, start: Start) -> str:
@@ -288,8 +287,7 @@ class _Replay:
         self._engine.save(str(directory))
         settings = self._start.settings
         of = facts_of(self._start.label, settings.optimiser, settings.quantisation, layers_of(settings))
-        facts = {**of, "progress": self._taken.facts()}
-        checkpoints.commit(directory, facts)
+        checkpoints.commit(directory, {**of, "progress": self._taken.facts()})
 
     # --- the report -----------------------------------------------------------------------------------------------
 

@@ -68,8 +68,7 @@ def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
 
 def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
     """Of a cell and node's values, against the baseline's same nodes."""
-    nodes = results.nodes(cell)
-    here, there = (over_nodes([of(name, node) for node in nodes]) for name in (cell, BASELINE))
+    here, there = (over_nodes([of(name, node) for node in results.nodes(cell)]) for name in (cell, BASELINE))
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
 
 

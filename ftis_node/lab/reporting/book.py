@@ -75,9 +75,7 @@ signed = partial(number, sign="+")
 
 
 def probability(p: float) -> str:
-    if math.isnan(p):
-        return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return NONE if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def limits(low: float, high: float, digits: int = 3, word: Callable[[float, int], str] = signed) -> str:

@@ -155,11 +155,7 @@ def _decisive(
 
 
 def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, floor: float) -> Finding:
-    verdict: Verdict = "inconclusive"
-    if supports < LEVEL:
-        verdict = "reproduced"
-    elif refutes < LEVEL:
-        verdict = "not reproduced"
+    verdict: Verdict = "reproduced" if supports < LEVEL else "not reproduced" if refutes < LEVEL else "inconclusive"
     notes = list(evidence.notes)
     size, margin = abs(evidence.difference.mean), evidence.margin
     if verdict == "reproduced" and claim.compare in ("greater", "less") and size < margin:

@@ -108,10 +108,7 @@ def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
         if place + columns >= len(parts):
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    for axes in grid:  # after all is drawn: axes that are shared must hold all of it
-        axes.set_ylim(_within_one(axes.get_ylim()))
-    _legend(figure, grid)
-    return figure
+    return _finished(figure, grid)
 
 
 @drawn
@@ -145,8 +142,7 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
 @drawn
 def heats(parts: Sequence[Heat]) -> Any:
     """Grids one below another, each with its numbers written into it."""
-    heights = [1.3 + 0.28 * len(part.values) for part in parts]
-    figure, grid = _axes(len(parts), 1, heights, share=False)
+    figure, grid = _axes(len(parts), 1, [1.3 + 0.28 * len(part.values) for part in parts], share=False)
     for axes, part in zip(grid, parts, strict=True):
         columns = list(dict.fromkeys(column for row in part.values.values() for column in row))
         table = np.array([[row.get(column, math.nan) for column in columns] for row in part.values.values()])
@@ -191,10 +187,7 @@ def sweep(parts: Mapping[str, Sequence[Swept]], *, x: str, log: bool, level: Map
         axes.set_xlabel(x)
         if place % columns == 0:
             axes.set_ylabel("final pass@1")
-    for axes in grid:
-        axes.set_ylim(_within_one(axes.get_ylim()))
-    _legend(figure, grid)
-    return figure
+    return _finished(figure, grid)
 
 
 def axis_places(values: Sequence[float], *, log: bool) -> dict[float, float]:
@@ -236,13 +229,15 @@ def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
     return max(limits[0], -0.02), min(limits[1], 1.02)
 
 
-def _legend(figure: Any, grid: Sequence[Any]) -> None:
+def _finished(figure: Any, grid: Sequence[Any]) -> Any:
+    """After all is drawn, for axes that are shared must hold all of it: their limits, and a legend below."""
     handles: dict[str, Any] = {}
     for axes in grid:
+        axes.set_ylim(_within_one(axes.get_ylim()))
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        longest = max(map(len, handles))
-        rows = -(-len(handles) // max(1, int(110 / (longest + 8))))
+        rows = -(-len(handles) // max(1, int(110 / (max(map(len, handles)) + 8))))
         columns = -(-len(handles) // rows)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
+    return figure

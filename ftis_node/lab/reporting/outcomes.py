@@ -29,9 +29,8 @@ def curves(results: Results, book: Book) -> None:
         results.node_label(node): [line for cell in results.cells if (line := _curve(results, cell, node))]
         for node in results.nodes()
     }
-    figure = figures.panels(parts, x="step of the node")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
-    book.picture("validation", figure, caption)
+    book.picture("validation", figures.panels(parts, x="step of the node"), caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
         _over_time(results, book)
 
@@ -47,12 +46,10 @@ def _over_time(results: Results, book: Book) -> None:
             if seeds:
                 xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
                 found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
-                ys = bands([list(values) for values in found])
-                lines.append(Line(results.label(cell), list(xs), ys, look))
+                lines.append(Line(results.label(cell), list(xs), bands([list(values) for values in found]), look))
         parts[results.node_label(node)] = lines
-    figure = figures.panels(parts, x="simulated seconds")
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
-    book.picture("validation-time", figure, caption)
+    book.picture("validation-time", figures.panels(parts, x="simulated seconds"), caption)
 
 
 def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:

@@ -54,9 +54,8 @@ def sooner(results: Results, book: Book) -> None:
     found = speeds(results)
     if not found:
         return
-    target = results.manifest.target
     book.write(
-        f"## How much sooner to pass@1 = {target:g}",
+        f"## How much sooner to pass@1 = {results.manifest.target:g}",
         "A seed's time is the mean over the nodes of a cell, slower ones left out, of the simulated seconds to the "
         f"target; its gain is the time of {results.label(BASELINE)} with the same seed divided by it. In brackets the "
         "95 % interval over seeds, of the gain's logarithm. A seed in which a node of the cell or the "
@@ -82,11 +81,9 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
             gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look))
     parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
     shown = {title: rows for title, rows in parts.items() if rows}
-    if not shown:
-        return
-    figure = figures.dots(shown, x="", bounded=False)
     caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
-    book.picture("sooner", figure, caption)
+    if shown:
+        book.picture("sooner", figures.dots(shown, x="", bounded=False), caption)
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:

@@ -83,10 +83,8 @@ def swept(results: Results, book: Book) -> None:
         if parts:
             book.write(f"## Final pass@1 against {one.key}")
             figure = figures.sweep(parts, x=one.key, log=one.log, level=level, named=results.label(base))
-            note = " ∞: no threshold." if one.key == "threshold" else ""
-            caption = (
-                f"Final pass@1 on held-out prompts, mean over seeds that did not collapse with its 95 % interval.{note}"
-            )
+            caption = "Final pass@1 on held-out prompts, mean over seeds that did not collapse with its 95 % interval."
+            caption += " ∞: no threshold." if one.key == "threshold" else ""
             book.picture(f"sweep-{say.file_name(one.key)}", figure, caption)
 
 

@@ -75,8 +75,7 @@ class Simulation:
         rng = random.Random(self._rng.getrandbits(64))
         node = SimulatedNode(self._context, self.network, self._reader, self.tally, rng)
         self.nodes[node.transport.author] = node
-        seconds = rng.expovariate(1 / self.scenario.session_seconds)
-        self.network.loop.call_later(seconds, self._leave, node)
+        self.network.loop.call_later(rng.expovariate(1 / self.scenario.session_seconds), self._leave, node)
         return node
 
     def _start(self, node: SimulatedNode, midway: bool) -> None:
