@@ -289,12 +289,14 @@ def hears(node: Member, made: Announcement, first_sender: bytes) -> None:
 async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path: Path) -> None:
     file = tmp_path / "swarm.history"
     one = announcement(ANN, 1, [packet(ANN.author, 1, slot) for slot in range(3)], issued_at=int(time.time()) - 60)
-    for _ in range(2):
+    later = announcement(ANN, 2, [packet(ANN.author, 2, 0)], issued_at=int(time.time()) - 600)  # its clock is slow
+    for made, groups in (([one], 3), ([one, later], 4)):
         async with overview_of(tmp_path, file) as (node, overview):
-            hears(node, one, CARA.author)
+            for each in made:
+                hears(node, each, CARA.author)
             overview.look()
             overview.save()
-            assert overview.facts().nodes[0].groups == 3
+            assert overview.facts().nodes[0].groups == groups
     file.write_bytes(b"\xc1")
     async with overview_of(tmp_path, file) as (_, overview):
         assert overview.facts().nodes == []

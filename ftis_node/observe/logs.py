@@ -62,6 +62,7 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if as_json and handler is not view else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=handlers)
+    logging.raiseExceptions = False  # a full disk costs lines, and prints nothing
     for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

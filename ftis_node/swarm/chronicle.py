@@ -37,7 +37,8 @@ class Seen(msgspec.Struct):
     """Sightings of one node. first, heard, reported: unix seconds; the last is of its report. first_sender: of an
     announcement or report of it.
 
-    step: the last announced one. groups: announced since this node looks. completions, right: of these groups.
+    step: the last announced one. groups: announced since this node looks. completions, right: of these groups. round:
+    the newest that counts.
     """
 
     first: float
@@ -52,18 +53,17 @@ class Seen(msgspec.Struct):
     report: SelfReport | None = None
     pass_at_1: Trend = msgspec.field(default_factory=lambda: Trend(NODE_ROWS))
     reported: float = 0.0
+    round: int = -1
 
 
 class Chronicle(msgspec.Struct):
-    """What a node keeps on disk of its swarm. since, until: unix seconds in which it looked; older announcements are
-    counted.
+    """What a node keeps on disk of its swarm. since: unix seconds from which on it looked.
 
     history: present nodes, groups a minute, mean pass@1.
     """
 
     run_id: bytes
     since: float
-    until: float = 0.0
     nodes: dict[bytes, Seen] = {}
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 

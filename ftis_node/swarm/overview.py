@@ -86,7 +86,7 @@ class Overview:
         self.book, self._spares = swarm.chronicle, swarm.reputation.established
         self._groups = Counter[bytes]()  # announced since the last row of the history
         self._began = self._counted = unix_seconds()
-        self._counted_until = self.book.until
+        self._before = {author: seen.round for author, seen in self.book.nodes.items()}
         self._looked = 0.0  # by `boot_seconds`
 
     def begin(self, stack: AsyncExitStack) -> None:
@@ -118,7 +118,6 @@ class Overview:
         if self._own is not None and (report := self._swarm.reports.describe()) is not None:
             self.book.reported(report, self._own, now, self._spares)
         claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
-        self.book.until = now
         if now - self._counted >= self.book.history.spacing:
             minutes, made = (now - self._counted) / 60, self._groups.total()
             mean = sum(claimed) / len(claimed) if claimed else None
@@ -157,13 +156,14 @@ class Overview:
         announcement = known.announcement
         seen = self.book.of(announcement.author, known.first_sender or announcement.author, heard, self._spares)
         seen.step = max(seen.step, announcement.policy_step)
-        if announcement.issued_at < self._counted_until:
+        if announcement.round <= self._before.get(announcement.author, -1):
             return  # before a restart
+        seen.round = max(seen.round, announcement.round)
         groups = len(announcement.packets)
         seen.groups += groups
         seen.completions += groups * self._run.group
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
-        if announcement.issued_at >= self._began:
+        if heard - (known.heard - known.born) >= self._began:
             self._groups[announcement.author] += groups
 
     def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -44,15 +45,18 @@ def week(seconds: float, seed: int, roles: list[Role]) -> tuple[list[str], list[
         measured.close()
         until = time.time()
         codes = {member.role.name: member.stop() for member in found}
-        told, problems = judge(found, gauges.rows, until)
-        problems += [*deeds.problems, *album.faults, *(f"left: {what}" for what in found.left())]
+        problems = [*deeds.problems, *album.faults, *(f"left: {what}" for what in found.left())]
         problems += [f"{name} ended with {code}" for name, code in codes.items() if code]
-    for run, view in views.items():
-        told.append(
-            f"{run}: {len(view.times)} times a pair met again, after {max(view.times, default=0):.0f} s at most"
-        )
-        problems += [f"{pair} of run {run} were apart for {long:.0f} s" for pair, long in view.late.items()]
-    return [*told, f"not come to these steps: {album.due}"], problems
+        told = [f"not come to these steps: {album.due}"]
+        for run, view in views.items():
+            longest = max(view.times, default=0.0)
+            told.append(f"{run}: {len(view.times)} times a pair met again, after {longest:.0f} s at most")
+            problems += [f"{pair} of run {run} were apart for {long:.0f} s" for pair, long in view.late.items()]
+        try:
+            judged, wrong = judge(found, gauges.rows, until)
+        except Exception:  # what else was measured is not lost
+            judged, wrong = [], [traceback.format_exc()]
+    return [*judged, *told], [*problems, *wrong]
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ def _calm(rows: Sequence[dict[str, Any]], *members: Member) -> Iterator[tuple[di
 
 def judge(fleet: Fleet, rows: Sequence[dict[str, Any]], until: float) -> tuple[list[str], list[str]]:
     """Of all members, which have ended: a table, and what must not be. until: when the week was over (unix seconds)."""
-    grown, (compared, problems) = slopes(rows), lost(rows, fleet)
+    grown, (compared, problems), ids = slopes(rows), lost(rows, fleet), {member.id for member in fleet}
     told = [f"groups announced: {compared}, unheard of by a peer: {len(problems)}"]
     for (name, kind, _), known in grown.items():
         problems += [
@@ -123,7 +123,7 @@ def judge(fleet: Fleet, rows: Sequence[dict[str, Any]], until: float) -> tuple[l
             known = grown.get((name, kind, row["pid"]), {})
             figures = ", ".join(f"{what} {row[what]:.0f} {known.get(what, '')}".strip() for what in LIMITS)
             told.append(f"{name} {kind}: {row['pss_mb']:.0f} MB with its share of libraries; {figures}")
-        problems += [f"{name}, {times} times: {text}" for text, times in unexplained(home.path).items()]
+        problems += [f"{name}, {times} times: {text}" for text, times in unexplained(home.path, ids).items()]
         if member.trains:
             longest, most = silence(member, until)
             held = f"{node['disk_mb']:.0f} MB on disk, {node['blocks']} blocks"
