@@ -26,7 +26,7 @@ CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
 """
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
-RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk
+RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk; no more than there
 _USED_ROUNDS = """
 CREATE TABLE IF NOT EXISTS used_rounds (
     run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
@@ -246,7 +246,7 @@ class PacketStore:
         if digest not in self._recent:
             self._recent[digest] = body
             self._recent_bytes += len(body)
-        while self._recent_bytes > RECENT_BYTES:
+        while self._recent_bytes > min(RECENT_BYTES, self.quota_bytes):
             oldest = next(iter(self._recent))
             self._recent_bytes -= len(self._recent.pop(oldest))
 

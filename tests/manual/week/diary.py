@@ -34,7 +34,7 @@ class Role:
 
 
 COMMON = ("--set", "log_format=json", "--set", "patience=120", "--set", "port=4001")
-SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=8")
+SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=4")
 HOURS, HORIZONTAL = "mon-fri", ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
 ROLES = (
     Role("gate", "open", ("--model", "tiny-a"), minutes=0.0),
