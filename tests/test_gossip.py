@@ -238,6 +238,8 @@ def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker) -> None:
     alice.fill(100)
     newest = made_by(ALICE)
     alice.gossip.announce(newest)
+    for _ in range(20):  # while he is down
+        alice.gossip.failed(alice.gossip.ask(BOB.author), BOB.author)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
     assert bob.knows(newest)
 

@@ -137,6 +137,8 @@ class Gossip:
         for id in (*(mention.id for mention in request.mentions), *entries):
             if (known := self.table.find(id)) is not None:
                 known.told.pop(peer, None)
+                if known is self._newest:  # pushed in vain again and again to a peer that is down, it must come later
+                    self._given.forget(peer, id)
 
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
@@ -211,10 +213,7 @@ class Gossip:
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
         """End the reservation of requested ids that did not come, so that other peers are asked."""
-        now = self.table.clock()
-        for id in request.wanted:
-            if id in self._asked:
-                self._asked[id] = now
+        self._asked.update(dict.fromkeys(self._asked.keys() & set(request.wanted), self.table.clock()))
 
     # --- receiving ------------------------------------------------------------------------------------------------
 

@@ -123,3 +123,7 @@ class FewTimes:
         times = self._given.pop((peer, what), 0)
         self._given[peer, what] = min(times + 1, TIMES)
         return times < TIMES
+
+    def forget(self, peer: bytes, what: Hashable) -> None:
+        """Count from 0 again."""
+        self._given.pop((peer, what), None)
