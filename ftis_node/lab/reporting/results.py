@@ -169,7 +169,7 @@ class Results:
         return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
 
     def cpu_hours(self) -> float:
-        """Of all trials that have finished."""
+        """CPU-hours of all trials that have finished."""
         return round(sum(trial.seconds or 0.0 for trial in self.trials.values()) / 3600, 2)
 
 
