@@ -35,7 +35,7 @@ def daemon(path: Path) -> list[str]:
     hangs = "import time\ninit = log = lambda *given, **named: None\nfinish = lambda: time.sleep(10000)\n"
     (path / "trackio.py").write_text(hangs)
     rows = path / "rows.jsonl"
-    sums = [{"question": f"{a}+{b}=", "answer": [f"assert {a + b} == 1"]} for a in range(10) for b in range(12)]
+    sums = [{"prompt": f"{a}+{b}=", "answer": [f"assert {a + b} == 1"]} for a in range(10) for b in range(12)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
     place = ("--home", str(path / "home"), "--host", "127.0.0.1", "--model", "tiny-a", "--devices", "cpu,cpu", "--full")
     small = ("--set", "batch_groups=4", "--set", "eval_prompts=4")
