@@ -40,7 +40,7 @@ from tests.support.daemons import ENVIRONMENT
 from tests.support.hub import Hub, running
 from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
-QUESTIONS = load_evaluation("arithmetic").held_out[:60]
+QUESTIONS = load_evaluation("arithmetic").asked(60)
 BASE = BUILT_IN_DIR / "tiny-a"
 Homes = dict[str, Path]
 

@@ -30,7 +30,7 @@ def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
     task = load_task("arithmetic")
     train, held_out = {e.question for e in task.train}, {e.question for e in task.held_out}
     assert len(train) + len(held_out) == len(task.train) + len(task.held_out) == 1899
-    assert not train & held_out and len(held_out) >= 500
+    assert not train & held_out and len(held_out) >= 500 and {e.question[0] for e in task.asked(40)} == {*"123456789"}
 
 
 def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative() -> None:

@@ -45,7 +45,7 @@ def evaluate(
     answer: AnswerOption = None,
     reward: RewardOption = None,
     model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, the first ones.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, evenly spread.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Questions answered at a time; default: what fits.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
@@ -64,7 +64,7 @@ def evaluate(
     chosen = load_evaluation(task, data=data, reward=reward, code=True)
     if out is not None:
         _refuse_questions(out, task, data)
-    examples = chosen.held_out[:prompts]
+    examples = chosen.asked(prompts)
     with contextlib.ExitStack() as stack:
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))

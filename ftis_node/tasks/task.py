@@ -148,6 +148,12 @@ class Task:
         names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
         return {"task": self.name} | {name: getattr(self, name) for name in names}
 
+    def asked(self, count: int | None) -> Sequence[Example]:
+        """So many of those held out, at even distances, because neighbours may be alike; None: all."""
+        every = len(self.held_out)
+        chosen = every if count is None else min(count, every)
+        return [self.held_out[index * every // chosen] for index in range(chosen)]
+
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""
         return self.template.replace("{question}", example.question)

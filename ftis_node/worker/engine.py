@@ -184,13 +184,13 @@ class Engine:
         prompts, asked = prompts_of(*where, task, count)
         self._rows = TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
         room = Room(self._sizes.generation_batch, self._settings.generation_batch)
-        self.evaluations, held_out = Evaluations(run, packets, room), task.held_out[:count]
+        self.evaluations, held_out = Evaluations(run, packets, room), task.asked(count)
         self.evaluations.sets[None] = EvaluationSet(asked, held_out, run.reward, cap, episodes, task.scorer)
         if own is not None:
             prompts, asked = prompts_of(*where, own, count, own=True)
             scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
             self._own_rows = TrainingRows(own.template, own.train, prompts, run.group, scorer)
-            self.evaluations.sets[m.OWN_DATA] = EvaluationSet(asked, own.held_out[:count], own.reward, cap)
+            self.evaluations.sets[m.OWN_DATA] = EvaluationSet(asked, own.asked(count), own.reward, cap)
         objective = choose_objective(self._settings, run.task, cap)
         made = (self.policy, objective, self._settings, run.temperature, m.OWN)
         self.learner = Learner(*made, task=run.task, team=self._team)

@@ -206,7 +206,7 @@ def prompts_of(
         return prompts
 
     names = ("one's own data", "one's own held-out data") if own else ("the training data", "the held-out data")
-    return checked(task.train, names[0]), checked(task.held_out[:most], names[1])
+    return checked(task.train, names[0]), checked(task.asked(most), names[1])
 
 
 def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:

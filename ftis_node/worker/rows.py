@@ -62,7 +62,7 @@ class Evaluations:
         Raises:
             UsageError: the model has no room for one.
         """
-        examples = _spread(task.held_out, count)
+        examples = task.asked(count)
         cap = max(task.completion_tokens, self._run.completion_tokens)
         ids = [self._packets.prompt(task.template, example.question) for example in examples]
         refuse_prompts(policy.name, context, ids, examples, name, completion_tokens=cap)
@@ -87,10 +87,3 @@ class Evaluations:
         sampling = Sampling(asked.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
         questions = (asked.prompts, asked.examples, scorer, sampling)
         return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room)
-
-
-def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
-    """Pick so many examples at even distances, because neighbours may be alike."""
-    if count is None or count >= len(examples):
-        return examples
-    return [examples[index * len(examples) // count] for index in range(count)]
