@@ -142,7 +142,7 @@ class History:
             elif kind == "started":
                 self._steps.cut(entry["step"])
                 self._evaluations.cut(entry["step"])
-                self._before = (entry["time"], 0.0, 0.0)
+                self._before = None  # bytes count from nothing, or go on where only the compute process is new
         except (ValueError, TypeError, KeyError, AttributeError):
             return
         self.version += 1
@@ -171,7 +171,7 @@ class History:
                 self._teach(source, figures)
 
     def _rates(self, entry: Mapping[str, Any]) -> Point:
-        """Bytes a second since the step before; a new process counts from nothing."""
+        """Bytes a second since the step before of the same process."""
         now, came, went = (float(entry.get(name, 0)) for name in ("time", "bytes_in", "bytes_out"))
         before, self._before = self._before, (now, came, went)
         if before is None or now <= before[0] or came < before[1] or went < before[2]:
