@@ -237,7 +237,7 @@ function showTexts() {
   const own = groups.filter((group) => group.author === null);
   const foreign = groups.filter((group) => group.author !== null);
   const none = (what) => el("p", { class: "empty card" }, what);
-  show(find("texts-own"), own.length ? own.map(groupCard) : none("What this node's model writes appears here with the next step."));
+  show(find("texts-own"), own.length ? own.map(groupCard) : none("What this node's model writes appears here once a step has used groups of its own."));
   show(find("texts-foreign"), foreign.length ? foreign.map(groupCard) : none("What other nodes' models write appears here once a step has used groups of theirs."));
 }
 

@@ -62,7 +62,7 @@ export function peersTable(peers, own) {
   };
   const head = COLUMNS.map((name, index) => el("th", { scope: "col", class: index > 1 ? "figure" : null }, name));
   const told =
-    "Accepted and used are groups. Loss share: its part of Σ |Â|·w·tokens over this training" +
+    "Groups: accepted since this start, used over this training. Loss share: its part of Σ |Â|·w·tokens over this training" +
     (own === null ? "." : `, of which this node's own samples have ${percent(own)}.`) +
     " Importance: mean of min(ρ, 2), at most 1 where claims are honest, up to chance. Filtered: of its samples with Â ≤ 0.";
   const more = peers.length > ROWS ? ` ${peers.length - ROWS} more: ftis-node peers shows all.` : "";
