@@ -101,17 +101,18 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
 
 
 def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker) -> None:
-    mentions = [mention(1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
-    request = ftis_pb2.ExchangeRequest(mentions=mentions)
+    request = ftis_pb2.ExchangeRequest(mentions=[mention(1000 + n, held=b"\x01" * (n % 8 == 0)) for n in range(64)])
     alice.fill(gossip.ENOUGH_OPEN - 1)
     assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
     alice.fill(gossip.ENOUGH_OPEN)
     alice.now += gossip.COUNT_SECONDS
-    wanted = alice.gossip.answer(request, CAROL.author).wanted
-    assert len(wanted) == gossip.A_FEW and all(id % 8 == 0 for id in wanted)
+    few = alice.gossip.answer(request, CAROL.author).wanted
+    assert len(few) == gossip.A_FEW and all(id % 8 == 0 for id in few)
+    alice.gossip.enough *= 2
+    assert len(alice.gossip.answer(request, CAROL.author).wanted) == OWN.entries, "an observer pulls none, and hears all"
     for known in alice.gossip.table:
         known.done = 1
-    alice.now += gossip.COUNT_SECONDS
+    alice.gossip.enough, alice.now = gossip.ENOUGH_OPEN, alice.now + gossip.COUNT_SECONDS
     assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
 
 

@@ -76,6 +76,7 @@ class Gossip:
         self._sessions = Sessions() if sessions is None else sessions
         self._newest: Known | None = None
         self._asked: Bounded[int, float] = Bounded(IDS_MAX)  # time until which no other peer is asked; set once per id
+        self.enough = ENOUGH_OPEN
         self._open, self._counted = 0, -math.inf  # announcements left to pull from, and the time of that count
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._given = FewTimes()
@@ -209,7 +210,7 @@ class Gossip:
         if now >= self._counted + COUNT_SECONDS:
             self._counted = now
             self._open = len(self.table.open_ones())
-        return self._open >= ENOUGH_OPEN
+        return self._open >= self.enough
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
         """End the reservation of requested ids that did not come, so that other peers are asked."""
@@ -244,7 +245,7 @@ class Gossip:
         if mention.id not in self._dealt and mention.age <= self.table.kept_age:
             session = self._sessions[peer]
             if mention.id not in session.lacking and len(session.lacking) == LACKING_MAX:  # the oldest makes room
-                session.unsure |= self._open < ENOUGH_OPEN
+                session.unsure |= self._open < self.enough
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 

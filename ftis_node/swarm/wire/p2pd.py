@@ -32,7 +32,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
 from ftis_node.swarm.wire.transport import LISTENING, Listening, Reachable
 
-START_SECONDS = 15.0
+START_SECONDS = 30.0
 KILL_SECONDS = 5.0
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
@@ -341,7 +341,7 @@ async def _relay_for_nobody(p2p: Any) -> None:
 
 
 async def launch(how: Listening, port: int, patience: float) -> Any:
-    """Start p2pd. Raises UserError if the port is taken, or p2pd does not start in `patience` times 15 s."""
+    """Start p2pd. Raises UserError if the port is taken, or p2pd does not start in `patience` times 30 s."""
     if how.listen:
         check_port(how.host, port)
     p2p = None
