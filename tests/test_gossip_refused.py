@@ -109,7 +109,7 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
     few = alice.gossip.answer(request, CAROL.author).wanted
     assert len(few) == gossip.A_FEW and all(id % 8 == 0 for id in few)
     alice.gossip.enough *= 2
-    assert len(alice.gossip.answer(request, CAROL.author).wanted) == OWN.entries, "an observer pulls none, and hears all"
+    assert len(alice.gossip.answer(request, CAROL.author).wanted) == OWN.entries, "an observer pulls none"
     for known in alice.gossip.table:
         known.done = 1
     alice.gossip.enough, alice.now = gossip.ENOUGH_OPEN, alice.now + gossip.COUNT_SECONDS
