@@ -237,8 +237,7 @@ def test_wilson_s_interval() -> None:
 
 
 def questions(policy: Policy, count: int) -> tuple[list[list[int]], Sequence[Example]]:
-    examples = TASK.held_out[:count]
-    return tokenised(policy, TASK, examples, 16), examples
+    return tokenised(policy, TASK, TASK.held_out[:count], 16), TASK.held_out[:count]
 
 
 def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:

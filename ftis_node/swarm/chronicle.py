@@ -57,7 +57,7 @@ class Seen(msgspec.Struct):
 
 
 class Chronicle(msgspec.Struct):
-    """What a node keeps on disk of its swarm. since: when it began to look (unix seconds).
+    """What a node keeps on disk of its swarm. since: when the node began to look (unix seconds).
 
     history: present nodes, groups a minute, mean pass@1.
     """

@@ -76,7 +76,7 @@ class Gossip:
         self._sessions = Sessions() if sessions is None else sessions
         self._newest: Known | None = None
         self._asked: Bounded[int, float] = Bounded(IDS_MAX)  # time until which no other peer is asked; set once per id
-        self.enough = ENOUGH_OPEN
+        self.enough: float = ENOUGH_OPEN
         self._open, self._counted = 0, -math.inf  # announcements left to pull from, and the time of that count
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._given = FewTimes()

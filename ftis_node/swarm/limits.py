@@ -116,13 +116,13 @@ class FewTimes:
     """Counts what was given to each peer: nothing goes to one more than eight times, as long as that is remembered."""
 
     def __init__(self) -> None:
-        self._given = Bounded[int, int](GIVEN_MAX)  # by hash: a quarter of the memory
+        self._given = Bounded[int, int](GIVEN_MAX)  # by hash: half the memory
 
     def may(self, peer: bytes, what: Hashable) -> bool:
         """Count a further time; False if it was given often enough."""
-        times = self._given.pop(hash((peer, what)), 0)
-        self._given[hash((peer, what))] = min(times + 1, TIMES)
-        return times < TIMES
+        key = hash((peer, what))
+        self._given[key] = times = min(self._given.pop(key, 0) + 1, TIMES + 1)
+        return times <= TIMES
 
     def forget(self, peer: bytes, what: Hashable) -> None:
         """Count from 0 again."""
