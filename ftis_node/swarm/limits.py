@@ -13,7 +13,7 @@ from ftis_node.swarm import ftis_pb2
 
 PEERS_MAX = 1024  # with budgets
 TIMES = 8  # on a bad line four answers in a row may be lost
-GIVEN_MAX = 1 << 15
+GIVEN_MAX = 1 << 13
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

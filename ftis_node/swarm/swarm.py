@@ -37,7 +37,7 @@ RECORD_SECONDS = 60.0
 SETTLED_RECORD_SECONDS = 180.0
 FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm the first peers have named enough others by then
 PEERS_TOLD = 2
-QUESTIONS = 2  # requests of one exchange: first the news of both sides, then the announcements that either lacks
+QUESTIONS, WATCHED = 2, 9  # requests of an exchange: the news of both, then what either lacks; of an observer's at most
 ENOUGH_PEERS = 16
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # before p2pd is started again
@@ -332,7 +332,7 @@ class Swarm:
         limits, known = self.membership.limits(peer) or OWN, self.membership.addresses
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         self._tell(request, peer)
-        for _ in range(QUESTIONS):
+        for _ in range(QUESTIONS if self.pulling is not None else WATCHED):
             if request is None or (answer := await self._call(peer, request)) is None:
                 return
             self._hear(answer, peer)

@@ -29,10 +29,12 @@ APART_SECONDS, VIEW_SECONDS = 120.0, 3.0
 def week(seconds: float, seed: int, roles: list[Role]) -> tuple[list[str], list[str]]:
     """A table of what was measured, and what is wrong."""
     with fleet(OUT, roles) as found, ExitStack() as measured, ExitStack() as looking:
-        deeds, album, gauges, began = Deeds(found, seed), Album(found), Gauges(found), time.monotonic()
+        album, gauges = Album(found), Gauges(found)
         views = {role.run: Apart(APART_SECONDS) for role in roles}
-        measured.enter_context(repeated(min(60.0, seconds / 60), gauges.sample))
         looking.enter_context(repeated(VIEW_SECONDS, album.look_if_due))
+        found.start()
+        deeds, began = Deeds(found, seed), time.monotonic()
+        measured.enter_context(repeated(min(60.0, seconds / 60), gauges.sample))
         for run, view in views.items():
             measured.enter_context(repeated(VIEW_SECONDS, partial(view.sample, found.of(run), deeds.half)))
         for event in plan(seconds, seed, [role.name for role in roles]):

@@ -10,8 +10,8 @@ from pathlib import Path
 EXPLAINED = {
     r"WARNING ftis_node.swarm.membership: No handshake with ": "the peer is down, starting, asleep or elsewhere",
     r"PRINTED : (Invited to|This invitation names|Page:)": "what `join` and `watch` say to a person",
-    r"\[Errno 28\] No space left on device|PRINTED : Make room on its disk": "its disk was full",
-    r'PRINTED : (\{"time"|.*disk is full)': "a full disk tore a line",
+    r"\[Errno 28\] No space left on device|disk is full|PRINTED : Make room on its disk": "its disk was full",
+    r'PRINTED : (\{"time"|.*"\}$)': "a full disk tore a line",
     r"The DHT cannot be used at present, .*TimeoutError": "its peers are asleep or cut off; the next look-up may work",
     r"ERROR ftis_node.swarm.swarm: The network daemon p2pd .*; it is started again": "it was killed",
 }

@@ -172,7 +172,7 @@ def sweep() -> None:
 
 @contextlib.contextmanager
 def fleet(folder: Path, roles: Sequence[Role]) -> Iterator[Fleet]:
-    """Running members of these roles; all is gone afterwards but what is in the folder."""
+    """Members of these roles, not started yet; all is gone afterwards but what is in the folder."""
     sweep()
     (folder / "clock").mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("shifted.py"), folder / "clock" / "sitecustomize.py")
@@ -186,5 +186,4 @@ def fleet(folder: Path, roles: Sequence[Role]) -> Iterator[Fleet]:
             stack.callback(run_tool, "umount", "--lazy", str(home))
             stack.callback(shutil.copytree, home, folder / f"{SMALL_DISK}-kept", dirs_exist_ok=True)
         stack.callback(found.clean_up)
-        found.start()
         yield found
