@@ -199,6 +199,7 @@ class Node:
             invitation=self.options.invitation,
             describe=lambda: self_report(self.status(), identity.author, run.id),
         )
+        components.swarm.membership.own_addresses = self._addresses  # until it asks p2pd itself
         self._stack.callback(components.close)
         self._evaluations.recall(self.home.metrics)
         self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
