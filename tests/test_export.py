@@ -235,7 +235,9 @@ def test_large_models_are_cut(homes: Homes, tmp_path: Path) -> None:
     assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
 
 
-def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: Homes, tmp_path: Path) -> None:
+def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(
+    homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     exported(homes["full"], out)  # an empty one is as good as none
@@ -252,6 +254,9 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: Homes, tm
     error = not_exported(homes["full"], homes["full"], "--overwrite")
     assert "checkpoint itself" in error.what
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["letters", "out"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    exported(homes["full"], Path("."))
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "notes", "raw/data.csv", "link.json"])

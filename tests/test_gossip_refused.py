@@ -64,6 +64,16 @@ def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(
     assert bob.reputation.shunned(MALLORY.author) == "it passed on malformed announcements"
 
 
+def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob: Talker) -> None:
+    for first in range(0, LACKING_MAX, OWN.mentions):
+        bob.answers(MALLORY.author, [mention(n) for n in range(first, first + OWN.mentions)])
+    request = bob.gossip.ask(MALLORY.author)
+    for first in range(LACKING_MAX, 2 * LACKING_MAX, OWN.mentions):
+        bob.answers(MALLORY.author, [mention(n) for n in range(first, first + OWN.mentions)])
+    bob.gossip.take(request, ftis_pb2.ExchangeResponse(), MALLORY.author)
+    assert not request.again and bob.gossip.ask(MALLORY.author).again, "lost while it waited for an answer"
+
+
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
     assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * HOURS))], ALICE.author) == 1
 

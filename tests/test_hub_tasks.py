@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.tasks import check_named, hub, load_evaluation, load_task, source_of, with_columns
 from ftis_node.tasks.hub import parse
 from tests.support.hub import REVISION, Hub, running
@@ -219,7 +219,7 @@ def test_row_63_unpacking_a_dataset_is_bounded(file: str, made: Callable[[], byt
 
 
 def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="cannot be had"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be had"):
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         load_task("hf:ann/sums:main/train")
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="needs pyarrow"):

@@ -16,7 +16,8 @@ import pytest
 from ftis_node.config.run import CODE, check_fit, load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
-from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_task, make_task, score, scoring
+from ftis_node.preflight.task_rows import checked
+from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_task, make_task, score, scoring, source_of
 from ftis_node.tasks.judge import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
@@ -401,6 +402,8 @@ def test_the_example_of_the_documentation_works(folder: Path) -> None:
     with scoring(task.reward, task.scorer) as rate:
         assert rate(good, example.answer).reward == 1.0 and rate(good.lower(), example.answer).reward == 1.0
         assert rate("<think></think><answer>x</answer>", example.answer).reward == 0.0
+    told = checked(source_of("capitals:task", code=True), task, lambda _: None)
+    assert told["refused"] == 0 < told["undecided"], "its golds are no answers without their tags"
 
 
 def test_make_task_holds_out_and_checks() -> None:

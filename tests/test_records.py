@@ -8,14 +8,16 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire import dht_guard
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.directory import Answer, Directory
 from ftis_node.swarm.wire.records import (
@@ -120,7 +122,9 @@ def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) ->
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path: Path) -> None:
+async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
         alice, bob = Directory(lambda: at_alice.p2p, ALICE, RUN.id), Directory(lambda: at_bob.p2p, BOB, RUN.id)
         await at_bob.connect(ALICE.author, await at_alice.addresses())
@@ -154,11 +158,26 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), PATIENCE)
         assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
+        failed = list[dict[str, object]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
+        by = P2PContext("DHTProtocol.rpc_find", at_alice.p2p.peer_id, PeerID(identity(998).author))
+        for _ in range(int(CALLS_AT_ONCE)):  # each counts once, though hivemind pings itself within
+            await alice._dht.rpc_find(dht_pb2.FindRequest(keys=[bytes(20)]), by)
+        await asyncio.sleep(0.1)
+        assert not failed
         found: list[Answer] = []
         await bob.find(found.append, alone=False)
         assert {owner: one.addresses[owner] for one in found for owner in one.addresses} == {ALICE.author: ADDRESSES}
         pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]
         answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), PATIENCE)
         assert any("DHT calls a second" in str(answer) for answer in answers)
+
+        table, spoof = alice._dht.routing_table, PeerID(identity(999).author)
+        monkeypatch.setattr(dht_guard, "NODES_MAX", 64)
+        assert not alice._dht._believes(spoof.to_bytes(), table[PeerID(BOB.author)].to_bytes()), "it is another's"
+        for number in range(200):
+            await alice._dht.update_routing_table(DHTID.generate(), PeerID(identity(number % 150).author))
+            assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) <= 64
+        assert PeerID(BOB.author) in table
         await bob.leave()
         await alice.leave()

@@ -83,6 +83,8 @@ def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str
         assert [settings.effective_learning_rate(task, lora=layers) for layers in (False, True)] == rates
         tiny = settings.model_copy(update={"model": "tiny-b"}).effective_learning_rate(task, lora=False)
         assert tiny == (1e-5 if flags else 2e-4), "a built-in model learns any task at its own pace"
+        own = settings.model_copy(update={"model": "tiny-llama"})
+        assert own.effective_learning_rate(task, lora=False) == rates[0], "a folder, by whatever path"
         assert origins["learning_rate"] == ("flags" if flags else "default")
 
 

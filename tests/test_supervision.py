@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 
+from ftis_node.errors import UserError
 from ftis_node.swarm.wire import libp2p, p2pd
 from tests.support.swarm import Member, all_meet, eventually, member
 
@@ -30,7 +31,7 @@ def sockets_of(node: Member) -> list[Path]:
 
 
 async def is_back(node: Member, pid: int, times: int = 1) -> None:
-    await eventually(lambda: node.swarm.supervisor.restarts >= times, "another p2pd is there", 30)
+    await eventually(lambda: node.swarm.supervisor.restarts >= times, "another p2pd is there")
     assert node.transport.pid != pid and not psutil.pid_exists(pid)
 
 
@@ -54,6 +55,18 @@ async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_a
             made |= one.make(2) | two.make(2)
             await eventually(lambda made=made: {*one.admitted, *two.admitted} == made, "both get what is made then")
         assert one.met(two) and two.met(one)
+
+
+async def test_a_p2pd_that_cannot_be_spoken_to_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(**_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Client, "create", fails)
+    before = set(psutil.Process().children())
+    with pytest.raises(UserError, match="Too many open files"):
+        async with member(1, tmp_path):
+            pass
+    assert not {one for one in psutil.Process().children() if one.name() == "p2pd"} - before
 
 
 async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_after_each_restart(

@@ -19,6 +19,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.node.observer import EXPORTED, Observer
+from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Web, json_route
@@ -28,7 +29,7 @@ from ftis_node.swarm import ftis_pb2, self_report
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.chronicle import HISTORY_ROWS, NODES_MAX, Chronicle, Trend, read_chronicle
 from ftis_node.swarm.handshake import greeting, shake
-from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.roster import Roster
@@ -39,6 +40,7 @@ from tests.support.clock import Clock
 from tests.support.daemons import run_cli
 from tests.support.documented import exposed, metrics
 from tests.support.looking import SCRIPT
+from tests.support.statuses import PEER, TRAINING, answered
 from tests.support.swarm import (
     OTHER_RUN,
     RUN,
@@ -127,6 +129,11 @@ def test_the_largest_report_fits() -> None:
     assert len(sent(**most, teachers=teachers)) <= REPORT_BYTES_MAX
     with pytest.raises(Malformed, match="more than"):
         read_report(bytes(REPORT_BYTES_MAX + 1))
+
+
+def test_a_report_names_no_teacher_of_those_that_are_counted_together() -> None:
+    told = node_report(answered(**TRAINING, tokenizer="t"), ANN.author, RUN.id)
+    assert told is not None and told.teachers == {author_of(PEER): 4} and told.foreign_used == 6
 
 
 def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks: Clock) -> None:

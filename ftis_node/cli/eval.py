@@ -68,7 +68,6 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
-        lines = stack.enter_context(_opened(out)) if out is not None else None
         from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
 
@@ -77,6 +76,7 @@ def evaluate(
         disable_progress_bar()  # transformers shows a bar even for work that takes no time
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
+        lines = stack.enter_context(_opened(out)) if out is not None else None
         cap = completion_tokens or chosen.completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
         total = len(examples) * (2 if compare else 1)
@@ -181,7 +181,7 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     chat = chat_in(chosen.run, policy.tokenizer, asked.task.template, chosen.settings)
     ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat)
     budget = memory_budget(chosen.settings, policy.device)
-    batch = asked.batch or batch_that_fits(policy, max(map(len, ids)), asked.cap, budget)
+    batch = asked.batch or batch_that_fits(policy, max(map(len, ids), default=1), asked.cap, budget)
     sampling = Sampling(asked.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
     outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)

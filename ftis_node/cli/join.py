@@ -157,7 +157,9 @@ def join(
         _detach(options, invitation)
     else:
         view = sys.stderr.isatty() if view is None else view
-        _run(options, layers, view=view, as_json=case.settings.log_format == "json")
+        logs_json = case.settings.log_format == "json"
+        del case, problems  # rows, own ones too, are for the compute process only
+        _run(options, layers, view=view, as_json=logs_json)
 
 
 def _on_lan(layers: Layers) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ftis_node.errors import UsageError
 def read_text(path: Path, what: str, most: int = -1) -> str:
     """The text of a file; `what` it is, in words. most: characters that are read; -1: all. Raises UsageError."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             return file.read(most)
     except OSError as error:
         raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.", "Check the path.") from None

@@ -271,7 +271,8 @@ def make_run(**fields: Any) -> Run:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the combination"
-        raise UsageError(f"These values make no run: {key}: {first['msg']}.", "Change that value.") from None
+        fix = "Rename the file: English letters, digits and ._+-@ only." if key == "task" else "Change that value."
+        raise UsageError(f"These values make no run: {key}: {first['msg']}.", fix) from None
 
 
 def make_hints(**fields: Any) -> Hints:

@@ -277,7 +277,7 @@ class Settings(BaseModel):
         built-in models, of a few hundred kilobytes, have that of the built-in task everywhere."""
         if self.learning_rate is not None:
             return self.learning_rate
-        profile = TASKS.get("arithmetic" if self.model.startswith("tiny-") else task)
+        profile = TASKS.get("arithmetic" if re.fullmatch("tiny-(a|b|c|bpe|chars|numbers)", self.model) else task)
         if profile is not None:
             return profile.lora_learning_rate if lora else profile.learning_rate
         return 1e-4 if lora else 1e-6

@@ -280,6 +280,7 @@ def appearing(to: Path) -> Iterator[Path]:
     Raises:
         UserError: it cannot be written.
     """
+    to = to.resolve()
     partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
     replaced = to.with_name(f".{to.name}.{os.getpid()}.replaced")
     try:

@@ -184,7 +184,7 @@ class Node:
         run = self._run_file.run
         check_fit(run, self._compute.facts.shared(), self.settings.model)
         opened = await self._compute.worker.call(Open(run))
-        replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the run's rows fit the model
+        replace_text(self.home.run_file, dump_run_file(self._run_file), durable=True)  # the run's rows fit the model
         remember_files(self.home, self.options, self.options.task_of(self._run_file), run.id)
         self._components = components = assembly.build_components(
             self.home,

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Signs
+from ftis_node.node.progress import OTHERS
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe import answers
 from ftis_node.observe.answers import CheckpointStatus, Kind, Status
@@ -185,7 +187,8 @@ def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | No
     """
     if status.step is None or status.network is None or status.tokenizer is None:
         return None
-    used = sorted(status.foreign_groups_used.items(), key=lambda item: -item[1])
+    named = Counter(status.foreign_groups_used)
+    del named[OTHERS]
     return SelfReport(
         run_id=run_id,
         author=author,
@@ -200,7 +203,7 @@ def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | No
         foreign_used=sum(status.foreign_groups_used.values()),
         bytes_in=status.bytes_in or 0,
         bytes_out=status.bytes_out or 0,
-        teachers={author_of(teacher): groups for teacher, groups in used[:TEACHERS_MAX]},
+        teachers={author_of(teacher): groups for teacher, groups in named.most_common(TEACHERS_MAX)},
     )
 
 

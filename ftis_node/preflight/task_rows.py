@@ -41,6 +41,8 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
             answers[row.question].add(row.answer)
             judged[_accepts(task.reward, scorer, row)].append(row)
             advance(1)
+        if not scorer.tagged and not judged[True]:  # its answers have another form than is tried here
+            judged[None], judged[False] = [*judged[None], *judged[False]], []
     refused, undecided = judged[False], len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
     twice = len({row.question for row in several})

@@ -123,7 +123,7 @@ class Gossip:
     ) -> ftis_pb2.ExchangeRequest | None:
         """Process an answer; return the next request, or None when the exchange is complete."""
         session = self._sessions[peer]
-        session.unsure = False
+        session.unsure &= not request.again
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             session.lacking.pop(id, None)
         self._hear(answer, peer, len(request.wanted))

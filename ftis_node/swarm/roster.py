@@ -237,7 +237,8 @@ class Roster:
                 if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
                     right.add(kept.signature)
         if self._unsaved:
-            self.save()
+            with contextlib.suppress(OSError):  # a full disk: at the next record, then
+                self.save()
         return right
 
     def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
@@ -312,9 +313,9 @@ class Roster:
 
     def save(self, *, durable: bool = False) -> None:
         """Write the roster to its file."""
-        self._unsaved = False
         if self._file is not None:
             replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=durable)
+        self._unsaved = False
 
 
 def read_book(file: Path | None) -> Book | None:

@@ -9,7 +9,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UserError
 from ftis_node.host.files import replace_bytes
 
 _CHUNK = 1 << 16
@@ -44,7 +44,7 @@ def sha256_of(path: Path) -> str | None:
 def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 20.0, total_s: float = 300.0) -> Path:
     """`path`, downloaded first where it is missing or damaged.
 
-    Raises UsageError where that fails, with the advice `fix`; then nothing was put at `path`. `stall_s` bounds each
+    Raises UserError where that fails, with the advice `fix`; then nothing was put at `path`. `stall_s` bounds each
     wait for the server, `total_s` the whole download.
     """
     if sha256_of(path) == remote.sha256:
@@ -52,7 +52,7 @@ def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 
     try:
         put_there(path, _download(remote, stall_s, time.monotonic() + total_s))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UsageError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
+        raise UserError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
     return path
 
 

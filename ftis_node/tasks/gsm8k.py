@@ -77,4 +77,4 @@ def _test_file(train: Path) -> Path:
     return beside if sha256_of(beside) == TEST.sha256 else cached(TEST, cache_dir() / "gsm8k-test.jsonl")
 
 
-_LAYOUT = Layout(gold_answer)
+_LAYOUT = Layout(gold_answer, "a solution that ends in #### and an integer")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ftis_node.errors import UsageError, first_line
+from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.host.files import existing_folder
 from ftis_node.installed import NAME, to_install
 from ftis_node.tasks.download import cache_dir, put_there
@@ -235,7 +235,7 @@ def _unpacked(paths: Sequence[str], source: DatasetSplit) -> bytes:
     raise UsageError(f"{source.name} {what}.", f"Run: {to_install(f'{NAME}{fix}')}" if fix[0] == "[" else fix)
 
 
-def _refused(source: DatasetSplit, error: Exception) -> UsageError:
+def _refused(source: DatasetSplit, error: Exception) -> UserError:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -245,5 +245,6 @@ def _refused(source: DatasetSplit, error: Exception) -> UsageError:
     elif isinstance(error, RevisionNotFoundError):
         what, fix = f"has no revision {source.revision}", "Leave out @REVISION for the newest."
     else:
-        what, fix = f"cannot be had: {first_line(error)}", "Try again: a download goes on where it stopped."
+        what = f"The dataset {source.repo} cannot be had: {first_line(error)}."
+        return UserError(what, "Try again: a download goes on where it stopped.")
     return UsageError(f"The dataset {source.repo} {what}.", fix)

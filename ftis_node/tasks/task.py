@@ -72,7 +72,7 @@ TEMPLATES: Mapping[str, str] = {
 def told_if_few(held_out: int) -> str:
     """A warning where so few questions are held out that pass@1 says little, else nothing."""
     few = f"Only {counted(held_out, 'question')} held out, too few to see whether it learns"
-    return f"{few}: name 30 or more with --eval-data FILE." if held_out < 30 else ""
+    return f"{few}: add rows, or name 30 of a file with --eval-data." if held_out < 30 else ""
 
 
 def place_of(question: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,9 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def unwritable(backend: Tokenizer, text: str) -> str:
-    """The characters of `text`, each once, that its token ids do not give back; spaces and case do not count."""
-    back = backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=False).casefold()
+    """The characters of `text`, each once, that its token ids do not give back; not spaces, case, or Unicode forms."""
+    back = backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
+    back, text = (unicodedata.normalize("NFKC", part) for part in (back.casefold(), text))
     letters = dict.fromkeys(letter for letter in text if not letter.isspace())
     return "".join(letter for letter in letters if letter.casefold() not in back)
 

@@ -65,10 +65,21 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         if len(node) != DHTID.HASH_NBYTES:
             return False
         if self._ids.get(peer) != node:
-            if not self._new.take(peer):
+            known, owner = DHTID.from_bytes(node), PeerID(peer)
+            if not self._new.take(peer) or self.routing_table.get(node_id=known, default=owner) != owner:
                 return False
             self._ids[peer] = node
         return True
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        """hivemind's; but a new id of a peer replaces its old one, and when the table is full the oldest that waits for
+        room in the same bucket, if any does."""
+        table = self.routing_table
+        if node_id is not None and (old := table.get(peer_id=peer_id, default=node_id)) != node_id:
+            del table[old]
+        await super().update_routing_table(node_id, peer_id, responded)
+        if len(table.uid_to_peer_id) > NODES_MAX and node_id in table:
+            del table[next(iter(table.buckets[table.get_bucket_index(node_id)].replacement_nodes), node_id)]
 
     # --- calls of peers -----------------------------------------------------------------------------------------------
 
@@ -89,7 +100,8 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         return caller
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-        self._check_caller(request, context)
+        if context.handle_name.endswith("rpc_ping"):  # not hivemind's, within another call
+            self._check_caller(request, context)
         return await super().rpc_ping(request, context)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:

@@ -261,7 +261,8 @@ class Libp2p:
         self.up = True
         self._down_since = None
         if self._started is not None:
-            self._started(self.pid)
+            with suppress(OSError):  # on a full disk it is not recorded, and works
+                self._started(self.pid)
 
     async def _answers(self) -> bool:
         late = asyncio.get_running_loop().call_later(PING_SECONDS, setattr, self, "up", False)  # no peer is to blame

@@ -261,10 +261,12 @@ class _Child(P2P):  # type: ignore[misc]
     """A p2pd that ends with this process, releases its streams, and has its log read."""
 
     _MORE: Sequence[str] = ()
+    made: Any = None  # of the class, which `launch` makes anew: to be ended if its start fails
 
     def __init__(self) -> None:
         super().__init__()
         self.reachability: Reachable = "unknown"
+        type(self).made = self
 
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
@@ -344,9 +346,9 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
     """Start p2pd. Raises UserError if the port is taken, or p2pd does not start in `patience` times 30 s."""
     if how.listen:
         check_port(how.host, port)
-    p2p = None
+    kind = _private(how.sockets, *_relaying(how))
     try:
-        p2p = await _private(how.sockets, *_relaying(how)).create(
+        p2p = await kind.create(
             host_maddrs=listen_addresses(how.host, port, quic=how.quic),
             no_listen=not how.listen,
             announce_maddrs=how.announce or None,
@@ -361,9 +363,9 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
         )
         if not how.relay_for_others:
             await asyncio.wait_for(_relay_for_nobody(p2p), START_SECONDS * patience)
-    except (P2PDaemonError, TimeoutError) as error:
-        if p2p is not None:
-            await kill(p2p, how.sockets)
+    except (P2PDaemonError, OSError, EOFError) as error:
+        if kind.made is not None:
+            await kill(kind.made, how.sockets)
         message = str(error)
         if "address already in use" in message or "failed to listen" in message:
             raise port_error(how.host, port) from error
@@ -379,10 +381,12 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
 
 async def kill(p2p: Any, sockets: Path) -> None:
     """End p2pd in any state, remove its sockets, and fail all calls that wait for an answer."""
-    with suppress(ProcessLookupError):
-        p2p._child.kill()
-    await p2p._child.wait()
-    p2p._client.control._pending_calls.fail()
+    if p2p._child is not None:
+        with suppress(ProcessLookupError):
+            p2p._child.kill()
+        await p2p._child.wait()
+    with suppress(AttributeError):  # its start has failed
+        p2p._client.control._pending_calls.fail()
     with suppress(Exception):  # hivemind's own clean-up; the daemon has ended already
         await asyncio.wait_for(p2p.shutdown(), KILL_SECONDS)
     _remove_sockets(sockets)
