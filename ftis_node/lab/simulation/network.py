@@ -145,7 +145,9 @@ class MemoryTransport:
         if other is not None and heard and other.serving:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
-                self._link(other)
+                for end, peer in ((self, other.author), (other, self.author)):
+                    end.links.add(peer)
+                    end.meter.counts["connections"] += 1
                 return
         elif addresses:
             await asyncio.sleep(DIAL_SECONDS)
@@ -314,12 +316,6 @@ class MemoryTransport:
         now = self._network.loop.time()
         self._free_at = max(self._free_at, now) + size / self.machine.uplink
         return self._free_at - now
-
-    def _link(self, other: MemoryTransport) -> None:
-        self.links.add(other.author)
-        other.links.add(self.author)
-        self.meter.counts["connections"] += 1
-        other.meter.counts["connections"] += 1
 
     def _end_tasks(self) -> None:
         for task in self._tasks:
