@@ -26,7 +26,6 @@ class Start(_Line):
     `branch`: of the checkpoints that it writes, see `store.checkpoints`; 0 where the log does not say.
     """
 
-    event: Literal["started"]
     step: int = Field(ge=0)
     fresh: bool
     branch: int = 0
@@ -55,7 +54,6 @@ class Start(_Line):
 class Resumed(_Line):
     """The weights of a checkpoint came back, and so did its count of steps. `branch`: that it was written in."""
 
-    event: Literal["resumed"]
     step: int = Field(ge=0)
     branch: int | None = None
 
@@ -63,7 +61,6 @@ class Resumed(_Line):
 class Changed(_Line):
     """Constants of the objective changed; the next step has the new ones."""
 
-    event: Literal["changed"]
     step: int = Field(ge=0)
     settings: dict[str, float | str | None]
 
@@ -71,7 +68,6 @@ class Changed(_Line):
 class Restored(_Line):
     """The weights of an older step came back; the count of steps went on."""
 
-    event: Literal["restored"]
     step: int = Field(ge=0)
     weights_of_step: int = Field(ge=0)
 
