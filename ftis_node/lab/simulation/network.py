@@ -145,8 +145,8 @@ class MemoryTransport:
         if other is not None and heard and other.serving:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
-                for end, peer in ((self, other.author), (other, self.author)):
-                    end.links.add(peer)
+                for end, neighbour in ((self, other), (other, self)):
+                    end.links.add(neighbour.author)
                     end.meter.counts["connections"] += 1
                 return
         elif addresses:
