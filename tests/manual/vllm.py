@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.observe.metrics import read_events
+from ftis_node.swarm.addresses import free_port
 from ftis_node.tasks import load_task
 from tests.support.daemons import Daemon, run_cli
 from tests.support.models import random_speaker, taught
@@ -65,7 +65,7 @@ class Server:
         self._line += ["--max-model-len", "192", "--block-size", "32", "--max-num-batched-tokens", "4096"]
         self._line += ["--dtype", "float32", "--enforce-eager", *flags]
         self._place, self.log = place, place / f"server-{model.name}.log"
-        self.port = _free_port()
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -211,12 +211,6 @@ def _refusal(home: Path, *flags: str) -> str:
     assert code != 0, node.log()
     said = (home / "output.log").read_text()
     return re.sub(r"\s+", " ", said[said.rindex("error:") :]).strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":
