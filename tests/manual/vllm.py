@@ -89,7 +89,7 @@ class Server:
             time.sleep(1)
         return self
 
-    def stop(self) -> None:
+    def clean_up(self) -> None:
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it has processes of its own, and waits for requests
             self.process.wait()
@@ -113,10 +113,7 @@ def main() -> None:
         print(json.dumps(measured(python, place, running), indent=1))
     finally:
         for one in reversed(running):
-            if isinstance(one, Daemon):
-                one.clean_up()
-            else:
-                one.stop()
+            one.clean_up()
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -162,7 +159,7 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
         assert told["by_server"] == told["steps"], f"{kind}: the server sampled in every step"
         assert told["foreign_groups"] > 0 and told["mismatch_max"] < 1e-3, f"{kind}: {told}"
 
-    servers[0].stop()
+    servers[0].clean_up()
     at = int(first.status()["step"])
     first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
     servers[0].start()
@@ -172,13 +169,13 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
         assert node.stop() == 0
     refused = []
     for number, (flags, missing) in enumerate(((LORA, FLAGS[0]), (FLAGS, LORA[0]))):
-        servers[number].stop()
+        servers[number].clean_up()
         wrong = Server(python, place, small, "--generation-config", "vllm", *flags)
         running.append(wrong)
         wrong.start()
         refused.append(_refusal(place / f"refused-{number}", "--model", str(small), *begun, *TASK, *_at(wrong)))
         assert missing in refused[-1], refused[-1]
-        wrong.stop()
+        wrong.clean_up()
     return figures | {"refused": refused, "vllm": VERSION}
 
 
