@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import msgpack
@@ -131,12 +131,9 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         asking = bob._dht.get_stub(PeerID(ALICE.author))
 
         async def store(*records: DHTRecord) -> list[bool]:
+            keys, subkeys, values, times = zip(*map(astuple, records), strict=True)
             request = dht_pb2.StoreRequest(
-                keys=[record.key for record in records],
-                subkeys=[record.subkey for record in records],
-                values=[record.value for record in records],
-                expiration_time=[record.expiration_time for record in records],
-                in_cache=[False for _ in records],
+                keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
             )
             return list((await asyncio.wait_for(asking.rpc_store(request), PATIENCE)).store_ok)
 
