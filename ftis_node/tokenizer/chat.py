@@ -262,11 +262,7 @@ def _rendered(
 ) -> str:
     try:
         text = tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=prompt,
-            enable_thinking=thinking,
-            date_string=day,
+            messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=thinking, date_string=day
         )
     except Exception as error:  # a template may fail in any way
         raise NoChat(f"its chat template fails ({type(error).__name__})") from error
