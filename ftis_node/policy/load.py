@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, get_session
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -45,7 +39,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     source = resolve(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **where_to_look(source))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where_to_look(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
     if len(tokenizer) < 2:  # transformers makes an empty one where there is no file
@@ -80,9 +74,9 @@ def load_policy(settings: Settings) -> Policy:
     choose_device(settings.devices[0])  # told before anything is downloaded
     try:
         where = where_to_look(source)
-        config = AutoConfig.from_pretrained(source, **where)
+        config = transformers.AutoConfig.from_pretrained(source, **where)
         with _cast_later() as casts:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source,
                 output_loading_info=True,
                 config=config,
@@ -102,7 +96,7 @@ def load_policy(settings: Settings) -> Policy:
 
 def _attention(config: Any) -> str:
     """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
