@@ -128,10 +128,8 @@ def _check(job: Future[None]) -> None:
     try:
         job.result()
     except BrokenProcessPool as error:
-        raise UserError(
-            "A process of the lab ended by itself: killed, or out of memory.",
-            "The same command goes on; with fewer --jobs if memory was short.",
-        ) from error
+        what = "A process of the lab ended by itself: killed, or out of memory."
+        raise UserError(what, "The same command goes on; with fewer --jobs if memory was short.") from error
 
 
 # --- in the processes -------------------------------------------------------------------------------------------------
@@ -203,8 +201,7 @@ def _disk(directory: Path) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{directory} cannot be written or read: {error}.", "Make room; the same command goes on."
-        ) from error
+        what = f"{directory} cannot be written or read: {error}."
+        raise UserError(what, "Make room; the same command goes on.") from error
     except FtisError as error:
         raise UserError(f"A trial failed: {error}", f"Its events so far are in {directory}.") from error
