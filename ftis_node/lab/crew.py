@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,7 @@ class Crew:
         self._told: Any = context.Queue()
         self._stop = context.Event()
         arguments = (self._told, self._stop, int(os.environ["OMP_NUM_THREADS"]))
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_begin, initargs=arguments
-        )
+        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=arguments)
         self._interrupts = 0
 
     def __enter__(self) -> Crew:

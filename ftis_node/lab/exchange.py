@@ -62,9 +62,8 @@ class MemorySwarm:
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
-        announcement = Announcement(
-            self.trade.context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
-        )
+        run_id, refs = self.trade.context.run_id, PacketRefs.of(packets)
+        announcement = Announcement(run_id, self.author, round, policy_step, issued_at, refs, b"")
         for member in self._network.members:
             if member is not self:
                 member._table.add(announcement, b"", age=0.0, first_sender=None)

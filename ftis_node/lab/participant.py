@@ -48,9 +48,8 @@ class Participant:
         self.member = member
         self.name = member.name
         self.compute = compute
-        self.settings: Settings = spec.settings_of(member).model_copy(
-            update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
-        )
+        own = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
+        self.settings: Settings = spec.settings_of(member).model_copy(update=own)
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
