@@ -32,6 +32,8 @@ DIAL_SECONDS = 5.0  # as `wire.libp2p` waits
 
 Reply = TypeVar("Reply", bound=Message)
 _Handler = Callable[[Inbound], Awaitable[Message]]
+_Requests = AsyncIterator[ftis_pb2.FetchRequest]
+_Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
 
 @dataclass
@@ -197,9 +199,7 @@ class MemoryTransport:
         self._answered[peer] = now()
         return answer
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: _Requests) -> _Chunks:
         self.meter.counts["fetches"] += 1
         other = self._network.nodes.get(peer) if peer in self.links else None
         if other is None:
@@ -262,14 +262,12 @@ class MemoryTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _chunks(
-        self, holder: MemoryTransport, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def _chunks(self, holder: MemoryTransport, requests: _Requests) -> _Chunks:
         """The answers of a stream as they arrive. As over libp2p, a holder that ends the stream says nothing."""
         arrived: asyncio.Queue[ftis_pb2.FetchChunk] = asyncio.Queue()
         asked = got = 0
 
-        async def on_their_way() -> AsyncIterator[ftis_pb2.FetchRequest]:
+        async def on_their_way() -> _Requests:
             nonlocal asked
             async for request in requests:
                 asked += len(request.digests)
@@ -295,10 +293,7 @@ class MemoryTransport:
         await arrived
 
     async def serve_stream(
-        self,
-        caller: MemoryTransport,
-        requests: AsyncIterator[ftis_pb2.FetchRequest],
-        arrived: asyncio.Queue[ftis_pb2.FetchChunk],
+        self, caller: MemoryTransport, requests: _Requests, arrived: asyncio.Queue[ftis_pb2.FetchChunk]
     ) -> None:
         """Sends the node's answers over the uplink, one after the other."""
         network = self._network
