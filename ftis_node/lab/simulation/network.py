@@ -108,11 +108,6 @@ class MemoryTransport:
         self._answered: dict[bytes, float] = {}  # when a peer last answered an exchange
         network.nodes[author] = self
 
-    @property
-    def serving(self) -> bool:
-        """Whether calls of peers are passed on."""
-        return self._inbound is not None
-
     def leave(self) -> None:
         """Is gone from one moment to the next; nobody is told."""
         self.alive = False
@@ -144,7 +139,7 @@ class MemoryTransport:
         other = self._network.nodes.get(peer)
         heard = other is not None and not set(addresses).isdisjoint(other.machine_addresses)
         self._network.dials["opened" if heard else "gone" if other is None else "outbound-only"] += 1
-        if other is not None and heard and other.serving:
+        if other is not None and heard and other._inbound is not None:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
                 for end, neighbour in ((self, other), (other, self)):
