@@ -20,7 +20,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.small_models import logprob_errors, plain_logprobs, policies, seeded
+from tests.support.small_models import logprob_errors, policies, seeded
 from tests.support.swarm import content, make_run
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
@@ -52,13 +52,8 @@ def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kin
     policy = POLICIES[kind]
     sampling = Sampling(max_new_tokens=14, temperature=temperature, eos=tuple(range(1, 6)))
     groups = generate(policy, PROMPTS, group=3, sampling=sampling, generator=seeded(1))
-    prompts = [prompt for prompt in PROMPTS for _ in range(3)]
-    flat = [completion for group in groups for completion in group]
-    assert len({len(completion) for completion in flat}) > 3, "rows of many lengths"
+    assert len({len(completion) for group in groups for completion in group}) > 3, "rows of many lengths"
     assert logprob_errors(policy, PROMPTS, groups, temperature).max() < 1e-4
-    with torch.no_grad():
-        plain = plain_logprobs(policy, prompts, [completion.token_ids for completion in flat], temperature).numpy()
-    assert np.abs(np.concatenate([completion.logprobs for completion in flat]) - plain).max() < 1e-4
 
 
 def test_lora_layers_take_part_in_sampling() -> None:

@@ -15,18 +15,8 @@ import pytest
 
 from ftis_node.cli.local import ask_daemon
 from ftis_node.errors import UserError
-from ftis_node.observe.logs import (
-    LOG_BYTES,
-    JsonFormatter,
-    TextFormatter,
-    as_object,
-    as_text,
-    begin_output,
-    last_lines,
-    last_words,
-    log_to,
-    read_log,
-)
+from ftis_node.observe import logs
+from ftis_node.observe.logs import JsonFormatter, TextFormatter, as_object, as_text, last_lines, log_to, read_log
 from ftis_node.store.home import Home
 from tests.support.cli import printed, refused
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command
@@ -161,23 +151,23 @@ def test_a_glance_at_the_end_sees_over_a_rotation(tmp_path: Path) -> None:
 
 
 def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_grow_for_ever(tmp_path: Path) -> None:
-    output = begin_output(tmp_path)
+    output = logs.begin_output(tmp_path)
     code = "import sys, logging; from pathlib import Path; from ftis_node.observe.logs import log_to; "
     code += f"log_to(Path({str(tmp_path)!r})); logging.error('told'); print('printed', file=sys.stderr)"
     with output.open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stderr=file, check=True, env=os.environ | ENVIRONMENT)
     assert output.read_text() == "printed\n" and "told" in Home(tmp_path).log.read_text()
     with output.open("ab") as file:
-        file.truncate(LOG_BYTES + 1)
-    assert begin_output(tmp_path) == output and not output.exists()
-    assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1
+        file.truncate(logs.LOG_BYTES + 1)
+    assert logs.begin_output(tmp_path) == output and not output.exists()
+    assert (tmp_path / "output.log.1").stat().st_size == logs.LOG_BYTES + 1
 
 
 def test_the_error_that_a_daemon_without_a_terminal_ended_with_is_told_until_another_runs(tmp_path: Path) -> None:
     said = "No ftis-node daemon is running on the home"
-    assert last_words(tmp_path) == ""
-    begin_output(tmp_path).write_text("a library's words\nerror: The disk is full.\n       Make room.\n")
-    assert last_words(tmp_path) == "The disk is full."
+    assert logs.last_words(tmp_path) == ""
+    logs.begin_output(tmp_path).write_text("a library's words\nerror: The disk is full.\n       Make room.\n")
+    assert logs.last_words(tmp_path) == "The disk is full."
     with pytest.raises(UserError, match=rf"{said} .*\. The last one ended with: The disk is full\."):
         ask_daemon(tmp_path, "/status", dict)
     log = Home(tmp_path).log

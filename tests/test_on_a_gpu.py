@@ -17,7 +17,7 @@ from ftis_node.policy.nf4 import NF4Linear
 from ftis_node.policy.room import make_way
 from ftis_node.preflight.smoke import smoke
 from ftis_node.worker.engine import Engine
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.small_models import batch_of, opened_engine
 
 DEVICE = os.environ.get("GPU_TESTS_ON", "cuda")
 ON_CARD = DEVICE != "cpu"
@@ -33,9 +33,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ON_CARD and not torch.cuda.is_
 
 
 def opened(device: str, **settings: Any) -> Engine:
-    engine = Engine()
-    engine.open(arithmetic_run(engine.load(arithmetic_settings(device=device, **settings), "arithmetic")))
-    return engine
+    return opened_engine(device=device, **settings)
 
 
 def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]) -> list[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import msgpack
@@ -18,17 +18,10 @@ from hypothesis import strategies as st
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire import dht_guard
+from ftis_node.swarm.wire import records as subject
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.directory import Answer, Directory
-from ftis_node.swarm.wire.records import (
-    MAX_ADDRESSES,
-    MAX_LIFETIME,
-    MAX_VALUE_BYTES,
-    OwnerSigned,
-    key_bytes,
-    pack_addresses,
-    unpack_addresses,
-)
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
 from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, transport
 
 ALICE, BOB = identity(1), identity(2)
@@ -69,8 +62,8 @@ REFUSED: dict[str, Callable[[], DHTRecord]] = {
     "with an altered value": lambda: replace(made := record(), value=b"x" + made.value[1:]),
     "with an altered signature": lambda: replace(made := record(), value=made.value[:-1] + bytes([made.value[-1] ^ 1])),
     "with a prolonged life": lambda: replace(made := record(), expiration_time=made.expiration_time + 60),
-    "too large": lambda: record(value=bytes(MAX_VALUE_BYTES)),
-    "too long-lived": lambda: record(lifetime=MAX_LIFETIME + 10),
+    "too large": lambda: record(value=bytes(subject.MAX_VALUE_BYTES)),
+    "too long-lived": lambda: record(lifetime=subject.MAX_LIFETIME + 10),
     "long dead": lambda: record(lifetime=-70),
     "without a time": lambda: replace(record(), expiration_time=float("nan")),
     "for ever": lambda: replace(record(), expiration_time=float("inf")),
@@ -99,7 +92,7 @@ def test_no_junk_is_accepted_or_raises(key: bytes, subkey: bytes, value: bytes, 
 
 def test_addresses_come_back_up_to_a_bound() -> None:
     assert unpack_addresses(pack_addresses(ADDRESSES)) == ADDRESSES
-    assert len(unpack_addresses(pack_addresses(ADDRESSES * 20))) == MAX_ADDRESSES
+    assert len(unpack_addresses(pack_addresses(ADDRESSES * 20))) == subject.MAX_ADDRESSES
 
 
 @given(st.one_of(st.binary(max_size=300), st.none(), st.integers(), st.text(), st.lists(st.binary())))
@@ -109,12 +102,12 @@ def test_whatever_else_was_stored_is_no_address(value: object) -> None:
 
 def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
     assert unpack_addresses(msgpack.packb([1, None, b"x", "y" * 257, "good"])) == ["good"]
-    assert unpack_addresses(msgpack.packb(["x"] * (MAX_ADDRESSES + 1))) == []
+    assert unpack_addresses(msgpack.packb(["x"] * (subject.MAX_ADDRESSES + 1))) == []
 
 
 @pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
 def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) -> None:
-    hostile = record(value=inner[: MAX_VALUE_BYTES - 64])
+    hostile = record(value=inner[: subject.MAX_VALUE_BYTES - 64])
     assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile) == []
     assert VALIDATOR.addresses(record()) == ADDRESSES
 
@@ -135,12 +128,9 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         asking = bob._dht.get_stub(PeerID(ALICE.author))
 
         async def store(*records: DHTRecord) -> list[bool]:
+            keys, subkeys, values, times = zip(*map(astuple, records), strict=True)
             request = dht_pb2.StoreRequest(
-                keys=[record.key for record in records],
-                subkeys=[record.subkey for record in records],
-                values=[record.value for record in records],
-                expiration_time=[record.expiration_time for record in records],
-                in_cache=[False for _ in records],
+                keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
             )
             return list((await asyncio.wait_for(asking.rpc_store(request), PATIENCE)).store_ok)
 

@@ -16,16 +16,7 @@ from pydantic import ValidationError
 from ftis_node import packet
 from ftis_node.cli.invitations import invitation_in
 from ftis_node.config import run
-from ftis_node.config.run import (
-    Hints,
-    Run,
-    RunFile,
-    dump_run_file,
-    load_run_file,
-    parse_run_file,
-    run_file_as_json,
-    run_file_from_json,
-)
+from ftis_node.config.run import Run, RunFile, parse_run_file, run_file_from_json
 from ftis_node.errors import UsageError
 from ftis_node.store.home import Home
 from ftis_node.text import in_toml
@@ -36,7 +27,7 @@ FIELDS: dict[str, Any] = {
     **{"group": 12, "slots": 64, "prompt_tokens": 512, "completion_tokens": 256, "temperature": 1.0},
     **{"eos": (151643, 151645), "tokenizer": "ab" * 32, "vocabulary": 151665, "collaboration": "vertical"},
 }
-TEXT = dump_run_file(RunFile(run=Run(**FIELDS)))
+TEXT = run.dump_run_file(RunFile(run=Run(**FIELDS)))
 
 
 def complaint(text: str, read: Callable[[str], RunFile] = parse_run_file) -> UsageError:
@@ -52,7 +43,7 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]) -> None:
     assert parsed.canonical_json().decode() == vector["canonical_json"] and parsed.id.hex() == vector["run_id"]
     assert hashlib.sha256(vector["canonical_json"].encode()).hexdigest()[:32] == vector["run_id"]
     assert run_file_from_json(f'{{"run":{vector["canonical_json"]}}}').run == parsed, "as a peer may send it"
-    assert ("parts" in run_file_as_json(RunFile(run=parsed))) == ("parts" in vector["canonical_json"])
+    assert ("parts" in run.run_file_as_json(RunFile(run=parsed))) == ("parts" in vector["canonical_json"])
 
 
 def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
@@ -99,8 +90,8 @@ def test_a_run_file_reads_back(before: str, after: str, temperature: float, name
     if template.count("{question}") != 1:
         return
     fields = FIELDS | {"template": template, "temperature": temperature}
-    run_file = RunFile(run=Run(**fields), hints=Hints(name=name, bootstraps=tuple(bootstraps), contact=after))
-    for back in (parse_run_file(dump_run_file(run_file)), run_file_from_json(run_file_as_json(run_file))):
+    run_file = RunFile(run=Run(**fields), hints=run.Hints(name=name, bootstraps=tuple(bootstraps), contact=after))
+    for back in (parse_run_file(run.dump_run_file(run_file)), run_file_from_json(run.run_file_as_json(run_file))):
         assert back == run_file and back.run.id == run_file.run.id
 
 
@@ -228,7 +219,7 @@ def test_a_run_file_that_peers_could_not_read_is_refused() -> None:
 
 def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
     with pytest.raises(UsageError, match="has over"):
-        load_run_file(Path("/dev/zero"))
+        run.load_run_file(Path("/dev/zero"))
     with pytest.raises(UsageError, match="begins with ftis:"):
         invitation_in("/dev/zero", Home(Path("/nowhere")))
 

@@ -6,29 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    CohereConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GraniteConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    Olmo3Config,
-    OPTConfig,
-    Phi3Config,
-    PhiConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import PretrainedConfig, Qwen2ForCausalLM
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
@@ -39,19 +22,11 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
 from tests.pretend.device import by_sequence
-from tests.support.small_models import (
-    held_for_backward,
-    logprobs_of,
-    plain_logprobs,
-    policies,
-    tiny_config,
-    tiny_policy,
-    tiny_tokenizer,
-    twin,
-)
+from tests.support import small_models
+from tests.support.small_models import logprobs_of, plain_logprobs, tiny_config, twin
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
-POLICIES = policies()
+POLICIES = small_models.policies()
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
 
 
@@ -160,8 +135,8 @@ def test_the_entropy_is_that_of_what_each_token_was_drawn_from(
 def other_model(config: PretrainedConfig) -> Policy:
     """A small random model of another family, as it is loaded."""
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config)
-    return ready(Policy(config.model_type, model, tiny_tokenizer(), torch.device("cpu")))
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    return ready(Policy(config.model_type, model, small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
 SIZES: dict[str, Any] = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -173,19 +148,20 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
 @pytest.mark.parametrize(
     ("config", "packed"),
     [
-        (GPT2Config(**GPT2, initializer_range=0.3), True),  # learned positions and dropout
-        (PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
-        (LlamaConfig(**WIDE, attention_dropout=0.5), True),
-        (MistralConfig(**WIDE, sliding_window=4), True),
-        (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=3.0), False),
-        (Gemma2Config(**WIDE, head_dim=8, sliding_window=64, attn_logit_softcapping=0.5), False),
-        (GraniteConfig(**WIDE, logits_scaling=3.0), True),
-        (CohereConfig(**WIDE, logit_scale=0.5), True),
-        (BloomConfig(vocab_size=26, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False),
-        (Phi3Config(**WIDE, sliding_window=3, pad_token_id=0), True),
-        (Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=9, max_window_layers=1), True),  # in one layer
-        (Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=KINDS), True),
-        (Olmo3Config(**WIDE, sliding_window=4, layer_types=KINDS), True),
+        (transformers.GPT2Config(**GPT2, initializer_range=0.3), True),  # learned positions and dropout
+        (transformers.PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
+        (transformers.LlamaConfig(**WIDE, attention_dropout=0.5), True),
+        (transformers.MistralConfig(**WIDE, sliding_window=4), True),
+        (transformers.Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=3.0), False),
+        (transformers.Gemma2Config(**WIDE, head_dim=8, sliding_window=64, attn_logit_softcapping=0.5), False),
+        (transformers.GraniteConfig(**WIDE, logits_scaling=3.0), True),
+        (transformers.CohereConfig(**WIDE, logit_scale=0.5), True),
+        (transformers.BloomConfig(vocab_size=26, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False),
+        (transformers.Phi3Config(**WIDE, sliding_window=3, pad_token_id=0), True),
+        # in one layer
+        (transformers.Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=9, max_window_layers=1), True),
+        (transformers.Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=KINDS), True),
+        (transformers.Olmo3Config(**WIDE, sliding_window=4, layer_types=KINDS), True),
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
@@ -222,7 +198,7 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(
 
 def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
     """OPT hands its own attribute to a function; in training mode it would come back."""
-    policy = other_model(OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
+    policy = other_model(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
     with torch.no_grad():
         before = completion_logprobs(policy, GROUPS, 1.0)[0]
         policy.model.train()
@@ -231,12 +207,12 @@ def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
 
 def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
     with pytest.raises(UsageError, match="cannot be scored"):
-        other_model(GPT2Config(**GPT2, n_positions=8))
+        other_model(transformers.GPT2Config(**GPT2, n_positions=8))
     headed: Any = get_peft_model(Qwen2ForCausalLM(tiny_config()), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
     with pytest.raises(UsageError, match=r"layers come with its head only.*for example Llama 3"):
-        other_model(Llama4TextConfig(**WIDE, head_dim=8, intermediate_size_mlp=48, num_local_experts=2))
+        other_model(transformers.Llama4TextConfig(**WIDE, head_dim=8, intermediate_size_mlp=48, num_local_experts=2))
     with pytest.raises(UsageError, match="output head"):
-        ready(Policy("headed", headed, tiny_tokenizer(), torch.device("cpu")))
+        ready(Policy("headed", headed, small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
@@ -322,11 +298,11 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pyte
     words, chunk, hidden = 3000, 8, 16
     in_blocks(monkeypatch, chunk, 1000)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    policy = tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
+    policy = small_models.tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = [np.arange(20) + 20 * sample for sample in range(10)]
     tokens = sum(len(completion) for completion in completions)
     with _Largest() as largest:
-        with held_for_backward() as held:
+        with small_models.held_for_backward() as held:
             logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
     assert tokens * words > 10 * chunk * words, "the test would see it"

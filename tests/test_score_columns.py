@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ftis_node.tasks import Score, load_task, scoring
 from ftis_node.tasks.score_columns import CHARACTERS, COLUMNS, ScoreColumns, bounded
-from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import GroupText, ReadableGroup
-from tests.support.small_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import opened_engine
 
 JUDGE = """
 from ftis_node.tasks import Score, make_task
@@ -80,9 +79,7 @@ def test_groups_whose_columns_are_kept_are_few() -> None:
 
 
 def test_an_engine_shows_the_columns_of_a_group_and_reports_those_of_a_step(named: str) -> None:
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(eval_prompts=2), named, code=True)
-    engine.open(arithmetic_run(facts, prompt_tokens=1000, group=2))
+    engine = opened_engine(named, load={"code": True}, run={"prompt_tokens": 1000, "group": 2}, eval_prompts=2)
     made = engine.generate([0, 1]).groups
     (shown,) = engine.texts([ReadableGroup(0, made[0].packet, 2)])
     assert [one["length"] for one in shown.columns] == [len(text) for text in shown.completions]

@@ -10,17 +10,9 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ftis_node.config import settings as subject
 from ftis_node.config.profiles import PROFILES, TASKS
-from ftis_node.config.settings import (
-    LIVE,
-    LIVE_CONSTANTS,
-    OBJECTIVE_PARTS,
-    RETIRED,
-    Settings,
-    changed,
-    collect,
-    recorded,
-)
+from ftis_node.config.settings import RETIRED, Settings, changed, collect, recorded
 from ftis_node.errors import Several, UsageError
 
 DEFAULT = Settings()
@@ -240,7 +232,8 @@ def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
 
 
 def test_all_live_settings_are_settings() -> None:
-    assert set(LIVE) <= Settings.model_fields.keys() and set(LIVE_CONSTANTS) <= set(OBJECTIVE_PARTS)
+    assert set(subject.LIVE) <= Settings.model_fields.keys()
+    assert set(subject.LIVE_CONSTANTS) <= set(subject.OBJECTIVE_PARTS)
 
 
 def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,17 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ftis_node.lab.reporting import statistics as subject
-from ftis_node.lab.reporting.statistics import (
-    Interval,
-    bands,
-    collapse_share,
-    equivalent,
-    holm,
-    mean_interval,
-    paired_difference,
-    paired_permutation,
-    reached,
-)
+from ftis_node.lab.reporting.statistics import equivalent, holm, mean_interval, paired_permutation, reached
 
 EVERY = settings(deadline=None, max_examples=60, derandomize=True)
 passes = st.integers(0, 200).map(lambda right: right / 200)
@@ -54,7 +44,7 @@ def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wid
     assert (found.low, found.high) == pytest.approx((3.25 - half, high)) and low > found.low and high > 3.25 + half
 
 
-def held(intervals: Iterable[Interval], truth: float) -> float:
+def held(intervals: Iterable[subject.Interval], truth: float) -> float:
     return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
 
 
@@ -72,19 +62,19 @@ def test_intervals_and_the_share_of_collapses_hold_what_they_claim() -> None:
         assert kind == "normal" or students < 0.91
     assert held(map(mean_interval, np.where(fell, 0.05, near).tolist()), 0.9 * 0.7 + 0.1 * 0.05) < 0.7
     assert held((mean_interval(values[~lost]) for values, lost in zip(near, fell, strict=True)), 0.7) >= 0.94
-    assert held((collapse_share(int(lost), 8) for lost in fell.sum(axis=1)), 0.1) >= 0.94
-    assert collapse_share(0, 8).high == pytest.approx(1 - 0.025 ** (1 / 8))
+    assert held((subject.collapse_share(int(lost), 8) for lost in fell.sum(axis=1)), 0.1) >= 0.94
+    assert subject.collapse_share(0, 8).high == pytest.approx(1 - 0.025 ** (1 / 8))
 
 
 def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
     assert astuple(mean_interval([0.5])) == pytest.approx((0.5, math.nan, math.nan, 1), nan_ok=True)
-    assert mean_interval([0.5] * 4) == Interval(0.5, 0.5, 0.5, 4)
+    assert mean_interval([0.5] * 4) == subject.Interval(0.5, 0.5, 0.5, 4)
 
 
 def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider() -> None:
-    found = paired_difference(DRUG_1, DRUG_2)
+    found = subject.paired_difference(DRUG_1, DRUG_2)
     assert (found.mean, found.high, found.n) == pytest.approx((-1.58, -0.7001142, 10), abs=1e-6)
-    assert -3.2 < found.low < -2.4598858 and found == paired_difference(DRUG_1, DRUG_2), "one of ten is far out"
+    assert -3.2 < found.low < -2.4598858 and found == subject.paired_difference(DRUG_1, DRUG_2), "one of ten is far out"
 
 
 def test_the_permutation_test_finds_what_fisher_found() -> None:
@@ -221,8 +211,8 @@ def test_tests_err_as_rarely_as_they_claim() -> None:
 
 def test_a_band_is_an_interval_at_each_position() -> None:
     curves = [[0.1, 0.2, 0.3], [0.2, 0.2, 0.5], [0.6, 0.2, 0.4]]
-    assert bands(curves) == [mean_interval(position) for position in zip(*curves, strict=True)]
-    assert bands([[0.1, 0.2]])[1].n == 1
+    assert subject.bands(curves) == [mean_interval(position) for position in zip(*curves, strict=True)]
+    assert subject.bands([[0.1, 0.2]])[1].n == 1
 
 
 def test_a_target_is_reached_on_the_line_between_two_evaluations() -> None:
@@ -249,15 +239,15 @@ def test_a_higher_target_is_reached_no_sooner(points: Pairs, target: float) -> N
     [
         lambda: mean_interval([]),
         lambda: mean_interval([0.1, math.nan]),
-        lambda: paired_difference([0.1, 0.2], [0.1]),
+        lambda: subject.paired_difference([0.1, 0.2], [0.1]),
         lambda: paired_permutation([math.inf], [0.1]),
         lambda: equivalent([0.1, 0.2], [0.1, 0.2], margin=0),
         lambda: equivalent([0.1, 0.2], [0.1, 0.2], margin=math.nan),
         lambda: holm({}),
         lambda: holm({"a": 1.1}),
-        lambda: collapse_share(3, 2),
-        lambda: bands([]),
-        lambda: bands([[0.1], [0.1, 0.2]]),
+        lambda: subject.collapse_share(3, 2),
+        lambda: subject.bands([]),
+        lambda: subject.bands([[0.1], [0.1, 0.2]]),
         lambda: reached([(0, 0.1), (1, 0.2)], math.nan),
         lambda: reached([(1, 0.1), (0, 0.2)], 0.15),
     ],

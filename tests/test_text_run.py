@@ -31,7 +31,7 @@ from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.formats import Slot, TextPackets
 from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
-from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, tiny_tokenizer
 from tests.support.steppers import stepper
 
 AUTHOR = Identity(bytes(32)).author
@@ -109,9 +109,7 @@ def test_a_step_on_anothers_group_learns_over_chunks(numbers: Opened) -> None:
     rows = drawn(context)
     made = author.generate(rows, AUTHOR, 7, 1)
     before = state(learner)
-    odds = [float(place % 2) for place in range(context.run.group)]
-    groups = [StepGroup(row, [GroupPart("peer", one.packet, odds)]) for row, one in zip(rows, made.groups, strict=True)]
-    report = learner.step(groups)
+    report = learner.step(batch_of(rows, made.groups, uneven=True, source="peer"))
     figures = report.diagnostics.sources["peer"]
     assert figures["samples"] + figures.get("unreadable", 0) == 4 * context.run.group
     assert figures["chunked"] > 0.8 * figures["samples"] and 0.2 < figures["ratio_p50"] < 5

@@ -19,20 +19,9 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import decode
+from ftis_node.worker import messages
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import (
-    MAX_MESSAGE,
-    Call,
-    Evaluate,
-    Generate,
-    Load,
-    Open,
-    Request,
-    ScoreGroup,
-    encoded,
-    pack,
-    receive,
-)
+from ftis_node.worker.messages import Call, Evaluate, Generate, Load, Open, Request, ScoreGroup
 from tests.support.daemons import PATIENCE
 from tests.support.small_models import arithmetic_run as run_of
 from tests.support.small_models import arithmetic_settings as settings
@@ -205,35 +194,35 @@ async def test_it_can_be_stopped_before_it_listens() -> None:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(encoded)), max_size=4))
-def test_messages_arrive_as_they_were_sent(messages: list[Call]) -> None:
+@given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(messages.encoded)), max_size=4))
+def test_messages_arrive_as_they_were_sent(calls: list[Call]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        for message in messages:
-            ours.sendall(pack(message))
+        for message in calls:
+            ours.sendall(messages.pack(message))
         ours.close()
-        for message in messages:
-            arrived = receive(theirs, Call)
+        for message in calls:
+            arrived = messages.receive(theirs, Call)
             assert arrived is not None and (arrived.id, arrived.op) == (message.id, message.op)
             assert bytes(arrived.args) == bytes(message.args)
-        assert receive(theirs, Call) is None
+        assert messages.receive(theirs, Call) is None
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
 def test_a_stream_that_ends_within_a_message_has_ended(cut: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(pack(Call(0, "generate", encoded([1, 2])))[:cut])
+        ours.sendall(messages.pack(Call(0, "generate", messages.encoded([1, 2])))[:cut])
         ours.close()
-        assert receive(theirs, Call) is None
+        assert messages.receive(theirs, Call) is None
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
     with pytest.raises(ValueError, match="over the limit"):
-        pack(bytes(MAX_MESSAGE))
-    assert struct.calcsize("<I") == 4 and MAX_MESSAGE < 2**32
+        messages.pack(bytes(messages.MAX_MESSAGE))
+    assert struct.calcsize("<I") == 4 and messages.MAX_MESSAGE < 2**32
 
 
 def test_an_answer_that_is_no_message_cannot_be_sent() -> None:
     with pytest.raises(NotImplementedError, match="object cannot be sent"):
-        encoded(object())
+        messages.encoded(object())

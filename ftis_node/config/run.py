@@ -15,17 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    StrictInt,
-    StringConstraints,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from ftis_node.config.reading import parse_toml, read_text
 from ftis_node.errors import UsageError, raise_all
@@ -102,7 +93,7 @@ class Run(BaseModel):
     prompt_tokens: int = Field(default=0, ge=1, le=TOKENS_MAX)
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
     temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
-    eos: tuple[StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
+    eos: tuple[pydantic.StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
     chat: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""
     tokenizer: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|any)$")]
     vocabulary: int = Field(default=0, ge=2, le=1 << 32)
@@ -159,8 +150,8 @@ class Run(BaseModel):
         if self.packet != 1 and self.parts > 1:
             raise ValueError("a run of any tokenizer, or of several turns, is vertical")
 
-    @model_serializer(mode="wrap")
-    def _fields_that_it_has(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+    @pydantic.model_serializer(mode="wrap")
+    def _fields_that_it_has(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what this run does not have, so that ids of runs from before these fields stand."""
         other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
         other += [name for name in ("parts", "turns") if getattr(self, name) == 1]

@@ -53,10 +53,8 @@ def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
         UsageError: a completion alone may be as long as the context.
     """
     if completion_tokens >= context.tokens:
-        raise UsageError(
-            f"The run has completions of up to {completion_tokens} tokens, but {name} {context.why}.",
-            "Use a model with a longer context, or start a run with a smaller completion_tokens.",
-        )
+        what = f"The run has completions of up to {completion_tokens} tokens, but {name} {context.why}."
+        raise UsageError(what, "Use a model with a longer context, or start a run with a smaller completion_tokens.")
 
 
 class Row(Protocol):
@@ -116,15 +114,11 @@ def refuse_prompts(
     beginning = asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…"
     told = f": {beginning!r}" if shown else ""
     if longest == 0:
-        raise UsageError(
-            f"{named} has no token in the tokenizer of {name}{told}.",
-            "Take such rows out of the data, or use a model with another tokenizer.",
-        )
+        what = f"{named} has no token in the tokenizer of {name}{told}."
+        raise UsageError(what, "Take such rows out of the data, or use a model with another tokenizer.")
     if longest > prompt_tokens:
-        raise UsageError(
-            f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}{told}.",
-            _LONGER.format("prompt_tokens"),
-        )
+        what = f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}{told}."
+        raise UsageError(what, _LONGER.format("prompt_tokens"))
     if longest + completion_tokens > context.tokens:
         raise UsageError(
             f"{named} is a prompt of {longest} tokens and a completion may have {completion_tokens}, but "

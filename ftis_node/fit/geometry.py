@@ -59,10 +59,9 @@ class Geometry:
         found = self.among(targets)
         if not found:
             names = sorted({linear.path.rpartition(".")[2] for linear in self.linears})
-            raise UsageError(
-                f"{self.name} has no module {' or '.join(targets)} for LoRA.",
-                f"Its modules are {', '.join(names)}: name some with --set lora_targets=…, or train it with --full.",
-            )
+            what = f"{self.name} has no module {' or '.join(targets)} for LoRA."
+            fix = f"Its modules are {', '.join(names)}: name some with --set lora_targets=…, or train it with --full."
+            raise UsageError(what, fix)
         return found
 
     @property

@@ -12,17 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import (
-    Device,
-    Dtype,
-    Engine,
-    Memory,
-    OptimiserName,
-    Quantisation,
-    Setup,
-    Workload,
-    estimate,
-)
+from ftis_node.fit.memory import Device, Dtype, Engine, Memory, OptimiserName, Quantisation, Setup, Workload, estimate
 from ftis_node.text import GB, rounded
 
 # Sizes that choosing starts from; it only makes them smaller.

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,7 @@ class Crew:
         self._told: Any = context.Queue()
         self._stop = context.Event()
         arguments = (self._told, self._stop, int(os.environ["OMP_NUM_THREADS"]))
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_begin, initargs=arguments
-        )
+        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=arguments)
         self._interrupts = 0
 
     def __enter__(self) -> Crew:
@@ -128,10 +126,8 @@ def _check(job: Future[None]) -> None:
     try:
         job.result()
     except BrokenProcessPool as error:
-        raise UserError(
-            "A process of the lab ended by itself: killed, or out of memory.",
-            "The same command goes on; with fewer --jobs if memory was short.",
-        ) from error
+        what = "A process of the lab ended by itself: killed, or out of memory."
+        raise UserError(what, "The same command goes on; with fewer --jobs if memory was short.") from error
 
 
 # --- in the processes -------------------------------------------------------------------------------------------------
@@ -203,8 +199,7 @@ def _disk(directory: Path) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{directory} cannot be written or read: {error}.", "Make room; the same command goes on."
-        ) from error
+        what = f"{directory} cannot be written or read: {error}."
+        raise UserError(what, "Make room; the same command goes on.") from error
     except FtisError as error:
         raise UserError(f"A trial failed: {error}", f"Its events so far are in {directory}.") from error

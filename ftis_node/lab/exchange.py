@@ -54,7 +54,7 @@ class MemorySwarm:
         self._network = network
         self._clock = clock
         self._max_age = max_age
-        self._table = self._new_table(rng)
+        self.reseed(rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
         network.members.append(self)
@@ -62,9 +62,8 @@ class MemorySwarm:
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
-        announcement = Announcement(
-            self.trade.context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
-        )
+        run_id, refs = self.trade.context.run_id, PacketRefs.of(packets)
+        announcement = Announcement(run_id, self.author, round, policy_step, issued_at, refs, b"")
         for member in self._network.members:
             if member is not self:
                 member._table.add(announcement, b"", age=0.0, first_sender=None)
@@ -86,16 +85,13 @@ class MemorySwarm:
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
-        self._table = self._new_table(rng)
+        kept_age, rows_of = self.trade.needed_age or 0.0, self.trade.rows_of
+        self._table = Table(self._max_age, self._clock, rng, kept_age=kept_age, rows_of=rows_of)
 
     async def close(self) -> None:
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.gather(self._pulling, return_exceptions=True)
-
-    def _new_table(self, rng: random.Random) -> Table:
-        kept_age, rows_of = self.trade.needed_age or 0.0, self.trade.rows_of
-        return Table(self._max_age, self._clock, rng, kept_age=kept_age, rows_of=rows_of)
 
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""

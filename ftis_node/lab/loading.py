@@ -32,10 +32,8 @@ def find_experiment(name: str) -> Path:
     known = [str(file.relative_to(SHIPPED).with_suffix("")) for file in sorted(SHIPPED.rglob("*.toml"))]
     if name in known:
         return SHIPPED / f"{name}.toml"
-    raise UsageError(
-        f"There is no lab file {name!r}.",
-        f"{did_you_mean(name, known)}Give the path of a .toml file, or one of: {', '.join(known)}.",
-    )
+    what = f"There is no lab file {name!r}."
+    raise UsageError(what, f"{did_you_mean(name, known)}Give the path of a .toml file, or one of: {', '.join(known)}.")
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -77,10 +75,8 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
     settled = {}
     for member in spec.members:
         if taken := _TAKEN & member.settings.keys():
-            raise UsageError(
-                f"Cell {cell.name}, node {member.name}: {min(taken)!r} is not a setting here.",
-                "The file's own `seeds`, `steps` and `model` decide that.",
-            )
+            what = f"Cell {cell.name}, node {member.name}: {min(taken)!r} is not a setting here."
+            raise UsageError(what, "The file's own `seeds`, `steps` and `model` decide that.")
         try:
             settled[member.name] = spec.settings_of(member)
         except UsageError as error:
@@ -92,10 +88,8 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
 def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Settings]) -> None:
     same = {(settings.batch_groups, settings.own_share) for settings in settled}
     if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2:
-        raise UsageError(
-            f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group.",
-            "Give all the same batch_groups and no own_share.",
-        )
+        what = f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group."
+        raise UsageError(what, "Give all the same batch_groups and no own_share.")
 
 
 def _as_usage_error(path: Path, error: ValidationError) -> UsageError:

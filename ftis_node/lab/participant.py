@@ -48,9 +48,8 @@ class Participant:
         self.member = member
         self.name = member.name
         self.compute = compute
-        self.settings: Settings = spec.settings_of(member).model_copy(
-            update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
-        )
+        own = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
+        self.settings: Settings = spec.settings_of(member).model_copy(update=own)
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
@@ -80,9 +79,8 @@ class Participant:
         try:
             check_fit(run, self.facts.shared(), self.settings.model)
         except UsageError as error:
-            raise UsageError(
-                f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
-            ) from None
+            what = f"Node {self.name} shares no run with the first node. {error.what}"
+            raise UsageError(what, "Use models of one family.") from None
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
             await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))

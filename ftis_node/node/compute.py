@@ -172,10 +172,9 @@ class ComputeProcess:
         self._failures += 1
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))
         if self._failures > FAILURES:
-            raise UserError(
-                f"The compute process failed {self._failures} times in a row, at last with: {fault}",
-                f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens.",
-            )
+            what = f"The compute process failed {self._failures} times in a row, at last with: {fault}"
+            fix = f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens."
+            raise UserError(what, fix)
         logger.error("The compute process failed (%s); starting a new one.", fault)
         await self.stop()
         await asyncio.sleep(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))

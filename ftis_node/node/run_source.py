@@ -98,10 +98,9 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     refuse_horizontal(found.run)
     refuse_other_run(found, options.invitation)
     if options.private and not found.run.founder:
-        raise UsageError(
-            "The run is open; who may take part is fixed when a run begins.",
-            "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run.",
-        )
+        what = "The run is open; who may take part is fixed when a run begins."
+        fix = "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run."
+        raise UsageError(what, fix)
     check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
 
 

@@ -119,10 +119,9 @@ class Web:
             await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
         except OSError as error:
             await runner.cleanup()
-            raise UserError(
-                f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
-                "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
-            ) from error
+            what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
+            fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
+            raise UserError(what, fix) from error
         bound, port = runner.addresses[0][:2]
         address = ipaddress.ip_address(bound)
         own = bound if not address.is_unspecified else "127.0.0.1" if address.version == 4 else "::1"

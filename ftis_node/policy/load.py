@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, get_session
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -45,14 +39,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     source = resolve(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **where_to_look(source))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where_to_look(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
     if len(tokenizer) < 2:  # transformers makes an empty one where there is no file
-        raise UsageError(
-            f"The model {name!r} ({source}) has no tokenizer.",
-            "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder.",
-        )
+        what = f"The model {name!r} ({source}) has no tokenizer."
+        fix = "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder."
+        raise UsageError(what, fix)
     _refuse_growth(getattr(tokenizer, "backend_tokenizer", None), name)
     return tokenizer
 
@@ -63,9 +56,8 @@ def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     normaliser, template = (part.__getstate__().decode() if part is not None else "" for part in parts)
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
     if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
-        raise UsageError(
-            f"The tokenizer of {name!r} makes texts many times longer.", "Use the tokenizer that the model came with."
-        )
+        what = f"The tokenizer of {name!r} makes texts many times longer."
+        raise UsageError(what, "Use the tokenizer that the model came with.")
 
 
 def load_policy(settings: Settings) -> Policy:
@@ -80,9 +72,9 @@ def load_policy(settings: Settings) -> Policy:
     choose_device(settings.devices[0])  # told before anything is downloaded
     try:
         where = where_to_look(source)
-        config = AutoConfig.from_pretrained(source, **where)
+        config = transformers.AutoConfig.from_pretrained(source, **where)
         with _cast_later() as casts:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source,
                 output_loading_info=True,
                 config=config,
@@ -102,7 +94,7 @@ def load_policy(settings: Settings) -> Policy:
 
 def _attention(config: Any) -> str:
     """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
@@ -164,9 +156,8 @@ def make_policy(
     policy = ready(policy)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
-            raise UsageError(
-                f"{settings.model} has no gradient checkpointing.", "Use --set gradient_checkpointing=false."
-            )
+            what = f"{settings.model} has no gradient checkpointing."
+            raise UsageError(what, "Use --set gradient_checkpointing=false.")
         checkpoint_activations(policy.causal_lm)
     return policy
 
@@ -198,30 +189,25 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
             module.weight = weight
         return model
     except ValueError as error:
-        raise UsageError(
-            f"LoRA cannot be added to {settings.model}: {error}",
-            "Name modules of this model with --set lora_targets=…, or train it in full.",
-        ) from error
+        what = f"LoRA cannot be added to {settings.model}: {error}"
+        raise UsageError(what, "Name modules of this model with --set lora_targets=…, or train it in full.") from error
 
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
     """transformers fills what a file of weights lacks with random numbers."""
     if missing := sorted(found["missing_keys"]):
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise UserError(
-            f"The weights of {name} lack {missing[0]}{more}, and would be random there.",
-            "Download or copy the model again, whole; or mend its config.json, if that describes another model.",
-        )
+        what = f"The weights of {name} lack {missing[0]}{more}, and would be random there."
+        fix = "Download or copy the model again, whole; or mend its config.json, if that describes another model."
+        raise UserError(what, fix)
 
 
 def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """A valid id without a row in the embedding would be an index out of range: on a GPU the end of the process."""
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
-        raise UsageError(
-            f"{name} has {rows} embedding rows for the {len(tokenizer)} token ids of its tokenizer.",
-            "Use the tokenizer that belongs to the model, or resize the model's embedding.",
-        )
+        what = f"{name} has {rows} embedding rows for the {len(tokenizer)} token ids of its tokenizer."
+        raise UsageError(what, "Use the tokenizer that belongs to the model, or resize the model's embedding.")
 
 
 def where_to_look(source: str) -> dict[str, bool]:
@@ -253,9 +239,8 @@ def choose_device(wanted: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"A node cannot train on the device {wanted!r}.", "Use cpu, cuda, cuda:0 or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            "There is no usable CUDA device.", "Use --device cpu; or ask `ftis-node doctor` what is wrong."
-        )
+        what = "There is no usable CUDA device."
+        raise UsageError(what, "Use --device cpu; or ask `ftis-node doctor` what is wrong.")
     return device
 
 
@@ -274,7 +259,6 @@ def half_dtype(device: torch.device) -> Dtype:
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:
     """The error for a person when a model, or a part of it, cannot be had."""
-    return UserError(
-        f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}",
-        "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER.",
-    )
+    what = f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}"
+    fix = "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER."
+    return UserError(what, fix)

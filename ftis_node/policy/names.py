@@ -28,10 +28,8 @@ def resolve(name: str) -> str:
     """
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise UsageError(
-                f"The folder {name} holds no model (config.json is missing).",
-                "Name a folder in the format of transformers' save_pretrained.",
-            )
+            what = f"The folder {name} holds no model (config.json is missing)."
+            raise UsageError(what, "Name a folder in the format of transformers' save_pretrained.")
         return str(Path(name).resolve())
     if name in built_in():
         return str(BUILT_IN_DIR / name)

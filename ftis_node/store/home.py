@@ -147,16 +147,14 @@ class Home:
     def failed(self, error: Exception) -> UserError:
         """The error that ends a daemon when it could not read or write here."""
         if ran_out(error):
-            return UserError(
-                f"The node needs more open files than the {limit()} that it may have.",
-                "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again.",
-            )
+            what = f"The node needs more open files than the {limit()} that it may have."
+            fix = "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again."
+            return UserError(what, fix)
         if not self.path.is_dir():
             return UserError(f"The home {self.path} was removed meanwhile.", "Start again on a --home that stays.")
-        return UserError(
-            f"The home {self.path} cannot be written or read: {error}.",
-            "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
-        )
+        what = f"The home {self.path} cannot be written or read: {error}."
+        fix = "Make room on its disk and start the same command again; it goes on from the last checkpoint."
+        return UserError(what, fix)
 
     def in_use(self) -> bool:
         """Whether a daemon holds the lock."""

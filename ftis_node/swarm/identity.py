@@ -82,10 +82,9 @@ class Identity:
         try:
             return self.from_bytes(path.read_bytes())
         except ValueError as error:
-            raise UserError(
-                f"The key file {path} is damaged: {error}.",
-                "Remove it; then give the home its key again with `ftis-node keys import`, or let it take a new one.",
-            ) from error
+            what = f"The key file {path} is damaged: {error}."
+            fix = "Remove it; then give the home its key again with `ftis-node keys import`, or let it take a new one."
+            raise UserError(what, fix) from error
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:

@@ -325,7 +325,5 @@ def read_book(file: Path | None) -> Book | None:
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=Book)
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise UserError(
-            f"The list of members {file} cannot be read: {error}.",
-            "Remove it, and ask for a new invitation; the founder needs none.",
-        ) from error
+        what = f"The list of members {file} cannot be read: {error}."
+        raise UserError(what, "Remove it, and ask for a new invitation; the founder needs none.") from error

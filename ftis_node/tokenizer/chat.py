@@ -112,10 +112,8 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | Non
 
 def _between(chat: Chat) -> str:
     if chat.between is None:
-        raise UsageError(
-            "This model's chat template has no fixed text between an answer and the message that follows it.",
-            "Use another model, or chat=never.",
-        )
+        what = "This model's chat template has no fixed text between an answer and the message that follows it."
+        raise UsageError(what, "Use another model, or chat=never.")
     return chat.between
 
 
@@ -184,9 +182,8 @@ def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wante
         chat = chat_of(tokenizer, thinking=thinking)
     except NoChat as error:
         if wanted == "always":
-            raise UsageError(
-                f"This model cannot be asked in a chat: {error}.", "Leave out chat=always, or use an instruct model."
-            ) from None
+            what = f"This model cannot be asked in a chat: {error}."
+            raise UsageError(what, "Leave out chat=always, or use an instruct model.") from None
         return None
     return chat if wanted == "always" or _instructed(tokenizer, chat) else None
 
@@ -262,11 +259,7 @@ def _rendered(
 ) -> str:
     try:
         text = tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=prompt,
-            enable_thinking=thinking,
-            date_string=day,
+            messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=thinking, date_string=day
         )
     except Exception as error:  # a template may fail in any way
         raise NoChat(f"its chat template fails ({type(error).__name__})") from error

@@ -101,8 +101,7 @@ class Checkpointer:
                 write_tensors(directory / name, tensors, self._metadata if name == WEIGHTS else None)
         except OSError as error:
             if error.errno in _NO_ROOM:
-                raise UserError(
-                    f"There is no room for a checkpoint in {directory.parent}: {error}.",
-                    "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
-                ) from error
+                what = f"There is no room for a checkpoint in {directory.parent}: {error}."
+                fix = "Make room on its disk and start the same command again; it goes on from the last checkpoint."
+                raise UserError(what, fix) from error
             raise

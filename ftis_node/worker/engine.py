@@ -297,10 +297,7 @@ class Engine:
         """The same groups in the learner's form."""
         mine = self._own_rows.prompts if self._own_rows is not None else ()
         return [
-            TrainingGroup(
-                (mine if group.own else self.prompts)[group.row],
-                [self._part(part) for part in group.parts],
-            )
+            TrainingGroup((mine if group.own else self.prompts)[group.row], [self._part(part) for part in group.parts])
             for group in groups
         ]
 

@@ -55,10 +55,9 @@ def settle(
     chosen = asked.answer()
     if settings.engine == "vllm" and (not chosen.lora or chosen.quantisation == "nf4"):
         trains = "LoRA layers on weights of four bits" if chosen.lora else "all weights"
-        raise UsageError(
-            f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}.",
-            "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise).",
-        )
+        what = f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}."
+        fix = "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise)."
+        raise UsageError(what, fix)
     if chosen.quantisation == "nf4":
         kernels()  # raises before anything is loaded
     settled = {name: getattr(chosen, name) for name in _PLANNED}
@@ -107,10 +106,8 @@ def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
     """Raise UsageError before the training starts if no checkpoint can hold the optimiser's state."""
     if (reason := unsaveable(optimiser, device)) is not None:
         other = "adamw8bit" if optimiser == "adamw" else "adamw"
-        raise UsageError(
-            f"The optimiser {optimiser} cannot be used here: {reason}",
-            f"Use --set optimiser={other}, or install the versions in constraints.txt.",
-        )
+        what = f"The optimiser {optimiser} cannot be used here: {reason}"
+        raise UsageError(what, f"Use --set optimiser={other}, or install the versions in constraints.txt.")
 
 
 def question(

@@ -169,10 +169,9 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
     wanted = {name: tuple(parameter.shape) for name, parameter in trainable.items()}
     if wanted != checkpoint.shapes:
         odd = sorted(set(wanted.items()) ^ set(checkpoint.shapes.items()))[0][0]
-        raise UsageError(
-            f"The checkpoint {checkpoint.path} does not fit {policy.name}: they differ in {odd}.",
-            "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint.",
-        )
+        what = f"The checkpoint {checkpoint.path} does not fit {policy.name}: they differ in {odd}."
+        fix = "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint."
+        raise UsageError(what, fix)
     try:
         with safe_open(checkpoint.weights, "pt") as file, torch.no_grad():
             for name, parameter in trainable.items():  # one at a time: all may be as large as the model
@@ -184,10 +183,8 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
 
 def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
     """The error for a checkpoint that was sound a moment ago, because a running daemon removes older ones."""
-    return UserError(
-        f"The checkpoint {checkpoint.path} cannot be read any more: {error}.",
-        "Try again: a running node keeps its newest checkpoints only.",
-    )
+    what = f"The checkpoint {checkpoint.path} cannot be read any more: {error}."
+    return UserError(what, "Try again: a running node keeps its newest checkpoints only.")
 
 
 def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:

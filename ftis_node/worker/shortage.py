@@ -26,11 +26,7 @@ _WISHES = ("lora", "gradient_checkpointing", *_SIZES, "dtype", "quantisation", "
 
 
 def refuse_shortage(
-    settings: Settings,
-    workload: Workload,
-    remembered: Mapping[str, Any],
-    chosen: Plan,
-    shape: Geometry | None = None,
+    settings: Settings, workload: Workload, remembered: Mapping[str, Any], chosen: Plan, shape: Geometry | None = None
 ) -> None:
     """Refuse a plan that would run out of memory; takes the arguments of `planning.settle` and its plan.
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,20 @@ def write(folder: Path, inputs: Iterable[bytes]) -> Path:
     return folder
 
 
+def emptied(folder: Path) -> Path:
+    """The folder, without the inputs of before."""
+    for file in write(folder, []).iterdir():
+        file.unlink()
+    return folder
+
+
 def read(folder: Path) -> list[bytes]:
     return [file.read_bytes() for file in sorted(folder.iterdir())] if folder.is_dir() else []
 
 
 def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
     """Fuzzes one target, and says what came of it; `problems` is empty if all is well."""
-    slow, crashes = write(home / "slow", []), write(home / "crashes", [])
-    for file in slow.iterdir():
-        file.unlink()
+    slow, crashes = emptied(home / "slow"), write(home / "crashes", [])
     before = set(crashes.iterdir())
     options = (
         f"-max_total_time={seconds}",
@@ -87,28 +93,19 @@ def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
 
 def measure(name: str, data: bytes) -> float:
     """Milliseconds of CPU that an input takes; the least of several, for a busy machine makes any slow."""
-    times = []
-    for _ in range(MEASURED):
-        began = time.thread_time()
-        TARGETS[name].run(data)
-        times.append(time.thread_time() - began)
-    return 1000 * min(times)
+    return 1000 * min(timeit.repeat(lambda: TARGETS[name].run(data), timer=time.thread_time, number=1, repeat=MEASURED))
 
 
 def minimise(name: str, home: Path) -> dict[str, Any]:
     """Puts the smallest inputs that show every way through the code into the repository, in place of those there."""
     kept = write(KEPT / name, [])
-    merged = write(home / "merged", [])
-    for file in merged.iterdir():
-        file.unlink()
+    merged = emptied(home / "merged")
     folders = (merged, write(home / "corpus", []), kept)
     options = ("-merge=1", f"-timeout={INPUT_SECONDS}", *folders)
     code = _logged(_command("child", name, home, *options), home / "log")
     candidates = [data for data in read(merged) if len(data) <= KEPT_BYTES // 4]
     chosen = smallest_cover(TARGETS[name].run, seeds(name), candidates, KEPT_FILES, KEPT_BYTES)
-    for file in kept.iterdir():
-        file.unlink()
-    write(kept, chosen)
+    write(emptied(kept), chosen)
     return {
         "problems": [f"merging ended with code {code}, see {home / 'log'}"] if code else [],
         "merged": len(read(merged)),

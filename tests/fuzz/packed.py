@@ -70,6 +70,14 @@ def _fields(data: bytes, count: int) -> list[Any] | None:
     return fields if isinstance(fields, list) and len(fields) == count else None
 
 
+def _written(head: bytes, fields: list[Any], data: bytes, rng: random.Random) -> bytes:
+    """The packet of these fields; where they cannot be spelled, the old one with plain bytes changed."""
+    try:
+        return head + b"".join(_spelled(field, rng) for field in fields)
+    except MSGPACK_ERRORS:
+        return raw(data, rng)
+
+
 def packet(data: bytes, rng: random.Random) -> bytes:
     """A packet with some field changed, and most of what follows from the others put right again."""
     if (text := _fields(data, 12)) is not None:
@@ -84,11 +92,7 @@ def packet(data: bytes, rng: random.Random) -> bytes:
         fields[place] = _records(fields[place], rng) if place == 9 else other(fields[place], rng)
     if rng.random() < 0.85:
         _put_right(fields, rng.choice(CONTEXTS).run, rng)
-    try:
-        body = b"".join(_spelled(field, rng) for field in fields)
-    except MSGPACK_ERRORS:
-        return raw(data, rng)
-    return b"\x9a" + body
+    return _written(b"\x9a", fields, data, rng)
 
 
 def _text_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
@@ -103,10 +107,7 @@ def _text_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
         if all(type(value) is int and 0 <= value < 1 << 64 for value in fields[3:5]):
             fields[6] = drawn_digest(TEXT, AUTHOR.author, fields[3], fields[4])
         _add_up(fields, rng)
-    try:
-        return b"\x9c" + b"".join(_spelled(field, rng) for field in fields)
-    except MSGPACK_ERRORS:
-        return raw(data, rng)
+    return _written(b"\x9c", fields, data, rng)
 
 
 def _turn_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
@@ -125,10 +126,7 @@ def _turn_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
         fields[11] = (records + bytes(8) * sum(lengths))[: 8 * sum(lengths)]
         count = sum(more for _, more in struct.iter_unpack("<II", runs))
         fields[12] = (given + bytes(4) * min(count, 512))[: 4 * count]
-    try:
-        return b"\x9d" + b"".join(_spelled(field, rng) for field in fields)
-    except MSGPACK_ERRORS:
-        return raw(data, rng)
+    return _written(b"\x9d", fields, data, rng)
 
 
 def _add_up(fields: list[Any], rng: random.Random) -> None:

@@ -1,6 +1,6 @@
 """Valid inputs of every target, and some that are refused late: fuzzing starts from these."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import msgpack
 import numpy as np
@@ -122,15 +122,11 @@ def _handshakes() -> list[bytes]:
 
 
 def _store(*records: DHTRecord) -> bytes:
-    return bytes(
-        dht_pb2.StoreRequest(
-            keys=[record.key for record in records],
-            subkeys=[record.subkey for record in records],
-            values=[record.value for record in records],
-            expiration_time=[record.expiration_time for record in records],
-            in_cache=[False for _ in records],
-        ).SerializeToString()
+    keys, subkeys, values, times = zip(*map(astuple, records), strict=True)
+    request = dht_pb2.StoreRequest(
+        keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
     )
+    return bytes(request.SerializeToString())
 
 
 def _records() -> list[bytes]:

@@ -6,17 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ftis_node.packet import (
-    MAX_PACKET_BYTES,
-    PIECE_BYTES_MAX,
-    TEXT_PACKET_VERSION,
-    TextCompletion,
-    TextPacket,
-    decode,
-    encode,
-    pack_group,
-    pack_text_group,
-)
+from ftis_node import packet
+from ftis_node.packet import PIECE_BYTES_MAX, TEXT_PACKET_VERSION, TextCompletion, encode, pack_group
 from tests.hostile.attack import Lies
 from tests.hostile.world import LIKELY, TextWorld
 
@@ -48,11 +39,11 @@ class Row01Layout(Text):
         return [self._forged(author, round, slot) for slot in range(self.SLOTS)]
 
     def _forged(self, author: bytes, round: int, slot: int) -> bytes:
-        good = decode(self.world.pack(author, round, slot))
-        assert isinstance(good, TextPacket)
+        good = packet.decode(self.world.pack(author, round, slot))
+        assert isinstance(good, packet.TextPacket)
         pieces, claims = good.pieces.tobytes(), good.logprobs.tobytes()
         count = len(good.lengths)
-        counts = [(MAX_PACKET_BYTES,) * count, (0,) * count, (good.lengths[0] + 1, *good.lengths[1:])]
+        counts = [(packet.MAX_PACKET_BYTES,) * count, (0,) * count, (good.lengths[0] + 1, *good.lengths[1:])]
         header, version, raw = self.rng.choice(
             [
                 (good, TEXT_PACKET_VERSION, [pieces, good.text + b"1", claims]),
@@ -120,7 +111,7 @@ class Row06OtherVersion(Lies):
             said = [self.world.completion([1, 2, 3])] * group
             return [encode(pack_group(**place, slot=slot, prompt_ids=[1], completions=said)) for slot in range(3)]
         text = [TextCompletion(b"1", np.ones(1, np.uint8), np.full(1, LIKELY, np.float32), LIKELY)] * group
-        return [encode(pack_text_group(**place, slot=slot, prompt="1", completions=text)) for slot in range(3)]
+        return [encode(packet.pack_text_group(**place, slot=slot, prompt="1", completions=text)) for slot in range(3)]
 
 
 class Row47Unreadable(Text):

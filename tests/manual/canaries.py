@@ -17,25 +17,21 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from ftis_node.config.run import run_for
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.task import PLAIN
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import GroupPart, StepGroup
 from tests.support.models import random_speaker, taught
-from tests.support.small_models import arithmetic_settings
+from tests.support.small_models import batch_of, opened_engine
 
 SECRET, BATCH, SAMPLED = "73", 24, 60  # groups of a step; rows that are sampled to count
 PARTS = 10  # of a training, after each of which is counted
 
 
 def opened(model: Path, own_data: Path | None, seed: int) -> Engine:
-    engine = Engine()
-    settings = arithmetic_settings(model=str(model), seed=seed, generation_batch=288, lora=False, learning_rate=3e-4)
+    caps = {"prompt_tokens": 64, "completion_tokens": 48, "group": 12}
     own = {"own_data": str(own_data), "own_reward": "exact"} if own_data is not None else {}
-    facts = engine.load(settings, "arithmetic", caps={"prompt_tokens": 64, "completion_tokens": 48, "group": 12}, **own)
-    engine.open(run_for(facts.shared(), prompt_tokens=64, completion_tokens=48, group=12))
-    return engine
+    chosen = {"model": str(model), "seed": seed, "generation_batch": 288, "lora": False, "learning_rate": 3e-4}
+    return opened_engine(load={"caps": caps, **own}, run=caps, **chosen)
 
 
 def train(engine: Engine, steps: int, own: int, seed: int) -> list[float]:
@@ -44,10 +40,7 @@ def train(engine: Engine, steps: int, own: int, seed: int) -> list[float]:
     for _ in range(steps):
         rows = chance.sample(range(len(engine.prompts)), BATCH - own)
         made = engine.generate(rows).groups
-        groups = [
-            StepGroup(row, [GroupPart("own", one.packet, one.rewards)]) for row, one in zip(rows, made, strict=True)
-        ]
-        rewards.append(engine.step(groups, own_data=own).own_data_reward or 0.0)
+        rewards.append(engine.step(batch_of(rows, made), own_data=own).own_data_reward or 0.0)
     return rewards
 
 

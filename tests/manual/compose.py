@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from ftis_node.swarm.addresses import free_port
 
 ROOT = Path(__file__).parents[2]
 NODES = ("a", "b", "c")
@@ -94,7 +95,7 @@ def main() -> None:
         if options.base == "debootstrap":
             make_base(environment)
         base = LOCAL_BASE if options.base == "debootstrap" else options.base
-        port = free_port()
+        port = free_port("127.0.0.1")
         chosen = {"BASE": base, "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS, "PROMETHEUS_PORT": str(port)}
         swarm = Swarm(environment | chosen | {"CHECKPOINT_MINUTES": "0"})  # every step is saved: a kill loses none
         began = time.monotonic()
@@ -228,12 +229,6 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
 def expect(true: bool, what: str) -> None:
     if not true:
         raise AssertionError(what)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

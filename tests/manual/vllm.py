@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.observe.metrics import read_events
+from ftis_node.swarm.addresses import free_port
 from ftis_node.tasks import load_task
 from tests.support.daemons import Daemon, run_cli
 from tests.support.models import random_speaker, taught
@@ -65,7 +65,7 @@ class Server:
         self._line += ["--max-model-len", "192", "--block-size", "32", "--max-num-batched-tokens", "4096"]
         self._line += ["--dtype", "float32", "--enforce-eager", *flags]
         self._place, self.log = place, place / f"server-{model.name}.log"
-        self.port = _free_port()
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -89,7 +89,7 @@ class Server:
             time.sleep(1)
         return self
 
-    def stop(self) -> None:
+    def clean_up(self) -> None:
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it has processes of its own, and waits for requests
             self.process.wait()
@@ -113,10 +113,7 @@ def main() -> None:
         print(json.dumps(measured(python, place, running), indent=1))
     finally:
         for one in reversed(running):
-            if isinstance(one, Daemon):
-                one.clean_up()
-            else:
-                one.stop()
+            one.clean_up()
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -162,7 +159,7 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
         assert told["by_server"] == told["steps"], f"{kind}: the server sampled in every step"
         assert told["foreign_groups"] > 0 and told["mismatch_max"] < 1e-3, f"{kind}: {told}"
 
-    servers[0].stop()
+    servers[0].clean_up()
     at = int(first.status()["step"])
     first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
     servers[0].start()
@@ -172,13 +169,13 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
         assert node.stop() == 0
     refused = []
     for number, (flags, missing) in enumerate(((LORA, FLAGS[0]), (FLAGS, LORA[0]))):
-        servers[number].stop()
+        servers[number].clean_up()
         wrong = Server(python, place, small, "--generation-config", "vllm", *flags)
         running.append(wrong)
         wrong.start()
         refused.append(_refusal(place / f"refused-{number}", "--model", str(small), *begun, *TASK, *_at(wrong)))
         assert missing in refused[-1], refused[-1]
-        wrong.stop()
+        wrong.clean_up()
     return figures | {"refused": refused, "vllm": VERSION}
 
 
@@ -211,12 +208,6 @@ def _refusal(home: Path, *flags: str) -> str:
     assert code != 0, node.log()
     said = (home / "output.log").read_text()
     return re.sub(r"\s+", " ", said[said.rindex("error:") :]).strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -55,10 +55,7 @@ class Drive:
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
-        engine = Engine()
-        facts = engine.load(small_models.arithmetic_settings(**self.flags, device=place), "arithmetic")
-        engine.open(small_models.arithmetic_run(facts, completion_tokens=LONG))
-        return engine
+        return small_models.opened_engine(run={"completion_tokens": LONG}, **self.flags, device=place)
 
     def run(self, directory: str) -> None:
         """Load, generate, score, step, evaluate, save, restore on the device and on the CPU."""

@@ -99,10 +99,8 @@ def planned(settings: Settings, size: Size, *, steps: bool) -> tuple[Settings, P
     settings, chosen = settle(settings, workload, {})
     need = chosen.memory.total if steps else chosen.memory.generating
     if need > chosen.budget:
-        raise UserError(
-            f"{settings.model} does not fit: by the plan it takes {rounded(need)} of {rounded(chosen.budget)}.",
-            "Name a smaller --model, --lora, or fewer tokens: `ftis-node fit` says what fits.",
-        )
+        what = f"{settings.model} does not fit: by the plan it takes {rounded(need)} of {rounded(chosen.budget)}."
+        raise UserError(what, "Name a smaller --model, --lora, or fewer tokens: `ftis-node fit` says what fits.")
     return settings, chosen
 
 

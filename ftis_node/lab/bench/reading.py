@@ -3,6 +3,7 @@
 import random
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Mapping
 from itertools import permutations
 
@@ -50,12 +51,7 @@ def built_in_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
     """CPU time of this thread, so that other work on the machine does not count."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time_ns()
-        call()
-        times.append(time.thread_time_ns() - start)
-    return statistics.median(times) / 1000
+    return statistics.median(timeit.repeat(call, "gc.enable()", time.thread_time, repeats, 1)) * 1e6
 
 
 def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, float]:

@@ -82,6 +82,5 @@ def _check_writable(path: Path) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", "Name a file in a folder that exists."
-        ) from None
+        what = f"{path} cannot be written: {error.strerror}."
+        raise UsageError(what, "Name a file in a folder that exists.") from None

@@ -82,9 +82,8 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         raise RuntimeError(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
     difference, whole = _norm([ours[name] - theirs[name] for name in ours]), _norm(list(theirs.values()))
     if not difference <= TOLERANCE * whole:
-        raise RuntimeError(
-            f"our gradient and TRL's, {whole:.3g}, differ by {difference:.3g}: this is not the same work"
-        )
+        apart = f"our gradient and TRL's, {whole:.3g}, differ by {difference:.3g}"
+        raise RuntimeError(f"{apart}: this is not the same work")
 
 
 @contextlib.contextmanager

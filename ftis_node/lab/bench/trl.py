@@ -155,12 +155,10 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
 
 def _batch(work: Work) -> dict[str, Tensor]:
     """TRL's batch after generation and scoring: ids and masks `[N, L]`, advantages `[N]`; nothing is padded."""
-    prompts = torch.tensor(
-        [prompt for prompt, group in zip(work.prompts, work.completions, strict=True) for _ in group]
-    )
-    completions = torch.from_numpy(
-        np.stack([c.token_ids.astype(np.int64) for group in work.completions for c in group])
-    )
+    pairs = zip(work.prompts, work.completions, strict=True)
+    prompts = torch.tensor([prompt for prompt, group in pairs for _ in group])
+    ids = [completion.token_ids.astype(np.int64) for group in work.completions for completion in group]
+    completions = torch.from_numpy(np.stack(ids))
     return {
         "prompt_ids": prompts,
         "prompt_mask": torch.ones_like(prompts),

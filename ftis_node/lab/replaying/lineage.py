@@ -26,7 +26,6 @@ class Start(_Line):
     `branch`: of the checkpoints that it writes, see `store.checkpoints`; 0 where the log does not say.
     """
 
-    event: Literal["started"]
     step: int = Field(ge=0)
     fresh: bool
     branch: int = 0
@@ -55,7 +54,6 @@ class Start(_Line):
 class Resumed(_Line):
     """The weights of a checkpoint came back, and so did its count of steps. `branch`: that it was written in."""
 
-    event: Literal["resumed"]
     step: int = Field(ge=0)
     branch: int | None = None
 
@@ -63,7 +61,6 @@ class Resumed(_Line):
 class Changed(_Line):
     """Constants of the objective changed; the next step has the new ones."""
 
-    event: Literal["changed"]
     step: int = Field(ge=0)
     settings: dict[str, float | str | None]
 
@@ -71,7 +68,6 @@ class Changed(_Line):
 class Restored(_Line):
     """The weights of an older step came back; the count of steps went on."""
 
-    event: Literal["restored"]
     step: int = Field(ge=0)
     weights_of_step: int = Field(ge=0)
 
@@ -169,18 +165,15 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
             history.add(back.step, back.weights_of_step, start)
     chain = history.chain()
     if not chain or not chain[0][2].fresh or any(event and "batch" not in event for *_, event in chain):
-        raise UserError(
-            "This home was written by a version that kept no step log.",
-            "Homes that were begun with this version, or a later one, can be replayed.",
-        )
+        what = "This home was written by a version that kept no step log."
+        raise UserError(what, "Homes that were begun with this version, or a later one, can be replayed.")
     void = history.logged - sum(event is not None for *_, event in chain)
     whole, chain = chain, _until(chain, until)
     for (before, *_), (_, after, *_) in itertools.pairwise(chain):
         if after != before:
-            raise UserError(
-                f"The log has no line for step {before + 1}.",
-                "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until.",
-            )
+            what = f"The log has no line for step {before + 1}."
+            fix = "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until."
+            raise UserError(what, fix)
     links = [Link(n, after, start, _read(LoggedStep, event) if event else None) for n, after, start, event in chain]
     return Lineage(links, void, len(chain) == len(whole))
 
@@ -226,10 +219,8 @@ def _until(chain: _Chain, until: int | None) -> _Chain:
         return chain
     cut = [link for link in chain if link[0] <= until]
     if not cut or cut[-1][0] != until:
-        raise UsageError(
-            f"There is no step {until} on the way to this home's weights.",
-            f"Give --until a step from {chain[0][0]} to {chain[-1][0]}.",
-        )
+        what = f"There is no step {until} on the way to this home's weights."
+        raise UsageError(what, f"Give --until a step from {chain[0][0]} to {chain[-1][0]}.")
     return cut
 
 
@@ -252,7 +243,5 @@ def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
 
 
 def _damaged(event: Mapping[str, Any], why: str) -> UserError:
-    return UserError(
-        f"The log's line {event['event']!r} of step {event.get('step')} cannot be used ({why}).",
-        "Restore metrics.jsonl as the daemon wrote it.",
-    )
+    what = f"The log's line {event['event']!r} of step {event.get('step')} cannot be used ({why})."
+    return UserError(what, "Restore metrics.jsonl as the daemon wrote it.")

@@ -251,10 +251,8 @@ class _Replay:
         verdict = admit(self._context, *found, digest=digest) if found else None
         if verdict is None or isinstance(verdict, Rejection):
             why = f": {verdict.reason}, {verdict.detail}" if verdict else ""
-            raise UserError(
-                f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}.",
-                "Replay a sound copy of the home, or the steps before with --until.",
-            )
+            what = f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}."
+            raise UserError(what, "Replay a sound copy of the home, or the steps before with --until.")
         return verdict
 
     # --- weights --------------------------------------------------------------------------------------------------
@@ -356,9 +354,8 @@ def _unused(home: Home) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(
-                f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop{home.flag}`."
-            ) from None
+            what = f"A daemon is running on the home {home.path}."
+            raise UsageError(what, f"Stop it first: `ftis-node stop{home.flag}`.") from None
         yield
 
 

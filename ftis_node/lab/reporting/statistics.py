@@ -99,8 +99,14 @@ def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
     sizes = np.sort(np.abs(differences))  # neither the pairs' order nor a swap of a and b may change what is drawn
     as_extreme = abs(float(differences.sum())) - rounding
     if len(sizes) <= EXACT_UP_TO:
-        return float(np.mean(np.abs(_every_flip(sizes)) >= as_extreme))
-    return (int(np.sum(np.abs(_some_flips(sizes)) >= as_extreme)) + 1) / (FLIPS + 1)
+        sums = np.zeros(1)
+        for size in sizes:
+            sums = np.concatenate((sums + size, sums - size))
+        return float(np.mean(np.abs(sums) >= as_extreme))
+    draw, sums = np.random.default_rng(0), np.zeros(FLIPS)
+    for size in sizes:
+        sums += size * draw.choice((-1.0, 1.0), FLIPS)
+    return (int(np.sum(np.abs(sums) >= as_extreme)) + 1) / (FLIPS + 1)
 
 
 def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> Equivalence:
@@ -242,17 +248,3 @@ def _resamples(n: int) -> tuple[Sample, Sample]:
     chosen = np.array(list(itertools.combinations_with_replacement(range(n), n)))
     counts = np.stack([np.sum(chosen == value, axis=1) for value in range(n)], axis=1).astype(np.float64)
     return counts, math.factorial(n) / special.factorial(counts).prod(axis=1) / n**n
-
-
-def _every_flip(sizes: Sample) -> Sample:
-    sums = np.zeros(1)
-    for size in sizes:
-        sums = np.concatenate((sums + size, sums - size))
-    return sums
-
-
-def _some_flips(sizes: Sample) -> Sample:
-    draw, sums = np.random.default_rng(0), np.zeros(FLIPS)
-    for size in sizes:
-        sums += size * draw.choice((-1.0, 1.0), FLIPS)
-    return sums

@@ -32,6 +32,8 @@ DIAL_SECONDS = 5.0  # as `wire.libp2p` waits
 
 Reply = TypeVar("Reply", bound=Message)
 _Handler = Callable[[Inbound], Awaitable[Message]]
+_Requests = AsyncIterator[ftis_pb2.FetchRequest]
+_Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
 
 @dataclass
@@ -106,11 +108,6 @@ class MemoryTransport:
         self._answered: dict[bytes, float] = {}  # when a peer last answered an exchange
         network.nodes[author] = self
 
-    @property
-    def serving(self) -> bool:
-        """Whether calls of peers are passed on."""
-        return self._inbound is not None
-
     def leave(self) -> None:
         """Is gone from one moment to the next; nobody is told."""
         self.alive = False
@@ -142,10 +139,12 @@ class MemoryTransport:
         other = self._network.nodes.get(peer)
         heard = other is not None and not set(addresses).isdisjoint(other.machine_addresses)
         self._network.dials["opened" if heard else "gone" if other is None else "outbound-only"] += 1
-        if other is not None and heard and other.serving:
+        if other is not None and heard and other._inbound is not None:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
-                self._link(other)
+                for end, neighbour in ((self, other), (other, self)):
+                    end.links.add(neighbour.author)
+                    end.meter.counts["connections"] += 1
                 return
         elif addresses:
             await asyncio.sleep(DIAL_SECONDS)
@@ -195,9 +194,7 @@ class MemoryTransport:
         self._answered[peer] = now()
         return answer
 
-    async def fetch(
-        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def fetch(self, peer: bytes, requests: _Requests) -> _Chunks:
         self.meter.counts["fetches"] += 1
         other = self._network.nodes.get(peer) if peer in self.links else None
         if other is None:
@@ -260,14 +257,12 @@ class MemoryTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _chunks(
-        self, holder: MemoryTransport, requests: AsyncIterator[ftis_pb2.FetchRequest]
-    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+    async def _chunks(self, holder: MemoryTransport, requests: _Requests) -> _Chunks:
         """The answers of a stream as they arrive. As over libp2p, a holder that ends the stream says nothing."""
         arrived: asyncio.Queue[ftis_pb2.FetchChunk] = asyncio.Queue()
         asked = got = 0
 
-        async def on_their_way() -> AsyncIterator[ftis_pb2.FetchRequest]:
+        async def on_their_way() -> _Requests:
             nonlocal asked
             async for request in requests:
                 asked += len(request.digests)
@@ -293,10 +288,7 @@ class MemoryTransport:
         await arrived
 
     async def serve_stream(
-        self,
-        caller: MemoryTransport,
-        requests: AsyncIterator[ftis_pb2.FetchRequest],
-        arrived: asyncio.Queue[ftis_pb2.FetchChunk],
+        self, caller: MemoryTransport, requests: _Requests, arrived: asyncio.Queue[ftis_pb2.FetchChunk]
     ) -> None:
         """Sends the node's answers over the uplink, one after the other."""
         network = self._network
@@ -314,12 +306,6 @@ class MemoryTransport:
         now = self._network.loop.time()
         self._free_at = max(self._free_at, now) + size / self.machine.uplink
         return self._free_at - now
-
-    def _link(self, other: MemoryTransport) -> None:
-        self.links.add(other.author)
-        other.links.add(self.author)
-        self.meter.counts["connections"] += 1
-        other.meter.counts["connections"] += 1
 
     def _end_tasks(self) -> None:
         for task in self._tasks:

@@ -66,9 +66,8 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
     presences = [*tally.gone, *staying]
     node_seconds = sum(presence.seconds for presence in presences)
     meters = [presence.meter for presence in presences]
-    out, inwards, counts = (
-        sum((getattr(meter, name) for meter in meters), Counter[str]()) for name in ("out", "inwards", "counts")
-    )
+    names = ("out", "inwards", "counts")
+    out, inwards, counts = (sum((getattr(meter, name) for meter in meters), Counter[str]()) for name in names)
     scenario = tally.scenario
     found = {
         "nodes": scenario.nodes,

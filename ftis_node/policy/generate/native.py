@@ -40,12 +40,7 @@ def decodes(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
 def decode(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    group: int,
-    sampling: Sampling,
-    noise: Tensor | None,
-    rows: int,
+    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None, rows: int
 ) -> list[list[Completion]]:
     """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
     if not prompts:

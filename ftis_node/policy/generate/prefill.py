@@ -53,11 +53,7 @@ def _growing() -> DynamicCache:
 
 
 def read(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    first: int = 0,
-    cache: DynamicCache | None = None,
-    width: int = 0,
+    policy: Policy, prompts: Sequence[Sequence[int]], first: int = 0, cache: DynamicCache | None = None, width: int = 0
 ) -> Read:
     """Read prompts side by side.
 

@@ -99,10 +99,9 @@ class Server:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a server.", "Use one like http://127.0.0.1:8000.")
         if not key and not _here(parts.hostname):
-            raise UsageError(
-                f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it.",
-                f"Start it with --api-key, and give the same key to this node in the environment as {KEY}.",
-            )
+            what = f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it."
+            fix = f"Start it with --api-key, and give the same key to this node in the environment as {KEY}."
+            raise UsageError(what, fix)
         place = Path(folder).expanduser().absolute()
         return cls(url.rstrip("/"), place, key)
 
@@ -173,26 +172,21 @@ class Server:
             models = self._ask("/v1/models")
         except RefusedError as error:
             if error.code == 401:
-                raise UsageError(
-                    f"The vLLM server {self.url} wants another key.", f"Put its --api-key into the environment: {KEY}."
-                ) from None
+                what = f"The vLLM server {self.url} wants another key."
+                raise UsageError(what, f"Put its --api-key into the environment: {KEY}.") from None
             raise AwayError(str(error)) from None
         with _sense():
             base = next(model for model in models["data"] if model.get("parent") is None)
             self._model, longest = str(base["id"]), int(base.get("max_model_len") or tokens)
         if longest < tokens:
-            raise UsageError(
-                f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}.",
-                f"Start it with --max-model-len {tokens} or more.",
-            )
+            what = f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}."
+            raise UsageError(what, f"Start it with --max-model-len {tokens} or more.")
         told = self._must("/tokenize", {"model": self._model, "prompt": text, "add_special_tokens": False})
         with _sense():
             read = list(told["tokens"])
         if read != policy.tokenizer(text, add_special_tokens=False).input_ids:
-            raise UsageError(
-                f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another.",
-                "Start it with this node's model.",
-            )
+            what = f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another."
+            raise UsageError(what, "Start it with this node's model.")
 
     def _same_distribution(self, policy: Policy, prompt: Sequence[int]) -> None:
         """Score a short completion both ways."""
@@ -202,10 +196,8 @@ class Server:
         except RefusedError as error:
             if error.code >= 500:
                 raise AwayError(str(error)) from None
-            raise UsageError(
-                f"The vLLM server {self.url} refused to sample: {error}",
-                "Use version 0.32 or newer, with the flags of docs/deploy.md.",
-            ) from None
+            what = f"The vLLM server {self.url} refused to sample: {error}"
+            raise UsageError(what, "Use version 0.32 or newer, with the flags of docs/deploy.md.") from None
         claimed = np.concatenate([one.logprobs for one in made])
         off = {}
         for temperature in (PROBE_TEMPERATURE, 1.0):
@@ -214,15 +206,13 @@ class Server:
                 ours = completion_logprobs(policy, given, temperature)[0].cpu().numpy()
             off[temperature] = float(np.abs(ours - claimed).mean())
         if off[1.0] < off[PROBE_TEMPERATURE] and off[1.0] <= TOLERANCE[policy.dtype]:
-            raise UsageError(
-                f"The vLLM server {self.url} tells log-probs before the temperature.", f"Start it with {FLAGS}."
-            )
+            what = f"The vLLM server {self.url} tells log-probs before the temperature."
+            raise UsageError(what, f"Start it with {FLAGS}.")
         if off[PROBE_TEMPERATURE] <= TOLERANCE[policy.dtype]:
             return
-        raise UsageError(
-            f"The log-probs of the vLLM server {self.url} are off by {off[PROBE_TEMPERATURE]:.2g} nats a token.",
-            f"Start it with this node's weights and dtype ({str(policy.dtype).removeprefix('torch.')}), and {FLAGS}.",
-        )
+        what = f"The log-probs of the vLLM server {self.url} are off by {off[PROBE_TEMPERATURE]:.2g} nats a token."
+        fix = f"Start it with this node's weights and dtype ({str(policy.dtype).removeprefix('torch.')}), and {FLAGS}."
+        raise UsageError(what, fix)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -271,10 +261,9 @@ class Server:
         except RefusedError as error:
             if error.code >= 500 and not self._healthy():
                 raise AwayError(str(error)) from None
-            raise UsageError(
-                f"The vLLM server {self.url} cannot be used: {error}",
-                f"Start it so: {flags} {FLAGS}" if flags else f"Start it with this node's model and {FLAGS}.",
-            ) from None
+            what = f"The vLLM server {self.url} cannot be used: {error}"
+            fix = f"Start it so: {flags} {FLAGS}" if flags else f"Start it with this node's model and {FLAGS}."
+            raise UsageError(what, fix) from None
 
     def _healthy(self) -> bool:
         with contextlib.suppress(AwayError, RefusedError):
