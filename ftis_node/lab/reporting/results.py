@@ -15,7 +15,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
-from ftis_node.lab.reporting.statistics import COLLAPSED, Interval, mean_interval, reached
+from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, reached
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
@@ -133,9 +133,11 @@ class Results:
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
     def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
-        """The seeds that ended below `COLLAPSED` of their own start, where that is known."""
-        starts = self._by_seed(cell, lambda trial: trial.start(node, on))
-        return {seed for seed, end in self.values(cell, node, on=on).items() if end < COLLAPSED * starts.get(seed, 0.0)}
+        """The seeds that ended below `COLLAPSED` of their own start and `FALLEN` under it, where that is known: where the
+        start is chance, the first alone comes by luck."""
+        limits = self._by_seed(cell, lambda trial: trial.start(node, on))
+        limits = {seed: min(COLLAPSED * start, start - FALLEN) for seed, start in limits.items()}
+        return {seed for seed, end in self.values(cell, node, on=on).items() if end < limits.get(seed, 0.0)}
 
     def settled(self, cell: str, node: str, on: str = HELD_OUT) -> Interval:
         """The final value's mean and interval over the seeds that did not collapse; nan for none."""
