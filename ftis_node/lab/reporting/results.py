@@ -133,8 +133,10 @@ class Results:
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
     def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
-        """The seeds that ended below `COLLAPSED` of their own start and `FALLEN` under it, where that is known: the first
-        alone may be luck where the start is chance."""
+        """The seeds that ended below `COLLAPSED` of their own start and `FALLEN` under it, where that is known.
+
+        The first alone may be luck where the start is chance.
+        """
         limits = self._by_seed(cell, lambda trial: trial.start(node, on))
         limits = {seed: min(COLLAPSED * start, start - FALLEN) for seed, start in limits.items()}
         return {seed for seed, end in self.values(cell, node, on=on).items() if end < limits.get(seed, 0.0)}
