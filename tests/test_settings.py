@@ -14,6 +14,7 @@ from ftis_node.config import settings as subject
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import RETIRED, Settings, changed, collect, recorded
 from ftis_node.errors import Several, UsageError
+from ftis_node.policy.names import built_in
 
 DEFAULT = Settings()
 
@@ -73,8 +74,9 @@ def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str
     for flags, rates in (({}, [full, lora]), ({"learning_rate": 1e-5}, [1e-5, 1e-5])):
         settings, origins = settled(task=task, flags=flags | {"model": "qwen2.5-0.5b"})
         assert [settings.effective_learning_rate(task, lora=layers) for layers in (False, True)] == rates
-        tiny = settings.model_copy(update={"model": "tiny-b"}).effective_learning_rate(task, lora=False)
-        assert tiny == (1e-5 if flags else 2e-4), "a built-in model learns any task at its own pace"
+        for name in built_in():
+            tiny = settings.model_copy(update={"model": name}).effective_learning_rate(task, lora=False)
+            assert tiny == (1e-5 if flags else 2e-4), "a built-in model learns any task at its own pace"
         own = settings.model_copy(update={"model": "tiny-llama"})
         assert own.effective_learning_rate(task, lora=False) == rates[0], "a folder, by whatever path"
         assert origins["learning_rate"] == ("flags" if flags else "default")
