@@ -17,7 +17,7 @@ from tests.support.objective_batches import FORMULAS, packed
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["mean_std", "mean"])
+@pytest.mark.parametrize("kind", ["mean_std", "mean", "maxrl"])
 def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str) -> None:
     rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
     assert torch.equal(PRESETS["ftis"].replace(advantage=kind).advantages(rewards), torch.zeros(12, dtype=dtype))
@@ -29,6 +29,7 @@ def test_advantages_of_a_group_worked_on_paper() -> None:
     right, wrong = 0.75 / (math.sqrt(3) / 4), -0.25 / (math.sqrt(3) / 4)
     assert PRESETS["ftis"].advantages(rewards).tolist() == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
     assert PRESETS["ftis"].replace(advantage="mean").advantages(rewards).tolist() == [0.75] * 3 + [-0.25] * 9
+    assert PRESETS["ftis"].replace(advantage="maxrl").advantages(rewards).tolist() == [3.0] * 3 + [-1.0] * 9
 
 
 @settings(deadline=None, derandomize=True)
@@ -108,7 +109,7 @@ def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
 
 
 WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
-    "advantage": ("mean_std, mean", ["median"]),
+    "advantage": ("mean_std, mean, maxrl", ["median"]),
     "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
     "reduction": ("mean, sum, max", ["min"]),
     "importance": (", ".join(IMPORTANCES), ["some"]),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 Parts: TypeAlias = Mapping[str, Any]  # of `ftis_node.objective.Objective`, by name
-Advantage = Literal["mean_std", "mean"]
+Advantage = Literal["mean_std", "mean", "maxrl"]
 Divergence = Literal["k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"]
 Reduction = Literal["mean", "sum", "max"]
 ImportanceName = Literal["none", "vanilla", "truncated", "sequence"]

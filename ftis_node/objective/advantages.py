@@ -12,18 +12,26 @@ from torch import Tensor
 from ftis_node.methods.choices import Advantage
 
 
-def _mean(centred: Tensor) -> Tensor:
+def _mean(centred: Tensor, mean: Tensor) -> Tensor:
     return centred
 
 
-def _mean_std(centred: Tensor) -> Tensor:
+def _maxrl(centred: Tensor, mean: Tensor) -> Tensor:
+    return centred / mean
+
+
+def _mean_std(centred: Tensor, mean: Tensor) -> Tensor:
     # Brought to a largest value of 1 first, so that squaring neither under- nor overflows and the root is never 0.
     scaled = centred / centred.abs().max()
     return scaled / scaled.square().mean().sqrt()
 
 
-# Name → rewards minus their mean (float64 [G], not all equal) → advantages.
-ADVANTAGES: Mapping[Advantage, Callable[[Tensor], Tensor]] = {"mean_std": _mean_std, "mean": _mean}
+# Name → rewards minus their mean (float64 [G], not all equal), and the mean → advantages.
+ADVANTAGES: Mapping[Advantage, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean_std": _mean_std,
+    "mean": _mean,
+    "maxrl": _maxrl,
+}
 
 
 # Units in the last place of the largest reward. A reward that is no farther from the mean is at it: a mean is rounded,
@@ -34,7 +42,9 @@ ROUNDING = 64
 def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
     """Advantages of one group: rewards `[G]` → `[G]`, in the rewards' float dtype (float32 for integers).
 
-    `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r).
+    `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r). `maxrl`, of
+    rewards that are not negative: Â_i = (r_i − mean(r)) / mean(r), the gradient of the log of the rate of success to
+    the order that G samples allow (arXiv 2602.02710).
     An advantage is exactly 0 where the reward is the mean but for rounding; so all are where all rewards are equal.
     ValueError if `rewards` is not one-dimensional.
     """
@@ -45,8 +55,9 @@ def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
     exact = rewards.detach().to(torch.float64)
     if exact.numel() == 0:
         return torch.zeros_like(exact, dtype=dtype)
-    centred = exact - exact.mean()
+    mean = exact.mean()
+    centred = exact - mean
     centred[centred.abs() <= ROUNDING * digits * exact.abs().max()] = 0.0
     if not centred.any():
         return torch.zeros_like(exact, dtype=dtype)
-    return ADVANTAGES[kind](centred).to(dtype)
+    return ADVANTAGES[kind](centred, mean).to(dtype)

@@ -30,7 +30,7 @@ _MAY_BE_NONE = ("threshold", "gate", "divisor", "epsilon", "epsilon_high", "imit
 class Objective:
     """The objective of a step: 1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term (arXiv 2605.22537, section 3.3).
 
-    advantage      `mean_std` or `mean`                               see `advantages`
+    advantage      `mean_std`, `mean` or `maxrl`                      see `advantages`
     divergence     `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
     reduction      `mean`, `sum` or `max` of the divergence over a sample's tokens
     importance     `none`, `vanilla`, `truncated` or `sequence`       see `importance`
