@@ -18,7 +18,7 @@ from ftis_node.lab.reporting.statistics import Interval
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
-_COLOURS = 48  # of a picture: lines, bands over one another, and softened edges
+_COLOURS = 128  # of a picture: lines, bands over one another, and softened edges
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,

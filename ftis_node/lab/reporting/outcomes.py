@@ -3,13 +3,14 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ftis_node.lab.events import HELD_OUT
+from ftis_node.lab.events import HELD_OUT, EvaluationEvent
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
@@ -17,6 +18,8 @@ from ftis_node.lab.reporting.figures import Line, Row
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share, mean_interval
 
+Curve: TypeAlias = tuple[Sequence[float], Sequence[Interval]]
+"""The places of a line's points, and their means with intervals."""
 TIMES = 25  # points of a curve over time
 
 
@@ -25,10 +28,7 @@ def curves(results: Results, book: Book) -> None:
     if book.full:
         return
     book.write("## Validation curves")
-    parts = {
-        results.node_label(node): [line for cell in results.cells if (line := _curve(results, cell, node))]
-        for node in results.nodes()
-    }
+    parts = _panels(results, _curve)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figures.panels(parts, x="step of the node"), caption)
     if len({results.cell(cell).pace for cell in results.cells}) > 1:
@@ -37,17 +37,7 @@ def curves(results: Results, book: Book) -> None:
 
 def _over_time(results: Results, book: Book) -> None:
     """pass@1 over simulated seconds, where cells differ in pace and the same step is not the same time."""
-    parts: dict[str, list[Line]] = {}
-    for node in results.nodes():
-        lines = []
-        for look, cell in enumerate(results.cells):
-            trials = results.of(cell).values()
-            seeds = [curve for trial in trials if (curve := trial.evaluations.get((node, HELD_OUT)))]
-            if seeds:
-                xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
-                found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
-                lines.append(Line(results.label(cell), list(xs), bands([list(values) for values in found]), look))
-        parts[results.node_label(node)] = lines
+    parts = _panels(results, _timed)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figures.panels(parts, x="simulated seconds"), caption)
 
@@ -108,15 +98,37 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         book.picture(f"final-{say.file_name(on)}", figures.dots(parts, x="pass@1"), caption)
 
 
-def _curve(results: Results, cell: str, node: str) -> Line | None:
+def _panels(results: Results, curve: Callable[[Results, str, str], Curve | None]) -> dict[str, list[Line]]:
+    """Title → lines: a panel a node, or one for each group of its cells."""
+    parts = defaultdict[str, list[Line]](list)
+    for node, cell in itertools.product(results.nodes(), results.cells):
+        if found := curve(results, cell, node):
+            group, label, look = results.drawn(cell)
+            title = results.node_label(node) + (f", {group}" if group else "")
+            parts[title].append(Line(label, *found, look))
+    return parts
+
+
+def _curve(results: Results, cell: str, node: str) -> Curve | None:
     """At the steps that every finished seed of the cell evaluated, so that no mean changes its seeds on the way."""
-    found = [trial.evaluations.get((node, HELD_OUT), []) for trial in results.of(cell).values()]
-    by_step = [{e["step"]: e["pass_at_1"] for e in curve} for curve in found if curve]
+    by_step = [{e["step"]: e["pass_at_1"] for e in curve} for curve in _evaluated(results, cell, node)]
     steps = sorted(set.intersection(*(set(curve) for curve in by_step))) if by_step else []
-    if not steps:
+    return (steps, bands([[curve[step] for step in steps] for curve in by_step])) if steps else None
+
+
+def _timed(results: Results, cell: str, node: str) -> Curve | None:
+    """On straight lines between evaluations, as far as every seed went."""
+    seeds = _evaluated(results, cell, node)
+    if not seeds:
         return None
-    around = bands([[curve[step] for step in steps] for curve in by_step])
-    return Line(results.label(cell), steps, around, results.cells.index(cell))
+    xs = np.linspace(0.0, min(curve[-1]["time"] for curve in seeds), TIMES)
+    found = [np.interp(xs, [e["time"] for e in curve], [e["pass_at_1"] for e in curve]) for curve in seeds]
+    return list(xs), bands([list(values) for values in found])
+
+
+def _evaluated(results: Results, cell: str, node: str) -> list[list[EvaluationEvent]]:
+    """The node's evaluations in each finished seed of the cell that has some."""
+    return [curve for trial in results.of(cell).values() if (curve := trial.evaluations.get((node, HELD_OUT)))]
 
 
 def _final(row: dict[str, Any]) -> str:
@@ -133,8 +145,9 @@ def _seeds(row: dict[str, Any]) -> int:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    every = ((look, c, list(results.values(c, node, on=on).values())) for look, c in enumerate(results.cells))
-    return [Row(results.label(c), values, results.settled(c, node, on), look) for look, c, values in every if values]
+    found = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
+    around = {cell: results.settled(cell, node, on) for cell in results.cells}
+    return [Row(results.label(c), found[c], around[c], results.drawn(c)[2]) for c in results.cells if found[c]]
 
 
 _LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}

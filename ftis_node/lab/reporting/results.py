@@ -20,6 +20,7 @@ from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean
 T = TypeVar("T")
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
 Measure: TypeAlias = Literal["final", "time", "generated"]
+COLOURS = 8  # that a reader can tell apart
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fill the memory
 
@@ -99,6 +100,17 @@ class Results:
 
     def label(self, cell: str) -> str:
         return (self._cells[cell].label or cell) if cell in self._cells else cell
+
+    def drawn(self, cell: str) -> tuple[str, str, int]:
+        """How its curves are drawn: the group of cells whose panel they are in, "" for all; label; number of the look.
+
+        Where there are more cells than colours, each group has a panel, and cells of one method have one colour.
+        """
+        if len(self.cells) <= COLOURS:
+            return "", self.label(cell), self.cells.index(cell)
+        group, _, method = self.label(cell).rpartition(": ")
+        methods = dict.fromkeys(self.label(name).rpartition(": ")[2] for name in self.cells)
+        return group, method, list(methods).index(method)
 
     def seeds(self, cell: str) -> list[int]:
         """The seeds that the cell has finished, ascending."""
