@@ -1,8 +1,7 @@
 """Methods for common rows that look at what all authors made of a row, and the engine that trains by a candidate.
 
 For horizontal cells in lock step, where every author answers every row of a batch. An objective learns the rewards of a
-group, but not whose they are. So `Candidate` puts advantages in the place of rewards, and `corrections.Given` takes
-them as they are.
+group, but not whose they are. So `Candidate` puts advantages in the place of rewards, and `Given` takes them as such.
 
     hacpo-published   HACPO (arXiv 2603.02604, equations 5, 6 and 59; its authors' code, `recipe/hacpo`). The ability P
                       of an author is its share of right samples in a batch, averaged over the last five batches, this
@@ -17,7 +16,7 @@ them as they are.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from statistics import fmean
 
@@ -25,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ftis_node.config.run import Run
-from ftis_node.lab.corrections import corrected
 from ftis_node.learner import TrainingGroup
+from ftis_node.objective import Objective
 from ftis_node.objective.advantages import group_advantages
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN, OpenedRun, StepGroup
@@ -77,6 +76,19 @@ def _given(group: TrainingGroup, advantages: Tensor, ratios: Mapping[str, float]
     return replace(group, parts=parts)
 
 
+class Given(Objective):
+    """The objective whose advantages have been put in the place of rewards."""
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """As they are: `[G]` → `[G]`."""
+        return rewards
+
+    @classmethod
+    def like(cls, base: Objective) -> "Given":
+        """With all parts of another."""
+        return cls(**{field.name: getattr(base, field.name) for field in fields(base)})
+
+
 class Candidate(Engine):
     """Trains by a candidate of that name."""
 
@@ -87,11 +99,11 @@ class Candidate(Engine):
 
     def open(self, run: Run) -> OpenedRun:
         opened = super().open(run)
-        self.learner.objective = corrected(self._name, self.learner.objective)
+        self.learner.objective = Given.like(self.learner.objective)
         return opened
 
     def training_groups(self, groups: Sequence[StepGroup]) -> list[TrainingGroup]:
         made = super().training_groups(groups)
         if self._name == "xgrpo":
             return xgrpo(made)
-        return hacpo(made, self.abilities) if self._name == "hacpo-published" else made
+        return hacpo(made, self.abilities)
