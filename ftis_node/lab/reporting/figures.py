@@ -190,6 +190,28 @@ def sweep(parts: Mapping[str, Sequence[Swept]], *, x: str, log: bool, level: Map
     return _finished(figure, grid)
 
 
+@drawn
+def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x: str) -> Any:
+    """Panels of (label, place on a logarithmic axis, difference of pass@1 with its interval); a label has a colour."""
+    figure, grid = _axes(len(parts), len(parts), [3.0], share=True)
+    labels = list(dict.fromkeys(label for points in parts.values() for label, *_ in points))
+    for axes, (title, points) in zip(grid, parts.items(), strict=True):
+        axes.axhline(0, color="#777777", linewidth=1)
+        for number, (label, value, around) in enumerate(points):
+            place = value * 1.06 ** (number - (len(points) - 1) / 2)  # so that the bars do not hide one another
+            colour = PALETTE[labels.index(label)]
+            axes.plot([place], [around.mean], "o", color=colour, markersize=4, label=label)
+            axes.vlines([place], around.low, around.high, color=colour, linewidth=1.2)
+        axes.set_xscale("log")
+        axes.set_xticks([0.1, 1, 3], ["0.1", "1", "3"], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(0.05, 5)
+        axes.set_title(title)
+        axes.set_xlabel(x)
+    grid[0].set_ylabel("difference of final pass@1")
+    return _finished(figure, grid, bounded=False)
+
+
 def axis_places(values: Sequence[float], *, log: bool) -> dict[float, float]:
     """Where each value stands: itself or its log10; inf a step to the right of all, with `log` 0 one to the left."""
     finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
@@ -229,11 +251,12 @@ def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
     return max(limits[0], -0.02), min(limits[1], 1.02)
 
 
-def _finished(figure: Any, grid: Sequence[Any]) -> Any:
+def _finished(figure: Any, grid: Sequence[Any], *, bounded: bool = True) -> Any:
     """After all is drawn, for axes that are shared must hold all of it: their limits, and a legend below."""
     handles: dict[str, Any] = {}
     for axes in grid:
-        axes.set_ylim(_within_one(axes.get_ylim()))
+        if bounded:
+            axes.set_ylim(_within_one(axes.get_ylim()))
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:

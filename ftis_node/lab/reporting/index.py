@@ -1,18 +1,46 @@
 """The table of all claims: `python -m ftis_node.lab.reporting.index DIR` rewrites it in DIR/README.md.
 
 DIR holds a report's folder for each experiment. The table stands between two marks; what is around them is a person's.
+DIR/sizes.png shows what sharing brings to models of several sizes by the claims on a node that `SIZES` names.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
+from ftis_node.lab.events import HELD_OUT
+from ftis_node.lab.loading import find_experiment, load_experiment
+from ftis_node.lab.recipes import LARGER, RECIPES
+from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import limits, pairs, signed, tallied
+from ftis_node.lab.reporting.statistics import Interval
 
+Compared: TypeAlias = tuple[str, str, str, str]
+"""Report, cell, the cell it is compared with, and what its partner differs in."""
+
+_PAIRS = ("size", "style", "expertise", "tokenizer")
+SIZES: dict[str, list[Compared]] = {
+    "F-TIS above not sharing": [
+        ("objectives", "ftis", "unshared", "size"),
+        ("confirmation", "style ftis", "style unshared", "style"),
+        ("expertise", "ftis", "unshared", "expertise"),
+        ("tokenizers", "mixed-ftis", "unshared", "tokenizer"),
+        *(("larger", f"{pair} ftis", "unshared", pair) for pair in _PAIRS),
+    ],
+    "F-TIS above as many groups alone": [
+        ("objectives", "ftis", "alone", "size"),
+        ("expertise", "ftis", "alone", "expertise"),
+        *(("larger", f"{pair} ftis", "twice", pair) for pair in _PAIRS),
+    ],
+    "NoIS above as many groups alone": [
+        ("objectives", "nois", "alone", "size"),
+        *(("larger", f"{pair} nois", "twice", pair) for pair in _PAIRS),
+    ],
+}
 BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"
 
 
@@ -32,7 +60,26 @@ def write_index(directory: Path) -> Path:
         raise UsageError(f"{page} has no place for the claims.", f"Write {BEGIN} and {END} where they belong.")
     reports = {path.parent.name: json.loads(path.read_text()) for path in sorted(directory.glob("*/summary.json"))}
     replace_text(page, f"{before}{BEGIN}\n\n{_tables(reports)}\n{END}{after}")
+    parts = {title: _differences(reports, shown) for title, shown in SIZES.items()}
+    if any(parts.values()):
+        figures.save(figures.differences(parts, x="million parameters"), directory / "sizes.png")
     return page
+
+
+def _differences(
+    reports: Mapping[str, Mapping[str, Any]], shown: Sequence[Compared]
+) -> list[tuple[str, float, Interval]]:
+    """What the partner differs in, millions of parameters without embeddings, difference; of each node."""
+    found = []
+    for name, *cells, pair in shown:
+        for claim in reports[name]["claims"] if name in reports else ():
+            if [claim["a"], claim["b"]] == cells and claim["node"] and claim["set"] == HELD_OUT:
+                nodes = load_experiment(find_experiment(name)).nodes
+                warm = next(node.warm for node in nodes if node.name == claim["node"])
+                recipe = next(recipe for recipe in (*RECIPES, *LARGER) if warm and recipe.name == warm.recipe)
+                size = recipe.layers * 3 * (recipe.width**2 + recipe.width * recipe.mlp) / 1e6
+                found.append((pair, size, Interval(**claim["difference"])))
+    return sorted(found, key=lambda point: point[1])
 
 
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
