@@ -73,7 +73,8 @@ def _differences(
     found = []
     for name, *cells, pair in shown:
         for claim in reports[name]["claims"] if name in reports else ():
-            if [claim["a"], claim["b"]] == cells and claim["node"] and claim["set"] == HELD_OUT:
+            known = claim["node"] and claim["set"] == HELD_OUT and claim["difference"]["mean"] is not None
+            if known and [claim["a"], claim["b"]] == cells:
                 nodes = load_experiment(find_experiment(name)).nodes
                 warm = next(node.warm for node in nodes if node.name == claim["node"])
                 recipe = next(recipe for recipe in (*RECIPES, *LARGER) if warm and recipe.name == warm.recipe)
