@@ -1,6 +1,7 @@
 """The report says what was run, what is missing, and what follows; the same trials give the same bytes."""
 
 import json
+import shutil
 import math
 import re
 from dataclasses import astuple
@@ -65,6 +66,13 @@ def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(t
     assert "| down | 16 | 16 inconclusive |" in text and "| up | 16 |" in text, "six seeds say little of so many"
     (tmp_path / "index" / "README.md").write_text(f"{BEGIN}\n{END}\n")
     assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
+
+
+def test_the_committed_index_is_what_the_committed_reports_say(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[1] / "docs/evidence"
+    page = write_index(Path(shutil.copytree(committed, tmp_path / "evidence")))
+    assert page.read_text() == (committed / "README.md").read_text(), "run python -m ftis_node.lab.reporting.index"
+    assert (page.parent / "sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_summary_is_json_with_claims_and_means_of_the_tail(report: Path) -> None:
