@@ -1,9 +1,9 @@
 """The report says what was run, what is missing, and what follows; the same trials give the same bytes."""
 
 import json
-import shutil
 import math
 import re
+import shutil
 from dataclasses import astuple
 from pathlib import Path
 
