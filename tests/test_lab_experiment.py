@@ -18,6 +18,7 @@ SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
 HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny-a"\n'
 SCRIPTED = '[[nodes]]\nname = "S"\nscript = "lying"\n'
 CELL = '[[cells]]\nname = "c"\n'
+CLAIM = "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\n"
 
 
 def written(path: Path, text: str) -> Path:
@@ -40,7 +41,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD.replace("[0]", "[0, 0]") + CELL, "two seeds are the same", "Mend"),
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
         (HEAD.replace("model", "warm.long = 0.5\nwarm.recipe") + CELL, "the task is of lab.parity", "Mend"),
-        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
+        (HEAD + CELL + CLAIM.replace("b='c'", "b='d'"), "cell 'd'", "Mend"),
         (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
@@ -51,8 +52,9 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
         (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "a name of its own", "Mend"),
-        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nnode='Z'\n", "node 'Z'", "Mend"),
-        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nset='z'\n", "set 'z'", "Mend"),
+        (HEAD + CELL + CLAIM + "node='Z'\n", "node 'Z'", "Mend"),
+        (HEAD + SCRIPTED + CELL + "nodes = ['A']\n" + CLAIM + "node='S'\n", "about c names the node 'S'", "Mend"),
+        (HEAD + CELL + CLAIM + "set='z'\n", "set 'z'", "Mend"),
     ],
 )
 def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str) -> None:

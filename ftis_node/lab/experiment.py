@@ -179,8 +179,8 @@ class Experiment(_Table):
         for method in (method for cell in self.cells for method in cell.methods):
             _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()
-        known = [cell.name for cell in cells]
-        for what, those in {"nodes": names, "seeds": self.seeds, "cells": known}.items():
+        known = {cell.name: cell.nodes or names for cell in cells}
+        for what, those in {"nodes": names, "seeds": self.seeds, "cells": [cell.name for cell in cells]}.items():
             if len(set(those)) < len(those):
                 raise ValueError(f"two {what} are the same")
         if not cells:
@@ -192,9 +192,10 @@ class Experiment(_Table):
             for name in (*cell.nodes, *cell.node, *cell.speed):
                 _refer(f"cell {cell.name}", "node", name, names)
         for claim in self.claims:
-            asked = [("node", claim.node, (ALL, *names)), ("set", claim.on, sets)]
-            for kind, name, there in [*asked, *(("cell", cell, known) for cell in claim.cells)]:
-                _refer(f"the claim {claim.text!r}", kind, name, there)
+            _refer(f"the claim {claim.text!r}", "set", claim.on, sets)
+            for name in claim.cells:
+                _refer(f"the claim {claim.text!r}", "cell", name, known)
+                _refer(f"the claim {claim.text!r} about {name}", "node", claim.node, (ALL, *known[name]))
         return self
 
     def all_cells(self) -> list[CellSpec]:
