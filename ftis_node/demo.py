@@ -28,7 +28,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
-from ftis_node.text import counted, number
+from ftis_node.text import number
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
@@ -74,8 +74,6 @@ class _Member:
 class NodeSummary(msgspec.Struct, frozen=True):
     """One node's results. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
 
-    rows_needed: rows on which all own samples of a group failed. rows_learned: of these, learned from others' groups.
-    rows_now: of the learned ones, those that it can do now.
     tokenizer: its fingerprint. foreign_tokenizers: how many others the authors had whose groups it used.
     """
 
@@ -91,9 +89,6 @@ class NodeSummary(msgspec.Struct, frozen=True):
     foreign_groups_used: int
     foreign_groups_by_author: dict[str, int]
     foreign_weight_share: float
-    rows_needed: int
-    rows_learned: int
-    rows_now: int
     bytes_in: int
     bytes_out: int
 
@@ -277,7 +272,7 @@ class Demo:
         """authors: the tokenizer of each, by peer id."""
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
-        by_author, needs = status.foreign_groups_used, evaluations[-1]["needs"] if evaluations else {}
+        by_author = status.foreign_groups_used
         others = {authors[author] for author, groups in by_author.items() if groups and author in authors}
         return NodeSummary(
             name=member.name,
@@ -292,9 +287,6 @@ class Demo:
             foreign_groups_used=sum(by_author.values()),
             foreign_groups_by_author=by_author,
             foreign_weight_share=status.foreign_weight_share or 0.0,
-            rows_needed=needs.get("tried", 0),
-            rows_learned=needs.get("learned", 0),
-            rows_now=needs.get("done", 0),
             bytes_in=status.bytes_in or 0,
             bytes_out=status.bytes_out or 0,
         )
@@ -317,9 +309,7 @@ def in_words(node: NodeSummary) -> str:
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
-        f"{node.foreign_weight_share:.0%} of the weight in its training; all its own tries failed at "
-        f"{counted(node.rows_needed, 'question')}: it trained on others' answers to {node.rows_learned} of them, and "
-        f"has solved {node.rows_now} of those itself since"
+        f"{node.foreign_weight_share:.0%} of the weight in its training"
     )
 
 

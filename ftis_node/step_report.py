@@ -97,21 +97,14 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Digests(msgspec.Struct, frozen=True):
-    """The packets of a batch, sha256 in hex, in the order in which they were trained on.
-
-    replaced: own groups of equal rewards that are not trained on, as answers took their place.
-    """
+    """The packets of a batch, sha256 in hex, in the order in which they were trained on."""
 
     own: list[str]
     foreign: list[str]
-    replaced: list[str]
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets.
-
-    own_reward includes the replaced groups.
-    """
+    """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets."""
 
     own_groups: int
     foreign_groups: int

@@ -78,8 +78,6 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a page's host by address of the web": ({"http_host": "http://127.0.0.1"}, "neither an IP address", "127.0.0.1"),
     "a page's host with digits too many": ({"http_host": "127.0.0.0.1"}, "neither an IP address", "127.0.0.1"),
     "an address without listening": ({"announce": "/ip4/192.0.2.7/tcp/1", "listen": False}, "is false", "Leave out"),
-    "answers without needs": ({"objective": "graft", "by_need": False}, "only answers to needed rows", "foreign=all"),
-    "needs of a listener": ({"foreign": "answers", "own_share": 0}, "none is needed", "foreign=all"),
     "learning by nothing of one's own": ({"objective": "gated", "own_share": 0}, "by own successes", "as ftis"),
     "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
     "a server for two devices": ({"engine": "vllm", "device": "cpu,cpu"}, "one device", "vLLM sample on the other"),

@@ -27,7 +27,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
     summary = json.loads(ended.stdout)
     for one in summary["nodes"]:
         said = in_words(msgspec.convert(one, NodeSummary))
-        assert f"others' answers to {one['rows_learned']} of them, and has solved {one['rows_now']} of those" in said
+        assert f"in {one['steps']} steps, with {one['foreign_groups_used']} groups of" in said
     nodes = {node["name"]: node for node in summary["nodes"]}
     assert list(nodes) == ["A", "B", "C", *["D"] * listener] and summary["complete"]
     for node in nodes.values():

@@ -203,10 +203,10 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
     "kind",
     [
         *(content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded),
-        *(content.Row46GroundKeys, text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty),
+        *(text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty),
     ],
 )
-async def test_row_09_to_12_46_47_lies_within_the_format_leave_steps_finite(ground: Stage, kind: type[Attack]) -> None:
+async def test_row_09_to_12_47_lies_within_the_format_leave_steps_finite(ground: Stage, kind: type[Attack]) -> None:
     async with attacked(ground, kind) as fight:
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
         steps = fight.steps()
@@ -234,9 +234,8 @@ async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_i
     async with attacked(stage, identity.Row15Sybils) as fight:
         await until(lambda: fight.used_by_attackers() > 0, "groups of theirs were trained on")
         steps = fight.steps()
-    for step in steps:  # of what it made, answers to needed rows may replace groups without a signal
-        made = step["own_groups"] + len(step["batch"]["replaced"])
-        assert 4 * made >= step["own_groups"] + step["foreign_groups"], step
+    for step in steps:
+        assert 4 * step["own_groups"] >= step["own_groups"] + step["foreign_groups"], step
 
 
 @pytest.mark.parametrize("kind", [wire.Row16Eclipse, directory.Row38MadeUp])

@@ -43,7 +43,6 @@ def status() -> dict[str, Any]:
         **{"foreign_weight_share": 0.5, "filtered_fraction": math.nan, "bytes_in": 123456789012, "bytes_out": 1},
         "network": {"reachability": "direct", "p2pd_restarts": 0, "clock": {"behind": -14460.0, "peers": 3}},
         "pool": {"waiting": 1, "no_signal": 2, "expired": 0},
-        "needs": {"tried": 31, "needed": 19, "found": 2, "learned": 12, "done": 9},
         "refused_packets": {EVIL: 3},
     }
 

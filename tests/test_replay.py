@@ -185,6 +185,16 @@ def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path) -> No
     assert "Not identical" in ended.stdout and "at step 2: loss" in ended.stdout and "0.5" in ended.stdout
 
 
+def test_groups_that_an_earlier_version_left_out_of_a_step_count_in_its_mean_reward(copy: Path) -> None:
+    first, second = read_events(copy / "metrics.jsonl", "step")[:2]
+    counts, rewards = ([one[name] for one in (first, second)] for name in ("own_groups", "own_reward"))
+    both = sum(count * reward for count, reward in zip(counts, rewards, strict=True)) / sum(counts)
+    batch = {"batch": second["batch"] | {"replaced": first["batch"]["own"]}, "own_reward": both}
+    edit(copy, of("step", lambda line: line | batch, 2))
+    sizes = replay(copy, until=2)["max_differences"]
+    assert sizes.pop("own_reward") < 1e-9 and set(sizes.values()) == {0.0}
+
+
 def test_a_batch_in_another_order_is_seen_in_the_weights(copy: Path) -> None:
     edit(copy, of("step", lambda line: line | {"batch": {name: made[::-1] for name, made in line["batch"].items()}}))
     report = replay(copy)

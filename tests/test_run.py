@@ -55,13 +55,12 @@ def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
 
 OTHER = {"task": "math500", "data": "18" * 32, "template": "Q: {question}\nA: ", "reward": "math", "group": 8}
 OTHER |= {"slots": 65, "prompt_tokens": 513, "completion_tokens": 255, "temperature": 0.9, "eos": (151645,)}
-OTHER |= {"tokenizer": "ac" * 32, "vocabulary": 151666, "common": 16}
+OTHER |= {"tokenizer": "ac" * 32, "vocabulary": 151666}
 
 
-@pytest.mark.parametrize("name", [*OTHER, "epoch"])
+@pytest.mark.parametrize("name", OTHER)
 def test_every_field_changes_the_id(name: str) -> None:
-    change = {name: OTHER[name]} if name in OTHER else {"common": 16, "epoch": 600}
-    assert Run(**(FIELDS | change)).id != Run(**FIELDS).id
+    assert Run(**(FIELDS | {name: OTHER[name]})).id != Run(**FIELDS).id
 
 
 def test_a_copy_with_a_change_has_its_own_id() -> None:

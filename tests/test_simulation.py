@@ -15,7 +15,7 @@ from ftis_node.lab.simulation.network import KINDS
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, Reader, context, make_packet, rewards
+from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, Reader, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
 from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
@@ -133,7 +133,7 @@ def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None
     who = Identity(bytes(32))
     for right in range(3):
         _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, right)
-        verdict = admit(context(), who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
+        verdict = admit(CONTEXT, who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
         assert isinstance(verdict, Group)
         assert sum(rewards(verdict.packet)) == right
         assert len(body) == pytest.approx(PACKET_BYTES, abs=4)

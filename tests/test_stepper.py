@@ -5,19 +5,23 @@ import dataclasses
 import math
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.node.assembly import refill_pool
 from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
 from ftis_node.node.progress import Progress
+from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.roster import Roster
+from ftis_node.swarm.table import Arrival
 from tests.support.scored_groups import scored
 from tests.support.steppers import BATCH, stepper, vertical
-from tests.support.swarm import RUN, identity
+from tests.support.swarm import CONTEXT, RUN, group, identity, packet
 
 NOTHING = Waiting(0)
 
@@ -64,6 +68,30 @@ async def test_a_batch_counts_what_came_for_it(tmp_path: Path) -> None:
     node.pool.take(10)
     vertical(node).note_supply()
     assert vertical(node).own_quota() == BATCH - 8, "ten, then none"
+
+
+def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alone() -> None:
+    taken = Progress(step=3, own_groups_used=7)
+    taken.foreign_groups_used["peer"] = 2
+    assert Progress.from_facts({**taken.facts(), "needs": [[5, 1], [6, 3]]}) == taken
+
+
+async def test_after_a_restart_the_pool_has_again_what_is_young_enough_and_no_older(tmp_path: Path) -> None:
+    """Ages are counted from when the author made a group, not from its arrival here or from the start."""
+    node, author, came = stepper(tmp_path, max_age=600.0), identity(1).author, {}
+    arrived = []
+    for round, age in enumerate((500.0, 700.0)):
+        body = packet(author, round, 0)
+        arrived.append(Arrival(group(author, body), body, boot_seconds() - age, 1))
+
+    def score(group: Group, born: float, right: int | None = None) -> None:
+        came[group.key] = boot_seconds() - born
+
+    node.score_later = score  # type: ignore[method-assign]
+    await node.on_groups(arrived)
+    came.clear()
+    refill_pool(SimpleNamespace(store=node.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    assert came == {arrived[0].group.key: pytest.approx(500.0, abs=60)}
 
 
 def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
@@ -329,3 +330,39 @@ class TableMachine(RuleBasedStateMachine):
 
 TestTableMachine = TableMachine.TestCase
 TestTableMachine.settings = settings(max_examples=60, stateful_step_count=80, deadline=None)
+
+
+# --- by row -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(made: Announcement) -> dict[int, int]:
+    """A row of its own for each packet."""
+    return {index: made.author[-1] << 16 | made.round << 8 | ref.slot for index, ref in enumerate(made.packets)}
+
+
+def by_row(*announcements: Announcement) -> Table:
+    table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=rows_of)
+    for made in announcements:
+        table.add(made, made.encode(), age=0.0, first_sender=PEERS[0])
+    return table
+
+
+def test_the_packets_of_named_rows_are_chosen_and_no_others() -> None:
+    one, two = signed(1, 1), signed(2, 1)
+    table, wanted = by_row(one, two), [rows_of(two)[1], rows_of(one)[2]]
+    chosen = table.choose(3, everything, rows=wanted)
+    assert {target.key for target in chosen} == {(two.author, 1, 1), (one.author, 1, 2)}
+    assert [target.key for target in table.choose(1, everything, rows=wanted[:1])] == [(two.author, 1, 1)]
+    assert not table.choose(3, lambda known: 0, rows=wanted), "no free holder"
+    for target in chosen:
+        target.known.pulling |= 1 << target.index
+    assert not table.choose(3, everything, rows=wanted), "they are under way"
+
+
+def test_newcomers_share_their_part_of_named_rows_and_keep_nobody_out() -> None:
+    strangers, other = [signed(1, round, 1) for round in range(20)], signed(2, 1, 1)
+    rows = [rows_of(one)[0] for one in (*strangers, other)]
+    table = by_row(*strangers, other)
+    assert len(table.choose(9, everything, Newcomers(lambda who: True, room=2), rows)) == 2
+    chosen = table.choose(1, everything, Newcomers(lambda who: who != other.author, room=0), rows)
+    assert [target.key for target in chosen] == [(other.author, 1, 0)], "theirs are all named before"

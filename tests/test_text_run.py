@@ -25,8 +25,8 @@ from ftis_node.packet import (
     pack_text_group,
 )
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
+from ftis_node.swarm.announcement import right_of
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.needs import right_of
 from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.formats import Slot, TextPackets

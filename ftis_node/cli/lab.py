@@ -94,7 +94,6 @@ def simulate(
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
     success: Annotated[float | None, typer.Option(min=0, max=1, help="Chance of a right answer.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of the task; needed rows show only among many.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Nodes greet all they hear of.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -111,6 +110,6 @@ def simulate(
         def progress(now: float, count: int = count) -> None:
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
-        scenario = Scenario(nodes=count, seconds=seconds, seed=seed, rows=rows, eager=eager)
+        scenario = Scenario(nodes=count, seconds=seconds, seed=seed, eager=eager)
         results.append(Simulation(scenario if success is None else scenario.with_success(success)).run(progress))
     print_answer({"simulations": results}, *table(results).splitlines(), json=json)

@@ -46,8 +46,7 @@ def new(
         typer.Option(help="Whether each node makes whole groups, or a part of every group."),
     ] = "vertical",
     parts: Annotated[int | None, typer.Option(min=2, max=256, help="Of a group, in a horizontal run; or 3.")] = None,
-    common: Annotated[int, typer.Option(help="Rows of each epoch that all nodes answer.")] = 0,
-    epoch: Annotated[int, typer.Option(help="Seconds of an epoch of common rows.")] = EPOCH,
+    epoch: Annotated[int | None, typer.Option(help=f"Seconds of its rows, in a horizontal run; or {EPOCH}.")] = None,
     private: Annotated[bool, typer.Option("--private", help="For members; --home has the founding key.")] = False,
     home: HomeOption = DEFAULT_HOME,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run file that lies there.")] = False,
@@ -80,13 +79,13 @@ def new(
         facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest(chosen.turns) if asked is not None else ""}
         facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
-    shared: dict[str, Any] = {"common": common, "epoch": epoch} if common else {}
-    if (collaboration == "vertical" and parts) or (collaboration == "horizontal" and common):
-        wrong, other = ("--common", "vertical") if collaboration == "horizontal" else ("--parts", "horizontal")
-        raise UsageError(f"{wrong} is for a {other} run.", f"Leave it out, or add --collaboration {other}.")
+    shared: dict[str, Any] = {}
     if collaboration == "horizontal":
-        shared = {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch}
+        shared = {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch or EPOCH}
         shared["collaboration"] = collaboration
+    elif parts or epoch:
+        wrong = "--parts" if parts else "--epoch"
+        raise UsageError(f"{wrong} is for a horizontal run.", "Leave it out, or add --collaboration horizontal.")
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
     founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
-from ftis_node.methods import METHODS, NAMES, answers_only
+from ftis_node.methods import METHODS, NAMES
 from ftis_node.methods.choices import PART_LIMITS
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
@@ -60,13 +60,6 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
     if "gate" in parts and values["gate"] != "none" and listens:
         what = f"{nothing} measures others' samples by own successes: it would learn nothing."
         yield UsageError(what, "Leave out own_share, or use an objective without a gate, as ftis.")
-    if answers_only(values["objective"], values["foreign"]):
-        takes = "takes only answers to needed rows from others"
-        if not values["by_need"]:
-            what = f"by_need is false ({origins['by_need']}), and {named} {takes}."
-            yield UsageError(what, "Leave out by_need, or set foreign=all.")
-        if listens:
-            yield UsageError(f"{nothing} {takes}: none is needed.", "Leave out own_share, or set foreign=all.")
 
 
 def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:

@@ -68,9 +68,9 @@ class Run(BaseModel):
     task, reward: names. data: sha256 of the task's data, lower-case hex. template: the prompt's text, with
     ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. completion_tokens:
     cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
-    horizontal run it makes one of `parts` of equal size, each by another author. common: slots below it have the rows
-    of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`. founder: of a private
-    run, the peer id that signs its members' certificates, or their inviters'; see `swarm.certificates`.
+    horizontal run it makes one of `parts` of equal size, each by another author. common: in a horizontal run all
+    slots have the rows of the epoch, in lock step none; epoch: its length in seconds; see `swarm.common_rows`. founder:
+    of a private run, the peer id that signs its members' certificates, or their inviters'; see `swarm.certificates`.
 
     A token run is for one tokenizer (packet 1, or 3 with turns). tokenizer: its fingerprint, lower-case hex. eos: ids
     that end a completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
@@ -122,8 +122,8 @@ class Run(BaseModel):
             raise ValueError(f"group must be a multiple of the {self.parts} parts")
         if self.parts > 1 and self.common not in (0, self.slots):
             raise ValueError("in a horizontal run all slots are common, or in lock step none")
-        if self.parts == 1 and 2 * self.common > self.slots:
-            raise ValueError("common must be at most half of slots")
+        if self.parts == 1 and self.common:
+            raise ValueError("a vertical run has no common rows any more; make another with `ftis-node run new`")
         if self.packet_bytes_max > MAX_PACKET_BYTES:
             raise ValueError(
                 f"group × completion_tokens makes packets of up to {self.packet_bytes_max} bytes, "

@@ -22,7 +22,6 @@ from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
-from ftis_node.methods import answers_only
 
 logger = logging.getLogger(__name__)
 
@@ -207,13 +206,6 @@ class Settings(BaseModel):
     """[s] How long a first start asks peers for the run."""
     max_age: float = Field(600.0, gt=0)
     """[s] A foreign group that is older is not trained on."""
-    by_need: bool = True
-    """Pull first groups of rows on which all own samples failed; each replaces an own group of equal rewards."""
-    foreign: Literal["all", "answers"] | None = None
-    """Groups of others that a step takes: all, or only answers to needed rows. Default: answers for graft and sgt, else
-    all."""
-    dead_groups: Literal["count", "drop"] = "count"
-    """Own groups of equal rewards that nothing replaces: they count in the loss's denominator, or are left out."""
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Limit of packets on disk; the oldest go first."""
 
@@ -286,11 +278,6 @@ class Settings(BaseModel):
         """Whether the node sends self-reports in such a run."""
         return self.self_report == "always" or (private and self.self_report == "private")
 
-    @property
-    def answers_only(self) -> bool:
-        """Whether a step takes nothing but answers from others."""
-        return answers_only(self.objective, self.foreign)
-
     def objective_parts(self, task: str, *, filters: bool) -> dict[str, object]:
         """The parts of the objective that a person or the task chose, by name; "none" has become None where it says so.
 
@@ -336,10 +323,10 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cuda_graphs", "cudnn_attention", "eval_share", "exchange_peers"), ...),
     **dict.fromkeys(("stall_seconds", "vllm_folder_there"), ...),
+    **dict.fromkeys(("by_need", "dead_groups", "foreign", "needed_age"), ...),  # a log names the groups of each step
     **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
-    "needed_age": 3600.0,
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 

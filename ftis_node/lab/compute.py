@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -17,8 +16,6 @@ from ftis_node.packet import decode
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
-
-REWARDS_MAX = 4096  # groups
 
 
 class InProcess:
@@ -83,7 +80,6 @@ class Metered:
         self.generated = self.trained = 0
         self.run: Run | None = None
         self.watch: Watch | None = None  # looks at what is sampled
-        self.rewards: deque[Sequence[float]] = deque(maxlen=REWARDS_MAX)  # of own groups, until somebody takes them
         self._compute = compute
         self._clock = clock
         self._speed = speed
@@ -93,7 +89,6 @@ class Metered:
         if self.run is not None and isinstance(request, Generate) and isinstance(result, Generated):
             self.generated += len(request.rows) * self.run.completions
             packets = [decode(group.packet) for group in result.groups]
-            self.rewards.extend(group.rewards for group in result.groups)
             if self.watch is not None:
                 self.watch.see(request.rows, packets)
             await self._take(self._clock.generate, [length for packet in packets for length in packet.lengths])

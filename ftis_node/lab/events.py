@@ -32,13 +32,10 @@ class EvaluationEvent(Spent):
 
 
 class StepEvent(Spent):
-    """A step. groups: of its own ones, shares and pass@8; payloads: see `Watch.take`; needs: rows found, learned and
-    done."""
+    """A step. payloads: see `Watch.take`."""
 
     event: Literal["step"]
-    groups: dict[str, float | None]
     payloads: NotRequired[dict[str, float]]
-    needs: NotRequired[dict[str, int]]
 
 
 class Duration(TypedDict):

@@ -85,8 +85,7 @@ class MemorySwarm:
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
-        kept_age, rows_of = self.trade.needed_age or 0.0, self.trade.rows_of
-        self._table = Table(self._max_age, self._clock, rng, kept_age=kept_age, rows_of=rows_of)
+        self._table = Table(self._max_age, self._clock, rng, rows_of=self.trade.rows_of)
 
     async def close(self) -> None:
         if self._pulling is not None:
@@ -95,12 +94,8 @@ class MemorySwarm:
 
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
-        while (want := self.trade.want()).groups > 0 or want.answers > 0:
-            targets = self._table.choose(want.answers, everything, want.newcomers, want.rows)
-            for target in targets:
-                target.known.done |= 1 << target.index
-            teaching = everything if self.trade.needed_age is None else _teaching
-            targets += self._table.choose(want.groups, teaching, want.newcomers)
+        while (want := self.trade.want()).groups > 0:
+            targets = self._table.choose(want.groups, everything, want.newcomers, want.rows)
             if not targets:
                 break
             await self._take(targets)
@@ -118,11 +113,6 @@ class MemorySwarm:
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
         await self.trade.on_groups(arrived)
-
-
-def _teaching(known: Known) -> int:
-    """The packets whose rows may teach."""
-    return sum(1 << index for index in known.rows)
 
 
 def everything(known: Known) -> int:

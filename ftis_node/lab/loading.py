@@ -17,7 +17,7 @@ SHIPPED = Path(__file__).parent / "experiments"
 
 # Fields of the run that a file may set; the rest follows from task and tokenizer. Settings that only the lab makes.
 _RUN_KEYS = ["group", "slots", "prompt_tokens", "completion_tokens", "temperature"]
-_RUN_KEYS += ["template", "any_tokenizer", "common", "epoch"]
+_RUN_KEYS += ["template", "any_tokenizer", "epoch"]
 _TAKEN = {"seed", "steps", "model"}
 
 

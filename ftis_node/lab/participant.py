@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +19,9 @@ from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import TrialSpec
-from ftis_node.node.demand import by_need, needed_age
+from ftis_node.node.demand import announced_age
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import OwnGroup, StepBatch, mean
+from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.node.stepper import Stepper
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
@@ -29,7 +29,6 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
@@ -88,13 +87,12 @@ class Participant:
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
         own_only = opened.own_only or self.spec.collaboration == "alone"
-        needed = needed_age(run, self.settings, own_only=own_only)
         self.swarm = MemorySwarm(
             network,
             self._identity.author,
-            Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived), needed),
+            Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived)),
             clock,
-            max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
+            max_age=announced_age(run, self.settings.max_age) if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
         )
@@ -184,27 +182,12 @@ class Participant:
             "event": "step",
             **self.spent(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
-            **self._own_groups(),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
             "overall": diagnostics.overall,
             "own": diagnostics.sources.get("own", {}),
             "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
         }
         return cast(StepEvent, event)
-
-    def _own_groups(self) -> dict[str, Any]:
-        """Shares of the own groups since the last step that are all wrong, all alike; their pass@8; and the rows."""
-        rewards, needs = list(self.meter.rewards), self.stepper.progress.needs
-        self.meter.rewards.clear()
-        shares = {
-            "failed": mean([max(group) <= 0 for group in rewards]),
-            "alike": mean([min(group) == max(group) for group in rewards]),
-            "pass_at_8": mean([_pass_at(8, group) for group in rewards]),
-        }
-        found = needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE), needs.count(RowState.DONE)
-        asks = by_need(self.stepper.run, self.settings, own_only=self.stepper.own_only)
-        rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if asks else {}
-        return {"groups": shares, **rows}
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
@@ -238,12 +221,6 @@ class Participant:
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
         self.compute.abilities.update(facts["lab"].get("abilities", {}))
-
-
-def _pass_at(k: int, rewards: Sequence[float]) -> float:
-    """1 − C(n − c, k) / C(n, k), the unbiased estimate from c right ones of n (arXiv 2107.03374); nan if n < k."""
-    n, wrong = len(rewards), sum(reward <= 0 for reward in rewards)
-    return 1 - math.comb(wrong, k) / math.comb(n, k) if n >= k else math.nan
 
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:

@@ -64,11 +64,11 @@ class TrialSpec(BaseModel):
         return {**fields, **older, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
 
     def settings_of(self, member: NodeSpec) -> Settings:
-        """The member's settings: the daemon's, without its defences and pulling by need unless they are named.
+        """The member's settings: the daemon's, without its defences unless they are named.
 
         Raises UsageError for unknown keys and wrong values.
         """
-        flags = {"model": member.model or "made here", "defences": (), "by_need": False, **standing_on(member.settings)}
+        flags = {"model": member.model or "made here", "defences": (), **standing_on(member.settings)}
         return collect(task=self.task, flags=flags, environment={})[0]
 
 

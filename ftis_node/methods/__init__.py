@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from ftis_node.methods import ftis, gated, masks, peers, policy_gradient
 from ftis_node.methods.choices import PART_NAMES, Parts
 
-__all__ = ["METHODS", "NAMES", "answers_only"]
+__all__ = ["METHODS", "NAMES"]
 
 _ALL = (ftis.ftis, ftis.grpo, ftis.nois, ftis.vis, ftis.tis, ftis.f_nois, ftis.f_vis, ftis.opsm, ftis.ftis_author)
 _OTHERS = (gated.gated, peers.graft, peers.sgt, peers.hacpo, masks.icepop, masks.mis, masks.geo_rs)
@@ -16,8 +16,3 @@ METHODS: Mapping[str, Callable[[], Parts]] = {
 }
 NAMES: Mapping[str, tuple[str, ...]] = {"objective": tuple(METHODS), **PART_NAMES}
 """Setting → the names that it can have."""
-
-
-def answers_only(objective: str, foreign: str | None) -> bool:
-    """Whether a step takes nothing but answers to needed rows from others, as graft and sgt were published."""
-    return foreign == "answers" or (foreign is None and objective in ("graft", "sgt"))

@@ -6,8 +6,8 @@
             pooled where rows are common, in a horizontal run; every capability ratio is 1
     sgt     GRPO on own samples, and λ · log π of one right sample of each foreign group
 
-Trained on: own samples; of others answers to needed rows (`foreign=answers`), with `hacpo` all. No signal: a group of
-equal rewards; with `sgt` a foreign group without a right sample.
+Trained on: own samples, and others' groups. GRAFT and SGT were published with others' answers to failed questions only.
+No signal: a group of equal rewards; with `sgt` a foreign group without a right sample.
 """
 
 from ftis_node.methods.choices import Parts
@@ -18,7 +18,7 @@ def graft() -> Parts:
     """Of others 1[s > 0.8] · min(s, 1), s = e^(mean log π_θ − mean log π_gen), each mean over that side's own
     tokens; ε_high 0.28; terms over the batch's tokens.
 
-    Of others: answers only. Source: GRAFT (KAIST, 2026).
+    Of others: what is near enough. Source: GRAFT (KAIST, 2026).
     """
     return {"importance": "none", "threshold": None, "trust": "graft", "epsilon_high": 0.28, "aggregation": "token"}
 
@@ -32,8 +32,8 @@ def hacpo() -> Parts:
 
 
 def sgt() -> Parts:
-    """Beside GRPO λ = 0.1 times log π of one right sample of each answer.
+    """Beside GRPO λ = 0.1 times log π of one right sample of each foreign group.
 
-    Of others: answers only. Source: 2605.07244.
+    Of others: one right sample a group. Source: 2605.07244.
     """
     return {"importance": "none", "threshold": None, "imitation": 0.1}

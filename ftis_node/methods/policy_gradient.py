@@ -4,7 +4,7 @@
     dppo                ρₜ with gradient and without clip, but for tokens that π moved too far already
 
 Trained on: own samples and others' alike. No signal: a group of equal rewards; a token outside the clip or the mask.
-`dapo` draws dead groups again: here `by_need` replaces them, and `dead_groups=drop` leaves them out.
+`dapo` draws groups of equal rewards again: here own ones count in the denominator.
 """
 
 from ftis_node.methods.choices import Parts

@@ -13,7 +13,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.condition import NO_MEMBER
-from ftis_node.node.demand import needed_age
+from ftis_node.node.demand import announced_age
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -146,13 +146,12 @@ def build_components(
         identity=identity,
         run_file=run_file,
         reputation=reputation,
-        max_age=settings.max_age,
+        max_age=announced_age(run, settings.max_age),
         trade=Trade(
             context,
             store,
             lambda: stepper.want(),
             lambda arrived: stepper.on_groups(arrived),
-            needed_age(run, settings, own_only=opened.own_only),
         ),
         peer_cache=home.peers,
         roster=roster_of(home, run, identity, invitation),
@@ -236,14 +235,15 @@ def go_on_from(components: Components, restored: Progress | None, facts: ModelFa
 def refill_pool(components: Components) -> None:
     """Score the admitted groups that were neither scored nor trained on before the compute process ended, and may be.
 
-    When a group of common rows was issued by its author's clock is not known any more; that clock may be an epoch off.
+    When a part of a horizontal run was issued by its author's clock is not known any more; that clock may be an epoch
+    off.
     """
     pool, epoch = components.stepper.pool, components.context.run.epoch
-    for author, body, age in components.store.waiting(pool.longest_age):
+    for author, body, age in components.store.waiting(pool.max_age):
         made, born = unix_seconds() - age, boot_seconds() - age
         verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
         group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
-        if group is not None and pool.fresh(group.row, born) and not pool.knows(group.key):
+        if group is not None and not pool.knows(group.key):
             components.stepper.score_later(group, born)
 
 

@@ -4,13 +4,11 @@ import math
 from typing import NamedTuple
 
 from ftis_node.config.run import Run
-from ftis_node.config.settings import Settings
 from ftis_node.swarm.parts import EPOCHS
 from ftis_node.swarm.pool import Newcomers, Pool
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
-NEEDED_SECONDS = 3600.0  # a foreign group that is older answers no row that a node needs
 WAIT_SECONDS = 0.25  # for foreign groups, at a time
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
@@ -81,13 +79,6 @@ def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
     return Waiting(sum(waiting.values()), theirs, newcomers.room)
 
 
-def by_need(run: Run, settings: Settings, *, own_only: bool) -> bool:
-    """Whether a node asks for groups of rows that it cannot do."""
-    return settings.by_need and not own_only and run.parts == 1
-
-
-def needed_age(run: Run, settings: Settings, *, own_only: bool) -> float | None:
-    """Seconds for which a packet may answer a row that the node asks for; None: it asks for none."""
-    if run.parts > 1:
-        return float(EPOCHS * run.epoch)
-    return NEEDED_SECONDS if by_need(run, settings, own_only=own_only) else None
+def announced_age(run: Run, max_age: float) -> float:
+    """Seconds for which announcements are kept: `max_age`, or as long as the parts of a horizontal run are of use."""
+    return max(max_age, EPOCHS * run.epoch) if run.parts > 1 else max_age

@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 
 from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
-from ftis_node.node.status import needs_status
 from ftis_node.node.stepper import Compute, Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.worker.messages import OWN_DATA, Evaluate
@@ -51,27 +50,26 @@ class EvaluationSchedule:
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
     async def evaluate(self, worker: Compute, stepper: Stepper, metrics: MetricsLog, since_start: float) -> None:
-        """Evaluate, try the rows that were learned from others, and log the results."""
+        """Evaluate, and log the results."""
         found = await worker.call(Evaluate())
         own: Evaluation | None = None
         if stepper.own_data_groups:
             own = await worker.call(Evaluate(OWN_DATA))
-        seconds = found.seconds + await stepper.try_learned() + (own.seconds if own is not None else 0.0)
+        seconds = found.seconds + (own.seconds if own is not None else 0.0)
         progress = stepper.progress
         progress.evaluated(found.pass_at_1)
         self.taken(progress.step, found, seconds, code=stepper.run.reward.startswith(CODE))
-        needs = asdict(needs_status(progress.needs, stepper.pool))
         also = {}
         if own is not None:
             logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)
             also = {"own_data": asdict(own)}
-        metrics.write("evaluation", step=progress.step, since_start=since_start, needs=needs, **asdict(found), **also)
+        metrics.write("evaluation", step=progress.step, since_start=since_start, **asdict(found), **also)
 
     def taken(self, step: int, found: Evaluation, seconds: float, *, code: bool = False) -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
-            seconds: its duration, with that of the rows tried.
+            seconds: its duration.
             code: whether the task's own code scored it, which may reward other forms and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)

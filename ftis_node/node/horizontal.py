@@ -53,7 +53,7 @@ class HorizontalSource:
         epochs = (self._epoch(), max(0, self._epoch() - 1))
         others = (key for epoch in epochs for key in self._keys(epoch) if not self.parts.closed(key))
         rows = dict.fromkeys(row for _, row in (*self.parts.fullest(self._mine), *others))
-        return Want(0, newcomers, most, most - waiting.groups - len(self._node.scoring), rows)
+        return Want(most - waiting.groups - len(self._node.scoring), newcomers, most, rows)
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""
@@ -73,10 +73,7 @@ class HorizontalSource:
         counts, run = self.parts.counts(self._newcomers()), self._node.run
         keys = self._keys(run.epoch_at(issued_at))
         admitted = [run.parts if self.parts.closed(key) else counts[key] for key in keys]
-        return self._slots.take_parts(count, issued_at, dict(enumerate(admitted)))
-
-    def made(self, groups: Sequence[OwnGroup]) -> None:
-        self._mine |= {key: one for one in groups if not self.parts.closed(key := key_of(one.group))}
+        return self._slots.take(count, issued_at, dict(enumerate(admitted)))
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
@@ -88,6 +85,7 @@ class HorizontalSource:
         while not node.pressed(stopping) and made < most and self._lacking():
             parts = await node.generate(min(most - made, math.ceil(node.batch_groups / 2)))
             made += len(parts)
+            self._mine |= {key: one for one in parts if not self.parts.closed(key := key_of(one.group))}
             node.swarm.wake()
             if not parts:  # the epoch has no more rows
                 break

@@ -9,11 +9,11 @@ from typing import Any
 
 from ftis_node.packet import Group
 from ftis_node.step_report import StepReport, TakenStep
-from ftis_node.swarm.needs import Needs
 from ftis_node.worker.messages import OWN
 from ftis_node.worker.usage import WORK
 
 AUTHORS_MAX, OTHERS = 1024, "others"
+_RETIRED = ("needs",)  # of checkpoints of earlier versions
 
 
 @dataclass
@@ -29,7 +29,6 @@ class Progress:
     pass_at_1_before: float | None = None
     pass_at_1: float | None = None
     pass_at_1_step: int = 0
-    needs: Needs = field(default_factory=Needs)
 
     @property
     def foreign_weight_share(self) -> float:
@@ -68,13 +67,12 @@ class Progress:
             used[OTHERS] += sum(used.pop(author) for author in small)
 
     def facts(self) -> dict[str, Any]:
-        used, needs = dict(self.foreign_groups_used), self.needs.facts()
-        return {**vars(self), "foreign_groups_used": used, "needs": needs}
+        return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
-        used, needs = Counter(facts["foreign_groups_used"]), Needs.from_facts(facts.get("needs", ()))
-        return cls(**{**facts, "foreign_groups_used": used, "needs": needs})
+        known = {name: value for name, value in facts.items() if name not in _RETIRED}
+        return cls(**{**known, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
 @dataclass

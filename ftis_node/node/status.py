@@ -27,8 +27,6 @@ from ftis_node.observe.answers import CheckpointStatus, Kind, Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
-from ftis_node.swarm.needs import Needs, RowState
-from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Outcome
@@ -94,7 +92,6 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         totals=msgspec.to_builtins(stepper.totals),
         waiting_for=stepper.waiting_for or None,
         pool=answers.PoolStatus(len(pool), pool.no_signal, pool.expired),
-        needs=needs_status(progress.needs, pool),
         peers=len(swarm.membership.active_view),
         bytes_in=swarm.traffic.bytes_in,
         bytes_out=swarm.traffic.bytes_out,
@@ -135,14 +132,6 @@ def signs(
         shut_out=with_names(why, names) if why else "",
         home=parts.home.flag,
     )
-
-
-def needs_status(needs: Needs, pool: Pool) -> answers.Rows:
-    """The row counts of a node's needs."""
-    found = sum(row in needs for row in pool.rows())
-    needed, done = needs.count(RowState.NEEDED), needs.count(RowState.DONE)
-    learned = needs.count(RowState.LEARNED) + done
-    return answers.Rows(needed + learned, needed, found, learned, done)
 
 
 def last_step(last: TakenStep) -> answers.LastStep:

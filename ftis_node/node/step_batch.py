@@ -1,4 +1,4 @@
-"""The groups of a step: own ones, the answers that replace some of them, and other foreign ones; a few to show."""
+"""The groups of a step: own ones and foreign ones; a few to show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ftis_node.config.run import Run
 from ftis_node.packet import Group
 from ftis_node.step_report import BatchReport, Digests
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.needs import right_of
 from ftis_node.swarm.parts import key_of
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
@@ -76,44 +75,24 @@ class OwnGroup:
 
 
 class StepBatch(NamedTuple):
-    """The groups of a step. replaced: own groups that are not trained on. wait: seconds for foreign groups."""
+    """The groups of a step. wait: seconds for foreign groups."""
 
     own: Sequence[OwnGroup]
     foreign: Sequence[Scored]
-    replaced: Sequence[OwnGroup] = ()
     wait: float = 0.0
 
 
-def without_dead(
-    own: Sequence[OwnGroup], answers: Sequence[Scored], *, drop: bool
-) -> tuple[list[OwnGroup], list[OwnGroup]]:
-    """Split own groups into those to train on and those without a signal that make room for the answers.
-
-    Groups whose row is answered go first, then those in which all failed.
-
-    Args:
-        drop: leave out all groups without a signal, unless nothing else is left.
-    """
-    rows = {one.group.row for one in answers}
-    dead = [one for one in own if not one.has_signal]
-    dead.sort(key=lambda one: (one.group.row not in rows, right_of(one.rewards)))
-    if not (drop and len(dead) < len(own) + len(answers)):
-        dead = dead[: len(answers)]
-    return [one for one in own if one not in dead], dead
-
-
-def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored], replaced: Sequence[OwnGroup] = ()) -> BatchReport:
+def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
     """The groups of a step with their packet digests in order, so that a replay can repeat it."""
     return BatchReport(
         own_groups=len(own),
         foreign_groups=len(foreign),
         authors=dict(Counter(peer_id(scored.group.author) for scored in foreign)),
-        own_reward=mean([r for group in [*own, *replaced] for r in group.rewards]),
+        own_reward=mean([r for group in own for r in group.rewards]),
         foreign_reward=mean([r for scored in foreign for r in scored.rewards]),
         batch=Digests(
             own=[group.group.digest.hex() for group in own],
             foreign=[scored.group.digest.hex() for scored in foreign],
-            replaced=[one.group.digest.hex() for one in replaced],
         ),
     )
 

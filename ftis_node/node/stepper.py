@@ -22,17 +22,14 @@ from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.announcement import PacketRef, right_of
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.needs import right_of
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Arrival
 from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step, TryRows
-
-TRIED_ROWS = 64  # at an evaluation, of those learned from others
+from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class Exchange(Protocol):
     interval: float
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
-        """Announce packets that are in the store. issued_at: unix seconds, which decide the rows of common slots."""
+        """Announce packets that are in the store. issued_at: unix seconds, which decide common rows."""
 
     def wake(self) -> None:
         """Tell the swarm that the node wants more groups."""
@@ -121,7 +118,7 @@ class Stepper:
         self.author = identity.author
         self.settings = settings
         self.store = store
-        self.scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
+        self.scoring: set[asyncio.Task[None]] = set()
         self._own_data, self._welcomes = own_data, welcomes
         self._grew = asyncio.Event()  # the pool did, or scoring failed
         self._failed: BaseException | None = None  # of scoring
@@ -173,12 +170,12 @@ class Stepper:
     def score_later(self, group: Group, born: float, right: int | None = None) -> None:
         """Score a group and put it into the pool if it may teach. right: its author's hint, if known."""
         task = asyncio.create_task(self._score(group, born, right))
-        self.scoring[task] = group.row
+        self.scoring.add(task)
         task.add_done_callback(self._end_scoring)
 
     def _end_scoring(self, task: asyncio.Task[None]) -> None:
         """An unexpected error, such as a full disk, ends the step that waits, or the next: the node deals with it."""
-        del self.scoring[task]
+        self.scoring.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed = error
             self._grew.set()
@@ -255,15 +252,6 @@ class Stepper:
         cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
         return min(self.settings.wait, missing * cost)
 
-    async def try_learned(self) -> float:
-        """Let the model answer the latest rows that it learned from others; note those it can do. Returns seconds."""
-        began, needs = self.clock(), self.progress.needs
-        if rows := needs.learned(TRIED_ROWS):
-            verdicts = await self.worker.call(TryRows(rows))
-            for row in (row for row, right in zip(rows, verdicts, strict=True) if right):
-                needs.could(row)
-        return self.clock() - began
-
     async def train(self, batch: StepBatch, began: float) -> TakenStep:
         """Take the step on a batch and return its report.
 
@@ -281,7 +269,6 @@ class Stepper:
             lambda: self.store.settle([scored.group.key for scored in foreign], "trained"),
         )
         ended = self.clock()
-        self.progress.needs.trained(one.group.row for one in foreign)
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self._device.append(report.device)
@@ -343,7 +330,6 @@ class Stepper:
         self.own_unsound = len(groups) < len(answer.groups)
         if not groups:
             raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")
-        self.source.made(groups)
         self.totals.add_round([one.group for one in groups])
         self.store.add([(one.group, one.group.data) for one in groups], own=True)
         refs = [
@@ -356,7 +342,7 @@ class Stepper:
     def _account(
         self, batch: StepBatch, report: StepReport, seconds: StepSeconds, weights: dict[str, float] | None
     ) -> TakenStep:
-        told, now = describe(batch.own, batch.foreign, batch.replaced), self.age_clock()
+        told, now = describe(batch.own, batch.foreign), self.age_clock()
         self.progress.add_step(len(batch.own), told.authors, report)
         self.idle_steps = 0 if report.skipped is None else self.idle_steps + 1
         age = mean([now - scored.born for scored in batch.foreign])

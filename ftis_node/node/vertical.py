@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.node.demand import NEEDED_SECONDS, Demand, by_need, foreign, own_part, waiting_in
-from ftis_node.node.step_batch import OwnGroup, StepBatch, without_dead
-from ftis_node.swarm.common_rows import OwnSlots
+from ftis_node.node.demand import Demand, foreign, own_part, waiting_in
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
 if TYPE_CHECKING:
@@ -27,16 +25,9 @@ class VerticalSource:
     """
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        settings, age = node.settings, NEEDED_SECONDS
-        self.pool = Pool(settings.max_age, node.age_clock, rng, needed=self._needed, needed_age=age, takes=node.takes)
+        self.pool = Pool(node.settings.max_age, node.age_clock, rng, takes=node.takes)
         self._node = node
-        self._by_need = by_need(node.run, settings, own_only=node.own_only)
-        self._slots = OwnSlots(node.run, node.author)
         self._demand = Demand()
-        self._dead = 0  # own groups without a signal in the latest batch
-
-    def _needed(self, row: int) -> bool:
-        return row in self._node.progress.needs
 
     def add(self, scored: Scored) -> bool:
         """Add a foreign group to the pool; False if it is not for training."""
@@ -44,12 +35,7 @@ class VerticalSource:
 
     def slots(self, count: int, issued_at: int) -> list[int]:
         """The slots of a round of up to `count` own groups, at a unix time; none if there is nothing to make."""
-        return self._slots.take(count, issued_at)
-
-    def made(self, groups: Sequence[OwnGroup]) -> None:
-        """Note a round of own groups."""
-        for one in groups if self._by_need else ():
-            self._node.progress.needs.tried(one.group.row, one.rewards)
+        return list(range(min(count, self._node.run.slots)))
 
     # --- demand ---------------------------------------------------------------------------------------------------
 
@@ -59,14 +45,10 @@ class VerticalSource:
         batch, seconds, newcomers = node.batch_groups, node.step_seconds(), node.newcomers()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / seconds if seconds else 1.0)
         part, waiting = batch - self._own_part(), waiting_in(self.pool, newcomers)
-        answered = set(filter(self._needed, self.pool.rows().union(node.scoring.values())))
-        waiting = waiting._replace(groups=waiting.groups + len(node.scoring) - len(answered))
+        waiting = waiting._replace(groups=waiting.groups + len(node.scoring))
         if (room := waiting.left(ahead)) is not None:
             newcomers.room = max(0, room)
-        most = batch // 2 if node.settings.answers_only else part  # else at most half of what is pulled
-        answers = min(self._dead, most) - len(answered)
-        rows = (row for row in node.progress.needs if row not in answered)
-        return Want(foreign(part, ahead, waiting), newcomers, 2 * batch, answers, rows)
+        return Want(foreign(part, ahead, waiting), newcomers, 2 * batch)
 
     def own_quota(self) -> int:
         """The groups of the next batch that this node generates before it waits for foreign ones."""
@@ -78,7 +60,7 @@ class VerticalSource:
     def _own_part(self) -> int:
         """This node's share of a batch, in groups, if peers supply theirs."""
         node = self._node
-        share = 1.0 if node.own_only or node.settings.answers_only else node.settings.own_share
+        share = 1.0 if node.own_only else node.settings.own_share
         recent = node.swarm.recent_authors(max(RECENT_SECONDS, 4 * node.step_seconds()))
         return own_part(node.batch_groups, share, node.reputation.heads(recent))
 
@@ -89,11 +71,10 @@ class VerticalSource:
         node, newcomers = self._node, self._node.newcomers()
         own = await node.generate(self.own_quota())
         generated = node.clock()
-        answers = self._answers(own, newcomers)
         others = await self._gather(node.batch_groups - len(own), stopping, newcomers)
         waited = node.clock() - generated
         if stopping.is_set():
-            self.pool.put_back([*answers, *others])
+            self.pool.put_back(others)
             return None
         self.note_supply()
         try:
@@ -101,30 +82,13 @@ class VerticalSource:
             replaces = not node.flush.is_set() and node.settings.own_share != 0
             own += await node.generate(node.batch_groups - len(own) - len(others) if replaces else 0)
         except Exception:
-            self.pool.put_back([*answers, *others])  # a new compute process will repeat the step
+            self.pool.put_back(others)  # a new compute process will repeat the step
             raise
-        if not own and not others:
-            return None
-        answers += self._answers(own, newcomers, answers)
-        kept, replaced = without_dead(own, answers, drop=node.settings.dead_groups == "drop")
-        return StepBatch(kept, [*answers, *others], replaced, waited)
+        return StepBatch(own, others, waited) if own or others else None
 
     def note_supply(self) -> None:
         """Note the groups that came since the latest batch; call it when the next one is assembled."""
         self._demand.stepped(self.pool.added, waiting_in(self.pool, self._node.newcomers()))
-
-    def _answers(self, own: Sequence[OwnGroup], newcomers: Newcomers, already: Sequence[Scored] = ()) -> list[Scored]:
-        """Take groups that answer needed rows from the pool, one for each own group without a signal.
-
-        Args:
-            already: the answers that the batch has.
-        """
-        if not self._by_need:
-            return []
-        dead = {one.group.row for one in own if not one.has_signal}
-        self._dead = sum(not one.has_signal for one in own)
-        needed = set(filter(self._needed, self.pool.rows())) - {one.group.row for one in already}
-        return self.pool.answers(dead, needed, self._dead - len(already), newcomers)
 
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
         """Take groups from the pool; wait for more as long as `Stepper.patience` says. A node that generates nothing

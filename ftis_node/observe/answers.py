@@ -37,19 +37,6 @@ class PoolStatus(msgspec.Struct, frozen=True):
     expired: int = 0
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """The rows on which all own samples of a group failed. tried: all of them. needed: still. found: answers wait.
-
-    learned: trained on another node's group there. done: of the learned ones, those that the node can do now.
-    """
-
-    tried: int = 0
-    needed: int = 0
-    found: int = 0
-    learned: int = 0
-    done: int = 0
-
-
 class Planned(msgspec.Struct, frozen=True):
     """The plan of the running model, in bytes; a node writes all of `worker.messages.plan_row`."""
 
@@ -155,7 +142,6 @@ class Status(NodeState, frozen=True, kw_only=True):
     totals: dict[str, Any] = {}
     waiting_for: str | None = None
     pool: PoolStatus = PoolStatus()
-    needs: Rows = Rows()
     peers: int = 0
     bytes_in: int | None = None
     bytes_out: int | None = None

@@ -134,10 +134,8 @@ def _figures(status: Status) -> Table:
     told = f" ({', '.join(split)})" if split else ""
     share = number(status.foreign_weight_share, ".0%")
     megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
-    needs = status.needs
     rows = [
         ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
-        ("questions", f"{needs.tried} failed, {needs.learned} since learned"),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
         ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
         ("groups", f"own {status.own_groups_used}, others' {foreign} ({share} of loss)"),

@@ -65,7 +65,6 @@ class Metric:
 
 _OWN_AND_FOREIGN = {"own": "own_groups_used", "foreign": "foreign_groups_used"}
 _REWARDS = {"own": "own_reward", "foreign": "foreign_reward"}
-_ROWS = {state: f"needs.{state}" for state in ("needed", "found", "learned", "done")}
 _MEMORY = {"network": "process.memory_bytes", "compute": "worker_memory_bytes", "p2pd": "network.p2pd.memory_bytes"}
 _GPU = {name: f"gpu.{name}_bytes" for name in ("total", "used", "allocated", "reserved")}
 _PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait", "train")}
@@ -108,7 +107,6 @@ METRICS = (
     Metric("pool_groups", "gauge", "pool.waiting", "Foreign groups that wait to be trained on."),
     Metric("pool_no_signal", "counter", "pool.no_signal", "Foreign groups left out as all their rewards were equal."),
     Metric("pool_expired", "counter", "pool.expired", "Foreign groups that grew too old in the pool."),
-    Metric("rows", "gauge", _ROWS, "Rows on which all own samples of a group failed, by what came of them.", "state"),
     Metric("packets_refused", "counter", "refused_packets", "Packets of others that were refused.", "reason"),
     Metric("announcements", "counter", "announcements", "Announcements heard, by what became of them.", "outcome"),
     Metric("received_bytes", "counter", "bytes_in", "Payload of calls and answers that came in."),

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from ftis_node.config.run import Run
 from ftis_node.packet import MAX_PACKET_BYTES, RUN_ID_BYTES
 from ftis_node.swarm.identity import AUTHOR_BYTES, SIGNATURE_BYTES, Identity, is_author, verify
 from ftis_node.swarm.signed import Malformed, decode
@@ -42,6 +43,17 @@ class PacketRef(NamedTuple):
     digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACKET_BYTES)]
     right: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+
+
+def right_of(rewards: Sequence[float]) -> int:
+    """The completions of a group [G] with its highest reward; 0 if that is not above 0. See `PacketRef.right`."""
+    best = max(rewards)
+    return sum(reward == best for reward in rewards) if best > 0 else 0
+
+
+def teaches(run: Run, right: int) -> bool:
+    """Whether an announced packet has right and wrong completions; any part of a horizontal run's group may teach."""
+    return run.parts > 1 or 0 < right < run.group
 
 
 class PacketRefs:

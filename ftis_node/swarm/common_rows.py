@@ -1,7 +1,7 @@
-"""Common rows: in every epoch all authors answer the same rows in some of their slots, and nobody waits for anybody.
+"""Common rows of a horizontal run: in every epoch all authors answer the same rows, and nobody waits for anybody.
 
-A run with `common` slots draws the rows of slots below it from (run, epoch, slot), without the author. The epoch is
-`issued_at` // `epoch`, in seconds; `issued_at` is the author's time when it drew the round's rows, and signed.
+Rows are drawn from (run, epoch, slot), without the author. The epoch is `issued_at` // `epoch`, in seconds; `issued_at`
+is the author's time when it drew the round's rows, and signed.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.limits import Bounded
 
-OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate
 AUTHORS_MAX = 4096  # authors of whom is remembered what they answered
 EPOCHS_MAX = 2 * TOLERANCE + 1  # of an author
@@ -25,11 +24,10 @@ class OwnSlots:
         self._run = run
         self._author = author
         self._epoch = -1
-        self._answered = 0  # common slots of the epoch, from 0 on
-        self._left: set[int] = set()  # of a horizontal run, those of the epoch that are not answered
+        self._left: set[int] = set()  # slots of the epoch that are not answered
 
-    def take_parts(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
-        """The slots of a round of up to `count` parts of a horizontal run, ascending; none if all are answered.
+    def take(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
+        """The slots of a round of up to `count` parts, ascending; none if all are answered.
 
         Slots where others' parts wait for this node's come first, those with most parts before others; then slots that
         nobody has answered, in an order of this node's own; then those that have all their parts.
@@ -49,26 +47,9 @@ class OwnSlots:
         self._left.difference_update(chosen)
         return sorted(chosen)
 
-    def take(self, count: int, unix: float) -> list[int]:
-        """The slots of a round of `count` groups, or as many as fit into one, ascending.
-
-        Up to half of them are the common ones that this node has not answered in this epoch, in order, so that a slow
-        node answers the rows that a fast one answered first.
-        """
-        common = self._run.common
-        count = min(count, self._run.slots - common)
-        if not common:
-            return list(range(count))
-        if (epoch := self._run.epoch_at(unix)) != self._epoch:
-            self._epoch, self._answered = epoch, 0
-        first = self._answered
-        self._answered = min(common, first + count - -(-count // OWN_PART))
-        shared = range(first, self._answered)
-        return [*shared, *range(common, common + count - len(shared))]
-
 
 class Answered:
-    """The common slots that each author has answered. An (author, epoch, slot) counts once."""
+    """The slots that each author has answered. An (author, epoch, slot) counts once."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -8,10 +8,9 @@ from itertools import islice
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.announcement import Announcement, decode_announcement
+from ftis_node.swarm.announcement import Announcement, decode_announcement, teaches
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
-from ftis_node.swarm.needs import teaches
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
 from ftis_node.swarm.signed import Malformed
@@ -242,7 +241,7 @@ class Gossip:
         born = self.table.clock() - mention.age if mention.age else None
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
-        if mention.id not in self._dealt and mention.age <= self.table.kept_age:
+        if mention.id not in self._dealt and mention.age <= self.table.max_age:
             session = self._sessions[peer]
             if mention.id not in session.lacking and len(session.lacking) == LACKING_MAX:  # the oldest makes room
                 session.unsure |= self._open < self.enough
@@ -317,7 +316,7 @@ class Gossip:
 
     def _mark_done(self, announcement: Announcement, age: float) -> None:
         """Mark the packets that need not be pulled: those known already, those that teach nothing by the hint, and
-        common rows that do not count."""
+        parts that do not count."""
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
             known.done |= self._answered.refused(announcement, age)

@@ -52,14 +52,13 @@ class Newcomers:
 class Want:
     """The foreign groups that a node would take now. of_one: the most from one author in a step.
 
-    answers: groups besides, which answer one of these rows, the first ones first.
+    rows: only groups of these, one a row, the first ones first; None: of any.
     """
 
     groups: int = 0
     newcomers: Newcomers = field(default_factory=Newcomers)
     of_one: int = 0
-    answers: int = 0
-    rows: Iterable[int] = ()
+    rows: Iterable[int] | None = None
 
 
 class Pool:
@@ -75,14 +74,11 @@ class Pool:
         rng: random.Random | None = None,
         *,
         keep_all: bool = False,
-        needed: Callable[[int], bool] = lambda row: False,
-        needed_age: float = 0.0,
         takes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
-            needed: returns whether a row is needed; its groups may be `needed_age` seconds old.
             takes: returns whether an author may teach; the waiting groups of one that may not are dropped for good.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
@@ -92,8 +88,7 @@ class Pool:
         self.no_signal = 0
         self.expired = 0
         self._clock = clock
-        self.longest_age = max(max_age, needed_age)
-        self._needed, self._takes = needed, takes
+        self._takes = takes
         self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
@@ -117,7 +112,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return (born := self._born.get(key)) is not None and born >= self._clock() - self.longest_age
+        return (born := self._born.get(key)) is not None and born >= self._clock() - self.max_age
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""
@@ -158,29 +153,6 @@ class Pool:
                 taken.append(freshest)
         return taken
 
-    def fresh(self, row: int, born: float) -> bool:
-        """Whether a group that answers this row and was made then may still be trained on."""
-        return born >= self._clock() - (self.longest_age if self._needed(row) else self.max_age)
-
-    def rows(self) -> set[int]:
-        """The rows that the waiting groups answer."""
-        return {scored.group.row for scored in self.groups()}
-
-    def answers(
-        self, first: Collection[int], needed: Collection[int], count: int, newcomers: Newcomers
-    ) -> list[Scored]:
-        """Remove up to `count` groups that answer needed rows, one a row; those that answer one of `first` go first."""
-        found = [one for one in self.groups() if one.group.row in needed]
-        self._rng.shuffle(found)
-        found.sort(key=lambda one: one.group.row not in first)
-        taken: dict[int, Scored] = {}
-        for one in found:
-            if len(taken) < count and one.group.row not in taken and newcomers.may(one.group.author):
-                newcomers.took(one.group.author)
-                taken[one.group.row] = one
-        self.remove(taken.values())
-        return list(taken.values())
-
     def remove(self, taken: Collection[Scored]) -> None:
         """Remove these groups, which the pool remembers."""
         gone = set(taken)
@@ -191,12 +163,13 @@ class Pool:
         """Drop the groups that are too old, or whose author may not teach."""
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
-        self._keep(lambda one: self.fresh(one.group.row, one.born))
+        limit = self._clock() - self.max_age
+        self._keep(lambda one: one.born >= limit)
         self.expired += before - sum(map(len, self._by_author.values()))
 
     def _forget(self) -> None:
         """Forget the groups of which no copy may come any more; once a batch, for they are many."""
-        limit = self._clock() - self.longest_age
+        limit = self._clock() - self.max_age
         self._born = {key: born for key, born in self._born.items() if born >= limit}
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:

@@ -5,7 +5,7 @@ import functools
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +20,6 @@ from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Arrival, Known, Table, Target
@@ -51,19 +50,21 @@ class Trade:
     """A trading node's part in a swarm: what it gives and takes.
 
     store: reads held packets and looks up keys. want: returns the number of further groups that the node would take
-    now. on_groups: takes admitted groups. needed_age: seconds for which a packet may answer a needed row; None: no rows
-    are looked for.
+    now. on_groups: takes admitted groups.
     """
 
     context: AdmissionContext
     store: Store
     want: Callable[[], Want]
     on_groups: Callable[[Sequence[Arrival]], Awaitable[None]]
-    needed_age: float | None = None
 
     def rows_of(self, announcement: Announcement) -> Mapping[int, int]:
-        """The rows of an announcement's packets that may teach, by their index."""
-        return no_rows(announcement) if self.needed_age is None else teaching_rows(self.context, announcement)
+        """The rows of an announcement's packets by their index; none where rows are not common."""
+        if not self.context.run.common:
+            return {}
+        author, round, issued_at = announcement.author, announcement.round, announcement.issued_at
+        slots = enumerate(ref.slot for ref in announcement.packets)
+        return {index: self.context.row_of(author, round, slot, issued_at) for index, slot in slots}
 
 
 class Pulling:
@@ -99,17 +100,12 @@ class Pulling:
         self._occupied_holders: set[bytes] = set()
         self._rests = HolderBackoff()
         self.pulls: set[asyncio.Task[bool]] = set()  # the unfinished ones
-        self._under_way: dict[Target, int | None] = {}  # but those of slow holders; with the needed row that it answers
+        self._under_way: set[Target] = set()  # but those of slow holders
 
     @property
     def hungry(self) -> bool:
         """Whether the node would take a group that is not under way."""
-        return max(self._lacks(self._trade.want())) > 0
-
-    def _lacks(self, want: Want) -> tuple[int, int]:
-        """The answers and the other groups that the node would take besides those under way."""
-        answering = sum(row is not None for row in self._under_way.values())
-        return want.answers - answering, want.groups + answering - len(self._under_way)
+        return self._trade.want().groups > len(self._under_way)
 
     async def loop(self) -> None:
         """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
@@ -135,15 +131,16 @@ class Pulling:
             # Strangers' news must not make a node scan the table all the time.
             await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
 
-    def _choose(self, want: Want) -> Iterator[Target]:
-        """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
-        free = self._free_holders()
+    def _choose(self, want: Want) -> list[Target]:
+        """Choose what to pull now, by turns of authors."""
+        free, rows = self._free_holders(), want.rows
         wanted = functools.partial(self._wanted, most=want.of_one, free=free)
-        rows = (row for row in want.rows if row not in self._under_way.values())
-        for count, which in zip(self._lacks(want), (rows, None), strict=True):
-            for target in self._table.choose(count, wanted, want.newcomers, which, free):
-                self._under_way[target] = None if which is None else target.known.rows[target.index]
-                yield target  # the caller marks it as being pulled before the next choice
+        if rows is not None:
+            coming = {target.known.rows[target.index] for target in self._under_way}
+            rows = [row for row in rows if row not in coming]
+        chosen = self._table.choose(want.groups - len(self._under_way), wanted, want.newcomers, rows, free)
+        self._under_way.update(chosen)
+        return chosen
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
@@ -166,7 +163,7 @@ class Pulling:
         """Note that the target is no longer under way, whatever the outcome."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
-        self._under_way.pop(target, None)
+        self._under_way.discard(target)
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
@@ -221,8 +218,7 @@ class Pulling:
 
     def _slow(self, left: list[Target]) -> None:
         """Count a slow holder's targets as under way no longer, so that the node pulls as many others meanwhile."""
-        for target in left:
-            self._under_way.pop(target, None)
+        self._under_way.difference_update(left)
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:

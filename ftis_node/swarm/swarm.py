@@ -21,7 +21,6 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
@@ -136,9 +135,8 @@ class Swarm:
             max_age,
             boot_seconds,
             rng,
-            kept_age=(trade and trade.needed_age) or 0.0,
             recorded=reputation.established,
-            rows_of=trade.rows_of if trade is not None else no_rows,
+            rows_of=trade.rows_of if trade is not None else None,
         )
         self.pulling: Pulling | None = None
         if trade is not None:

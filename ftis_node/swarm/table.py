@@ -13,7 +13,6 @@ from operator import itemgetter
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.limits import Bounded
-from ftis_node.swarm.needs import no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
@@ -29,7 +28,7 @@ VICTIMS = 8  # drawn for an eviction, which hits the first sender with the large
 EXPLORED_PART = 4
 MAX_TRIES = 3
 NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
-ROWS_TRIED = 4  # a choice of answers considers so many answered rows for each packet that it may take
+ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
 PEERS_MAX = 256  # peers remembered for one announcement
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
@@ -74,7 +73,7 @@ class Known:
     born: float
     heard: float
     first_sender: bytes | None
-    rows: Mapping[int, int] = field(default_factory=dict)  # of the packets that may teach: index → row
+    rows: Mapping[int, int] = field(default_factory=dict)  # of the packets, by index, where packets are chosen by row
     holders: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
     told: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # who knows it → `have` as sent to them
@@ -191,31 +190,28 @@ class Table:
         clock: Callable[[], float],
         rng: random.Random | None = None,
         *,
-        kept_age: float = 0.0,
         capacity: int = CAPACITY,
         recorded: Callable[[bytes], bool] = lambda author: False,
         bytes_max: int = BYTES_MAX,
-        rows_of: Callable[[Announcement], Mapping[int, int]] = no_rows,
+        rows_of: Callable[[Announcement], Mapping[int, int]] | None = None,
     ) -> None:
         """
         Args:
-            max_age: seconds after which an announcement's packets answer needed rows only.
-            kept_age: seconds after which it leaves the table, if that is later.
+            max_age: seconds after which an announcement leaves the table.
             recorded: returns whether an author has a record.
-            rows_of: returns the rows of the packets that may teach, by their index.
+            rows_of: returns the rows of the packets, by their index; None: none is chosen by its row.
         """
         self.max_age = max_age
-        self.kept_age = max(max_age, kept_age)
         self.capacity = capacity
         self.clock = clock
         self._recorded = recorded
-        self._rows_of = rows_of
+        self._rows_of = rows_of or (lambda announcement: {})
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
-        self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements that answer it → bit mask of packets
+        self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements of such packets → their bit mask
         self._strange, self._vouched = Pile(), Pile()  # vouched: this node's own, and those of authors with a record
         part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
         self._first_sent, self._authors = Shares(*part), Shares(*part)
@@ -253,7 +249,7 @@ class Table:
         key = (announcement.author, announcement.round)
         heard = self._left.get(key, now)
         born = min(heard, now - age)
-        if now - born > self.kept_age:
+        if now - born > self.max_age:
             return Outcome.OLD
         known = self._known.get(key)
         if known is not None:
@@ -303,7 +299,7 @@ class Table:
 
     def expire(self) -> None:
         """Drop expired announcements; scan the table only if one may have expired."""
-        limit = self.clock() - self.kept_age
+        limit = self.clock() - self.max_age
         if self._eldest >= limit:
             return
         for known in [known for known in self._known.values() if known.born < limit]:
@@ -323,8 +319,8 @@ class Table:
         Args:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
-            rows: choose only packets that answer these, of any age, one a row; of two the one whose row is named first.
-                Only the first rows that have enough answers are considered.
+            rows: choose only packets of these, one a row; of two the one whose row is named first. Only the first
+                rows that have enough packets are considered.
             peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
         """
         newcomers = newcomers or Newcomers()
@@ -337,7 +333,7 @@ class Table:
             eligible = [(0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled)]
         else:
             worth = {}
-            eligible = self._answers(rows, worth, ROWS_TRIED * count, wanted, newcomers)
+            eligible = self._of_rows(rows, worth, ROWS_TRIED * count, wanted, newcomers)
         for one in sorted(eligible, key=itemgetter(0, 1)):
             by_author.setdefault(one[2].announcement.author, []).append(one)
         strangers = {author for author in by_author if newcomers.is_one(author)}
@@ -374,13 +370,13 @@ class Table:
                 del by_author[author]
         return chosen
 
-    def _answers(
+    def _of_rows(
         self, rows: Iterable[int], worth: dict[int, int], enough: int, wanted: _Wanted, newcomers: Newcomers
     ) -> list[_Eligible]:
-        """What answers the first rows, until so many have an answer; note in `worth` what each row is worth.
+        """The packets of the first rows, until so many rows have one; note in `worth` what each row is worth.
 
-        Rows that only newcomers answer do not count while newcomers have a limit: with announcements alone they could
-        keep others' answers out.
+        Rows of newcomers alone do not count while newcomers have a limit: with announcements alone they could keep
+        others' packets out.
         """
         found: dict[Known, int] = {}
         best: dict[Known, int] = {}

@@ -315,11 +315,6 @@ class Engine:
         with self._phase("evaluate"):
             return self.evaluations.evaluate(self.policy, also, part, parts)
 
-    def try_rows(self, rows: Sequence[int]) -> list[bool]:
-        """Whether the greedy answers to these rows of the training data are right."""
-        with self._phase("evaluate"):
-            return self.evaluations.right(self.policy, self._rows, rows)
-
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Load another task under `name` for evaluation only, after `open`, and return its number of prompts."""
         loaded = load_evaluation(task, data=Path(data) if data else None)

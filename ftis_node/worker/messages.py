@@ -279,13 +279,6 @@ class Evaluate(Request[Evaluation], frozen=True):
     parts: int = 1
 
 
-class TryRows(Request[list[bool]], frozen=True):
-    """Answer rows of the training data greedily; the answer says for each whether it was right."""
-
-    op = "try_rows"
-    rows: list[int]
-
-
 class AddEvaluation(Request[int], frozen=True):
     """Load another task for evaluation only; the answer is its number of prompts."""
 

@@ -60,8 +60,6 @@ class Ranks:
                 return self._all(self._steps(request))[0]
             case m.Generate():
                 return self._generate(request)
-            case m.TryRows(rows):
-                return _in_turn(self._all([m.TryRows(rows[rank :: self.size]) for rank in range(self.size)]))
             case m.Evaluate(also):
                 return merged(self._all([m.Evaluate(also, rank, self.size) for rank in range(self.size)]))
             case m.Save() | m.Snapshot() if self.engine.learner.in_shards:

@@ -74,16 +74,7 @@ class Evaluations:
         """Answer every `parts`-th question of a set, from `part` on."""
         one = self.sets[name]
         asked = replace(one, prompts=one.prompts[part::parts], examples=one.examples[part::parts])
-        with scoring(one.reward, one.scorer) as scorer:
-            return self._answered(policy, asked, scorer).figures()
-
-    def right(self, policy: Policy, of: TrainingRows, rows: Sequence[int]) -> list[bool]:
-        """Whether the answers to these rows are right."""
-        prompts, examples = [of.prompts[row] for row in rows], [of.examples[row] for row in rows]
-        asked = EvaluationSet(prompts, examples, self._run.reward, self._run.completion_tokens, of.episodes)
-        return [one.score.reward > 0 for one in self._answered(policy, asked, of.scorer).judged]
-
-    def _answered(self, policy: Policy, asked: EvaluationSet, scorer: Scorer) -> greedy.GreedyResult:
         sampling = Sampling(asked.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
-        questions = (asked.prompts, asked.examples, scorer, sampling)
-        return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room)
+        with scoring(asked.reward, asked.scorer) as scorer:
+            questions = (asked.prompts, asked.examples, scorer, sampling)
+            return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room).figures()

@@ -1,14 +1,12 @@
-"""Attacks by what is in packets: rows 1, 4, 5, 8 to 13, 32 and 46."""
+"""Attacks by what is in packets: rows 1, 4, 5, 8 to 13 and 32."""
 
 from collections.abc import Sequence
 
 import msgpack
 import numpy as np
 
-from ftis_node.packet import packet_digest
 from ftis_node.store.packets import milliseconds
 from tests.hostile.attack import Lies
-from tests.hostile.peer import Hostile
 from tests.hostile.world import LIKELY, Said
 
 
@@ -167,27 +165,6 @@ class Row13HangingAnswers(Lies):
         if said.finished or len(said) == self.world.run.completion_tokens:
             return said
         raise ValueError(f"{text!r} is neither finished nor as long as the cap")
-
-
-class Row46GroundKeys(Row09SkippedRounds):
-    """Fresh keys, each ground until its packet answers a row that the targets have fetched before."""
-
-    row = 46
-
-    def __init__(self, peer: Hostile, seed: int = 0) -> None:
-        super().__init__(peer, seed)
-        self._rows: dict[bytes, int] = {}  # of its packets, by digest
-
-    def round(self) -> int:
-        author = self.authors[-1].author
-        revealed = {self._rows[digest] for digest in self.peer.asked if digest in self._rows} or set(range(self.LIKED))
-        start = milliseconds() + self.rng.randrange(-(1 << 22), 1 << 22)
-        return next(round for round in range(start, start + 100_000) if self.world.row(author, round, 0) in revealed)
-
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        packets = super().packets(author, round)
-        self._rows[packet_digest(packets[0])] = self.world.row(author, round, 0)
-        return packets
 
 
 class Row32NoSignal(Lies):

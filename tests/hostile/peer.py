@@ -5,7 +5,6 @@ import contextlib
 import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,6 @@ class Hostile:
         self.address = ""
         self.bodies: dict[bytes, bytes] = {}
         self.heard: dict[int, Announcement] = {}
-        self.asked: Counter[bytes] = Counter()  # packets that were asked for, by digest
         self.say_hello: Callable[[ftis_pb2.Handshake], ftis_pb2.Handshake] = self.hello
         self.say: Callable[[ftis_pb2.ExchangeRequest], ftis_pb2.ExchangeResponse] = self.answer
         self.serve: Serve = self.give
@@ -80,7 +78,6 @@ class Hostile:
         return self.say(request)
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        self.asked.update(request.digests)
         async for chunk in self.serve(request, peer):
             yield chunk
 

@@ -69,9 +69,7 @@ ROWS = {
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
     "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
     "parts of a vertical run": Row(f"{NEW} --parts 3", "--parts is for a horizontal run", "--collaboration horizontal"),
-    "common rows of a horizontal run": Row(
-        f"{NEW} --collaboration horizontal --common 4", "--common is for a vertical run", "--collaboration vertical"
-    ),
+    "an epoch of a vertical run": Row(f"{NEW} --epoch 60", "--epoch is for a horizontal run", "--collaboration"),
     "a rule without data of one's own": Row(f"{JOIN} --own-reward exact", "--own-reward is the rule", "both"),
     "no data of one's own": Row(f"{JOIN} --own-data {{tmp}}/none.jsonl", "Cannot read", "JSONL file that exists"),
     "a batch without room for one's own data": Row(

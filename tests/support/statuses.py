@@ -25,7 +25,6 @@ JOINING: dict[str, Any] = LOADING | {
     **dict.fromkeys(("step", "pass_at_1_step", "own_groups_used", "peers", "bytes_in", "bytes_out"), 0),
     **{"foreign_groups_used": {}, "foreign_weight_share": 0.0, "step_seconds": 0.0},
     "pool": {"waiting": 0, "no_signal": 0, "expired": 0},
-    "needs": {"tried": 5, "needed": 2, "found": 1, "learned": 3, "done": 2},
     "network": {"reachability": "direct", "p2pd_restarts": 0, "p2pd": None, "clock": None},
     "process": {"memory_bytes": 1000, "python_blocks": 10},
     "checkpoint": {"step": None, "bytes": None, "age_seconds": None, "due_seconds": None},

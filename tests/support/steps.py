@@ -13,5 +13,5 @@ def step_report(**changes: Any) -> StepReport:
 def taken_step(step: int = 1, *, report: StepReport | None = None, **batch: Any) -> TakenStep:
     """A step of 2 s; `batch` are fields of its `BatchReport`."""
     groups = {"own_groups": 1, "foreign_groups": 2, "authors": {}, "own_reward": 0.5, "foreign_reward": None}
-    made = BatchReport(**groups | {"batch": Digests([], [], [])} | batch)
+    made = BatchReport(**groups | {"batch": Digests([], [])} | batch)
     return TakenStep(step, made, None, report or step_report(), StepSeconds(0.5, 0.0, 1.5, 2.0))

@@ -73,11 +73,14 @@ class Restored(_Line):
 
 
 class Batch(_Line):
-    """Digests (hex) of a step's packets, in the order in which they were trained on; replaced ones were not."""
+    """Digests (hex) of a step's packets, in the order in which they were trained on.
+
+    replaced: own groups that earlier versions left out of a step, and counted in its mean own reward.
+    """
 
     own: tuple[str, ...]
     foreign: tuple[str, ...]
-    replaced: tuple[str, ...] = ()  # older logs have none
+    replaced: tuple[str, ...] = ()
 
     @property
     def digests(self) -> list[bytes]:

@@ -233,10 +233,11 @@ class _Replay:
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
         groups = step_groups(own, foreign, weights, self._run)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
-        batch = describe(own, foreign, replaced)
+        batch = describe(own, foreign)
         self._taken.add_step(len(own), batch.authors, report)
         self._updates += 1
         line = {"step": logged.step, **msgspec.to_builtins(batch), **msgspec.to_builtins(report)}
+        line["own_reward"] = describe([*own, *replaced], foreign).own_reward
         same = self._differences.compare(logged, line)
         if log is not None:
             log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)

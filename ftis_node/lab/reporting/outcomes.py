@@ -1,4 +1,4 @@
-"""The report's sections on what training reached: curves, final values, and rows that nodes learned from others."""
+"""The report's sections on what training reached: curves and final values."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Line, Row
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share, mean_interval
+from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share
 
 Curve: TypeAlias = tuple[Sequence[float], Sequence[Interval]]
 """The places of a line's points, and their means with intervals."""
@@ -148,35 +148,3 @@ def _final_rows(results: Results, node: str, on: str) -> list[Row]:
     found = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
     around = {cell: results.settled(cell, node, on) for cell in results.cells}
     return [Row(results.label(c), found[c], around[c], results.drawn(c)[2]) for c in results.cells if found[c]]
-
-
-_LATE = {"failed": "own groups all wrong", "alike": "own groups all alike", "pass_at_8": "pass@8 of own groups"}
-_LAST = {"found": "rows failed", "learned": "learned from others", "done": "and done since"}
-
-
-def learned(results: Results, book: Book) -> None:
-    """Section, for experiments with pulling by need: dead groups and pass@8 in the last quarter of the steps, rows at
-    the end."""
-    if not any("needs" in steps[-1] for trial in results.trials.values() for steps in trial.steps.values()):
-        return
-    book.write("## Rows that a node could not do")
-    nodes = [(cell, node) for cell in results.cells for node in results.nodes(cell)]
-    rows = [(results.label(cell), node, *_figures(results, cell, node)) for cell, node in nodes]
-    book.table(["cell", "node", *_LATE.values(), *_LAST.values()], rows)
-    book.write(
-        "Shares of own groups are of the last quarter of the steps; pass@8 is estimated from each group's samples, on "
-        "the rows that it drew for training. Rows are counts at the end, of those that are not forgotten."
-    )
-
-
-def _figures(results: Results, cell: str, node: str) -> Sequence[str]:
-    trials = [trial for trial in results.of(cell).values() if node in trial.steps]
-    late = [[trial.late(node, what) for trial in trials] for what in _LATE]
-    needs = [trial.steps[node][-1].get("needs", {}) for trial in trials]
-    last = [[rows[what] for rows in needs if rows] for what in _LAST]
-    return [_mean(values, "{:.3f}") for values in late] + [_mean(values, "{:.1f}") for values in last]
-
-
-def _mean(values: Sequence[float], form: str) -> str:
-    known = [value for value in values if not math.isnan(value)]
-    return form.format(mean_interval(known).mean) if known else say.NONE

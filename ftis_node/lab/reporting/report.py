@@ -42,7 +42,6 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
         sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)
-    outcomes.learned(results, book)
     _summary(findings, results, book, grid=grid)
     return book.close()
 

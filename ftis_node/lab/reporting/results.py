@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
@@ -17,7 +17,6 @@ from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, reached
 
-T = TypeVar("T")
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
 Measure: TypeAlias = Literal["final", "time", "generated"]
 COLOURS = 8  # that a reader can tell apart
@@ -59,18 +58,10 @@ class TrialEvents:
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
         their mean `tokens`. None where nothing was counted."""
-        late = _late([step["payloads"] for step in self.steps.get(node, []) if "payloads" in step])
+        told = [step["payloads"] for step in self.steps.get(node, []) if "payloads" in step]
+        late = told[-math.ceil(len(told) / LATE) :] if told else []
         count = sum(one["completions"] for one in late)
         return sum(one[what] * one["completions"] for one in late) / count if count else None
-
-    def late(self, node: str, what: str) -> float:
-        """The mean of a figure of a node's own groups over the last quarter of its steps; nan without any."""
-        values = [value for step in _late(self.steps[node]) if (value := step["groups"][what]) is not None]
-        return sum(values) / len(values) if values else math.nan
-
-
-def _late(steps: list[T]) -> list[T]:
-    return steps[-math.ceil(len(steps) / LATE) :] if steps else []
 
 
 @dataclass(frozen=True, slots=True)

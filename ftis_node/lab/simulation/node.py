@@ -13,18 +13,16 @@ from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.scenario import Machine, Scenario, draw_machine
-from ftis_node.lab.simulation.store import RUN, Reader, SimulatedStore, make_packet, rewards
+from ftis_node.lab.simulation.store import CONTEXT, RUN, Reader, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
-from ftis_node.node.demand import OWN_SHARE_FLOOR, needed_age
+from ftis_node.node.demand import OWN_SHARE_FLOOR
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper, exchange_interval
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
@@ -50,9 +48,7 @@ class ScaledTraffic(Traffic):
 class SimulatedNode:
     """A node from its start until it leaves."""
 
-    def __init__(
-        self, context: AdmissionContext, network: Network, reader: Reader, tally: Tally, rng: random.Random
-    ) -> None:
+    def __init__(self, network: Network, reader: Reader, tally: Tally, rng: random.Random) -> None:
         scenario, settings = tally.scenario, tally.scenario.settings
         self.identity = identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
@@ -67,18 +63,14 @@ class SimulatedNode:
             reputation=reputation,
             max_age=settings.max_age,
             trade=Trade(
-                context,
-                self.store,
-                lambda: self.stepper.want(),
-                lambda arrived: self.stepper.on_groups(arrived),
-                needed_age(RUN, settings, own_only=False),
+                CONTEXT, self.store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived)
             ),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, reputation.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
             decode=reader,
             rng=rng,
         )
-        self.stepper = Rhythm(self, context, tally, rng)
+        self.stepper = Rhythm(self, tally, rng)
         self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None
 
@@ -109,11 +101,6 @@ class SimulatedNode:
         counts = self.swarm.gossip.counts
         came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
         return came, counts[Outcome.NEW] - self._counted[Outcome.NEW]
-
-    def rows(self) -> tuple[int, int]:
-        """Rows on which all own answers failed, and those of them that it learned from others."""
-        needs = self.stepper.progress.needs
-        return needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE)
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
         await self.swarm.start(bootstraps)
@@ -163,8 +150,7 @@ class ModelledCompute:
         return cast(Answer, answer)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
-        signal = self._rng.random() < self._scenario.signal
-        right = RUN.group // 2 if signal else RUN.group * (self._rng.random() >= self._scenario.failed)
+        right = RUN.group // 2 if self._rng.random() < self._scenario.signal else RUN.group
         packet, body = make_packet(request.author, request.round, slot, request.policy_step, right)
         return ScoredPacket(body, rewards(packet))
 
@@ -182,10 +168,10 @@ class PlannedSource(VerticalSource):
 class Rhythm(Stepper):
     """Takes one step after the other, and notes each for the figures."""
 
-    def __init__(self, node: SimulatedNode, context: AdmissionContext, tally: Tally, rng: random.Random) -> None:
+    def __init__(self, node: SimulatedNode, tally: Tally, rng: random.Random) -> None:
         self._machine = node.transport.machine
         super().__init__(
-            context=context,
+            context=CONTEXT,
             own_only=False,
             identity=node.identity,
             settings=tally.scenario.settings,

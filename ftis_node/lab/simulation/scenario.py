@@ -20,8 +20,7 @@ class Scenario:
     latency: of every message, one way.
     session_seconds: mean of the exponential time after which a node leaves; a fresh one takes its place at once.
     outbound_only: part of the nodes that nobody can dial.
-    signal: part of the groups whose rewards differ. failed: part of the others in which all answers are wrong.
-    rows: of the task.
+    signal: part of the groups whose rewards differ.
     bootstraps: nodes that a fresh one knows.
     arrival_seconds: within which the first nodes join, each in the middle of a step: a swarm in which everybody starts
         at once is none that would be met.
@@ -42,8 +41,6 @@ class Scenario:
     outbound_only: float = 0.2
     packet_bytes: int = 37_000
     signal: float = 0.8
-    failed: float = 0.0
-    rows: int = 1
     bootstraps: int = 3
     arrival_seconds: float = 30.0
     eager: bool = False
@@ -51,8 +48,7 @@ class Scenario:
 
     def with_success(self, chance: float) -> Scenario:
         """With the dead groups of `RUN_DEFAULTS["group"]` answers, each right with this chance (from 0 to 1)."""
-        right, failed = chance ** RUN_DEFAULTS["group"], (1 - chance) ** RUN_DEFAULTS["group"]
-        return replace(self, signal=1 - right - failed, failed=failed / (right + failed))
+        return replace(self, signal=1 - chance ** RUN_DEFAULTS["group"] - (1 - chance) ** RUN_DEFAULTS["group"])
 
     @property
     def warmup(self) -> float:

@@ -14,7 +14,7 @@ from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.network import Meter, Network
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.lab.simulation.store import PACKET_BYTES, Reader, context
+from ftis_node.lab.simulation.store import PACKET_BYTES, Reader
 from ftis_node.lab.simulation.tally import Presence, Tally, figures
 
 UNIX_START = 1_800_000_000.0  # of the first simulated second
@@ -37,7 +37,6 @@ class Simulation:
         self.first: list[Machine] = []
         self._rng = random.Random(scenario.seed)
         self._reader = Reader()
-        self._context = context(scenario.rows)
         self._failed: list[BaseException] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -73,7 +72,7 @@ class Simulation:
     def enter(self) -> SimulatedNode:
         """A fresh node, which is there until its session ends."""
         rng = random.Random(self._rng.getrandbits(64))
-        node = SimulatedNode(self._context, self.network, self._reader, self.tally, rng)
+        node = SimulatedNode(self.network, self._reader, self.tally, rng)
         self.nodes[node.transport.author] = node
         self.network.loop.call_later(rng.expovariate(1 / self.scenario.session_seconds), self._leave, node)
         return node
@@ -103,7 +102,7 @@ class Simulation:
     def _presence(self, node: SimulatedNode) -> Presence:
         """The node's figures up to now. Its calls that end with it, or with the simulation, do not count as failed."""
         meter, node.transport.meter = node.transport.meter, Meter(self.network.loop.time())
-        return Presence(node.transport.machine, meter, self.network.loop.time(), *node.entries(), *node.rows())
+        return Presence(node.transport.machine, meter, self.network.loop.time(), *node.entries())
 
 
 @contextmanager

@@ -5,7 +5,6 @@ network counts it as if it had a real packet's bytes, see `Network.packet_scale`
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -20,26 +19,8 @@ EOS = 3
 PROMPT = [0]
 _SMALL = {"group": 2, "prompt_tokens": 1, "completion_tokens": 2, "eos": (EOS,), "vocabulary": 4}
 RUN = Run(**make_run(2).model_dump() | _SMALL)
+CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
 _WRONG, _RIGHT = 0, 1  # token ids of an answer
-
-
-class Context(AdmissionContext):
-    """An admission that draws each row once, however many nodes of the simulation ask."""
-
-    @cached_property
-    def _drawn(self) -> dict[tuple[bytes, int, int], int]:
-        return {}
-
-    def row_of(self, author: bytes, round: int, slot: int, issued_at: int = 0) -> int:
-        key = (author, round, slot)
-        if key not in self._drawn:
-            self._drawn[key] = super().row_of(author, round, slot, issued_at)
-        return self._drawn[key]
-
-
-def context(rows: int = 1) -> Context:
-    """The admission of a task with so many rows."""
-    return Context(RUN, rows * prompt_digests([PROMPT]))
 
 
 def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:

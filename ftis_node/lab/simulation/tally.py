@@ -26,15 +26,13 @@ class Step:
 @dataclass(frozen=True, eq=False, slots=True)
 class Presence:
     """One node in the time that counts. until: when it left, or the end. entries, new: announcements that came whole,
-    and how many of them were new. tried, learned: rows that it failed at, and those learned from others."""
+    and how many of them were new."""
 
     machine: Machine
     meter: Meter
     until: float
     entries: int
     new: int
-    tried: int
-    learned: int
 
     @property
     def seconds(self) -> float:
@@ -90,8 +88,6 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         **_batches(tally),
         **_pace(tally, first),
         "bytes_in_per_group_used": inwards.total() / max(1, sum(len(step.taken) for _, step, _ in tally.steps)),
-        "rows_failed": sum(one.tried for one in staying) / len(staying),
-        "rows_learned": _ratio(sum(one.learned for one in staying), sum(one.tried for one in staying)),
         "look_ups_per_node_hour": 3600 * counts["look_ups"] / node_seconds,
         **directory_figures(scenario),
     }
@@ -190,8 +186,6 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         ("handshakes begun a node and second", plain("handshakes_per_node_s", ".3f")),
         ("look-ups in the DHT a node and hour", plain("look_ups_per_node_hour")),
         ("bytes in a group used", plain("bytes_in_per_group_used")),
-        ("rows that a node failed at", plain("rows_failed")),
-        ("of these learned from others", percent("rows_learned")),
         ("busiest node of the DHT, KB/s out", [f"{r['directory_busiest_bytes_out_s'] / 1000:.2f}" for r in results]),
         ("mean node of the DHT, KB/s out", [f"{r['directory_bytes_out_per_node_s'] / 1000:.2f}" for r in results]),
         ("exchanges begun a node and second", plain("exchanges_per_node_s", ".3f")),

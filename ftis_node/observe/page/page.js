@@ -156,13 +156,11 @@ function showTiles(status) {
   const sign = gained < 0 ? "−" : "+";
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
-  const rows = status.needs ?? { learned: 0, done: 0 };
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
-    ["Questions failed", number(status.needs?.tried), `${number(rows.learned)} since learned from others, ${number(rows.done)} done now`],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
     ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
