@@ -186,11 +186,14 @@ def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path) -> No
 
 
 def test_groups_that_an_earlier_version_left_out_of_a_step_count_in_its_mean_reward(copy: Path) -> None:
-    first, second = read_events(copy / "metrics.jsonl", "step")[:2]
-    counts, rewards = ([one[name] for one in (first, second)] for name in ("own_groups", "own_reward"))
-    both = sum(count * reward for count, reward in zip(counts, rewards, strict=True)) / sum(counts)
-    batch = {"batch": second["batch"] | {"replaced": first["batch"]["own"]}, "own_reward": both}
-    edit(copy, of("step", lambda line: line | batch, 2))
+    first = read_events(copy / "metrics.jsonl", "step")[0]
+
+    def left_out(line: dict[str, Any]) -> dict[str, Any]:
+        rewards = sum(one["own_groups"] * one["own_reward"] for one in (first, line))
+        mean = rewards / (first["own_groups"] + line["own_groups"])
+        return line | {"batch": line["batch"] | {"replaced": first["batch"]["own"]}, "own_reward": mean}
+
+    edit(copy, of("step", left_out, 2))
     sizes = replay(copy, until=2)["max_differences"]
     assert sizes.pop("own_reward") < 1e-9 and set(sizes.values()) == {0.0}
 
