@@ -19,7 +19,6 @@ from ftis_node.lab.loading import find_experiment, load_experiment
 from ftis_node.lab.recipes import LARGER, RECIPES
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import limits, pairs, signed, tallied
-from ftis_node.lab.reporting.figures import Swept
 from ftis_node.lab.reporting.statistics import Interval
 
 Compared: TypeAlias = tuple[str, str, str, str]
@@ -79,21 +78,23 @@ def write_index(directory: Path) -> Path:
 def _differences(
     reports: Mapping[str, Mapping[str, Any]], shown: Sequence[Compared]
 ) -> list[tuple[str, float, Interval]]:
-    """What the partner differs in, millions of parameters without embeddings, difference; of each node."""
+    """Of each node: what its partner differs in, its million parameters without embeddings, and the difference."""
     found = []
     for name, *cells, pair in shown:
-        for claim in reports[name]["claims"] if name in reports else ():
+        if name not in reports:
+            continue
+        warm = {node.name: node.warm for node in load_experiment(find_experiment(name)).nodes}
+        for claim in reports[name]["claims"]:
             known = claim["node"] and claim["set"] == HELD_OUT and claim["difference"]["mean"] is not None
             if known and [claim["a"], claim["b"]] == cells:
-                nodes = load_experiment(find_experiment(name)).nodes
-                warm = next(node.warm for node in nodes if node.name == claim["node"])
-                recipe = next(recipe for recipe in (*RECIPES, *LARGER) if warm and recipe.name == warm.recipe)
+                begun = warm[claim["node"]]
+                recipe = next(recipe for recipe in (*RECIPES, *LARGER) if begun and recipe.name == begun.recipe)
                 size = recipe.layers * 3 * (recipe.width**2 + recipe.width * recipe.mlp) / 1e6
                 found.append((pair, size, Interval(**claim["difference"])))
     return sorted(found, key=lambda point: point[1])
 
 
-def _reached(final: Sequence[Mapping[str, Any]]) -> list[Swept]:
+def _reached(final: Sequence[Mapping[str, Any]]) -> list[figures.Swept]:
     """A line a method of `LEARNT`: what each node of `SHARES` ends at."""
     lines = defaultdict[str, list[tuple[float, str, Interval]]](list)
     for row in final:
