@@ -28,7 +28,7 @@ KEYS = {
 FIT_KEYS = {
     *("train_tokens_per_s", "generate_tokens_per_s", "step_s", "generation_s", "memory_ratio", "budget_mb", "fits"),
     *("peak_memory_mb", "peak_training_mb", "peak_generating_mb", "predicted_memory_mb", "predicted_training_mb"),
-    *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing"),
+    *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing", "way"),
     *("micro_batch_tokens", "memory_retries", "generation_batch", "parameters", "vocabulary", "repeats", "threads"),
     *("model", "batch", "device"),
 }
