@@ -28,9 +28,9 @@ KEYS = {
 FIT_KEYS = {
     *("train_tokens_per_s", "generate_tokens_per_s", "step_s", "generation_s", "memory_ratio", "budget_mb", "fits"),
     *("peak_memory_mb", "peak_training_mb", "peak_generating_mb", "predicted_memory_mb", "predicted_training_mb"),
-    *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing", "way"),
+    *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing"),
     *("micro_batch_tokens", "memory_retries", "generation_batch", "parameters", "vocabulary", "repeats", "threads"),
-    *("model", "batch", "device"),
+    *("model", "batch", "device", "way"),
 }
 WITHOUT_TRL = "import sys; sys.modules['trl'] = None; from ftis_node.cli import main; main()"
 
