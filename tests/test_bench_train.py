@@ -30,7 +30,7 @@ FIT_KEYS = {
     *("peak_memory_mb", "peak_training_mb", "peak_generating_mb", "predicted_memory_mb", "predicted_training_mb"),
     *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing"),
     *("micro_batch_tokens", "memory_retries", "generation_batch", "parameters", "vocabulary", "repeats", "threads"),
-    *("model", "batch", "device"),
+    *("model", "batch", "device", "way"),
 }
 WITHOUT_TRL = "import sys; sys.modules['trl'] = None; from ftis_node.cli import main; main()"
 

@@ -134,6 +134,7 @@ def test_row_55_tasks_that_pay_for_no_skill_are_refused(name: str, cli: Cli, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # a hundred tasks
 def test_row_55_all_other_tasks_pay_for_skill() -> None:
     from reasoning_gym.factory import DATASETS
 

@@ -37,15 +37,6 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
     assert shared[-1]["event"] == "end"
 
 
-def test_a_candidate_trains_by_its_name(tmp_path: Path) -> None:
-    """TOPR tapers failures of others that NoIS takes whole."""
-    found = (run(spec({"settings": {"objective": name}}, steps=1), tmp_path / name) for name in ("topr", "nois"))
-    even = [step["foreign"]["ess"] for trial in found for step in kind(trial, "step")]
-    assert max(even[:2]) < 0.99 and even[2:] == [1, 1]
-    with pytest.raises(UsageError, match="one process"):
-        run(spec({"settings": {"objective": "focal"}}), tmp_path / "apart", processes=True)
-
-
 def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) -> None:
     assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
 
@@ -86,9 +77,9 @@ def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 
 
-@pytest.mark.parametrize(("way", "objective"), [("vertical", "gated"), ("horizontal", "hacpo-published")])
+@pytest.mark.parametrize(("way", "objective"), [("vertical", "gated"), ("horizontal", "hacpo")])
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path, way: str, objective: str) -> None:
-    """With the gate's level, and what a candidate makes of the authors."""
+    """With the gate's level."""
     whole = spec({"collaboration": way, "settings": {"objective": objective}}, steps=4, keep=True)
     straight = run(whole, tmp_path / "straight")
     cut(whole, tmp_path / "cut", False, True, True)

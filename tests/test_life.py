@@ -80,6 +80,8 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     refused = run_cli("set", "model=tiny-b", *home)
     assert refused.returncode == 2 and "cannot be changed while the node runs" in refused.stderr
 
+    while not read_events(node.home.metrics, "changed"):  # taken before the next step; a pause may come first
+        assert daemon.is_running()
     family = daemon.children()
     paused = run_cli("pause", "--wait", "--json", *home)
     assert json.loads(paused.stdout) == {"state": "PAUSED", "pausing": True, "finishing": False}, paused.stderr

@@ -112,6 +112,13 @@ def test_weights_have_the_dtype_that_is_asked_for(wanted: str, dtype: torch.dtyp
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
 
 
+@pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
+def test_a_gpu_has_its_number(wanted: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses to limit the memory of one without."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert load.choose_device(wanted) == torch.device(device)
+
+
 def anonymous() -> int:
     """Bytes of this process's memory that no file backs."""
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]

@@ -115,7 +115,7 @@ def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens: bool, m
 
 def test_cudnns_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    monkeypatch.setattr("ftis_node.policy.load.choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("ftis_node.policy.load.use_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
     monkeypatch.setattr("ftis_node.policy.load.ready", lambda policy: policy)

@@ -11,7 +11,6 @@ from ftis_node.config.run import Run
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
 from ftis_node.lab.payloads import Watch
-from ftis_node.lab.pooling import Candidate
 from ftis_node.packet import decode
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
@@ -24,7 +23,6 @@ class InProcess:
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine or Engine()
         self.cpu = 0.0
-        self.abilities = engine.abilities if isinstance(engine, Candidate) else {}
 
     async def start(self) -> None:
         pass
@@ -44,7 +42,6 @@ class OwnProcess:
 
     def __init__(self) -> None:
         self.cpu = 0.0
-        self.abilities: dict[str, list[float]] = {}
         self._worker = Worker()
 
     async def start(self) -> None:
@@ -67,7 +64,7 @@ class OwnProcess:
 
 
 Compute: TypeAlias = InProcess | OwnProcess
-"""As the daemon's worker; it knows the CPU seconds that it used, and what a candidate makes of the authors."""
+"""As the daemon's worker, and it knows the CPU seconds that it used."""
 
 
 class Metered:

@@ -202,7 +202,7 @@ class Participant:
             "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
-            "lab": {**counts, "round": self.swarm.next_round, "abilities": self.compute.abilities},
+            "lab": {**counts, "round": self.swarm.next_round},
             "standing": self.stepper.reputation.facts(),
         }
         checkpoints.commit(partial, facts)
@@ -220,7 +220,6 @@ class Participant:
         self.stepper.reputation.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
-        self.compute.abilities.update(facts["lab"].get("abilities", {}))
 
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.candidates import standing_on
 from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
@@ -68,7 +67,7 @@ class TrialSpec(BaseModel):
 
         Raises UsageError for unknown keys and wrong values.
         """
-        flags = {"model": member.model or "made here", "defences": (), **standing_on(member.settings)}
+        flags = {"model": member.model or "made here", "defences": (), **member.settings}
         return collect(task=self.task, flags=flags, environment={})[0]
 
 

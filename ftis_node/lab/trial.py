@@ -14,16 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
-from ftis_node.lab.candidates import CANDIDATES
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.events import Duration, Event, StepEvent, mapped
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.participant import Participant, kept, number, run_of
-from ftis_node.lab.pooling import Candidate
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
@@ -159,12 +156,7 @@ class Trial:
     def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
             return Scripted(member.script, self.spec.seed)
-        name = member.settings.get("objective", "")
-        if name not in CANDIDATES:
-            return OwnProcess() if self._processes else InProcess()
-        if self._processes:
-            raise UsageError("A candidate needs all nodes in one process.", "Leave out --procs.")
-        return InProcess(Candidate(name))
+        return OwnProcess() if self._processes else InProcess()
 
     async def _evaluate_all(self, node: Participant, time: float | None = None) -> None:
         """On the held-out prompts, and on what else the experiment asks for."""

@@ -21,7 +21,7 @@ from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
-from ftis_node.objective.samples import Samples, pack
+from ftis_node.objective.samples import pack
 
 _MAY_BE_NONE = ("threshold", "gate", "divisor", "epsilon", "epsilon_high", "imitation")
 
@@ -156,7 +156,7 @@ class Objective:
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
                 kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
-            factor = self.factor(samples, log_ratio)
+            factor = MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
             factor = factor * trust(samples, likelihood, self.trust, self.floor)[owner]
             weighed = sample_log_ratio(samples, log_ratio)[owner]
             ratio = (weighed if importance.of_samples else log_ratio).exp()
@@ -176,10 +176,6 @@ class Objective:
             clipped=clip_active(samples, importance, clip),
             truncated=samples.by_token(log_ratio.exp() > self.truncation) & importance.truncates,
         )
-
-    def factor(self, samples: Samples, log_ratio: Tensor) -> Tensor:
-        """What the mask leaves of each chunk, without gradient: log ρ at the start of the step `[C]` → `[C]`."""
-        return MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
 
     @property
     def judges_all(self) -> bool:

@@ -225,13 +225,13 @@ def where_to_look(source: str) -> dict[str, bool]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device of that name; `auto` is a GPU if there is one.
+    """The device of that name, a GPU's with its number; `auto` is a GPU if there is one.
 
     Raises:
         UsageError: there is no such device.
     """
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -241,13 +241,14 @@ def choose_device(wanted: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         what = "There is no usable CUDA device."
         raise UsageError(what, "Use --device cpu; or ask `ftis-node doctor` what is wrong.")
-    return device
+    # torch refuses some calls for a card without a number
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def use_device(wanted: str) -> torch.device:
     """`choose_device`, which becomes the one that is meant where none is named: no other gets a context, of 0.5 GB."""
     device = choose_device(wanted)
-    if device.type == "cuda" and device.index is not None:
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 

@@ -13,6 +13,7 @@ number. Elsewhere the sequences are laid into padded tables, for torch's fused a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # before torch 2.10
     varlen_attn = None  # type: ignore[assignment]
+# Keys may have fewer heads than queries. Before torch 2.12 it takes them without a word.
+_FEWER = {"enable_gqa": True} if varlen_attn and "enable_gqa" in signature(varlen_attn).parameters else {}  # type: ignore[truthy-function]
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -126,9 +129,8 @@ class Packing:
         take, sizes = self._runs
         key, value = (part.index_select(0, take) for part in (key, value))
         reach = (-1 if window is None else window - 1, 0)
-        return varlen_attn(  # type: ignore[return-value]
-            query, key, value, *sizes, scale=scaling, window_size=reach, enable_gqa=True
-        )
+        options: Any = {"scale": scaling, "window_size": reach, **_FEWER}
+        return varlen_attn(query, key, value, *sizes, **options)  # type: ignore[return-value]
 
     def in_tables(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
         """Causal attention within each prompt, and of each completion to its prompt and itself.

@@ -98,7 +98,7 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
     model, config = policy.causal_lm, policy.causal_lm.config
     if why := unpackable(model):
         return policy, f"padded, which takes longer, for {why}"
-    packed, why = replace(policy, packed=True), ""
+    packed, why, refused = replace(policy, packed=True), "", ""
     flash, before = policy.device.type == "cuda" and policy.dtype != torch.float32, config._attn_implementation
     with _narrow(model):
         expected = _passed(policy, probe)
@@ -108,11 +108,12 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
             right, why = _like(expected, packed, probe, tolerance)
             if right:
                 break
+            refused = f", not by FlashAttention ({why})"
         else:
             model.set_attn_implementation(before)
             return policy, f"padded, which takes longer, for packing gives something else ({why})"
         kernels = _fused(expected, packed, probe, tolerance) if policy.graphs and understood(model) else ""
-    return packed, f"packed{', by FlashAttention' if name == fastest else ''} ({why}){kernels}"
+    return packed, f"packed{', by FlashAttention' if name == fastest else refused} ({why}){kernels}"
 
 
 def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> str:

@@ -86,7 +86,7 @@ class Gossip:
         self.table.add(announcement, announcement.encode(), age=0.0, first_sender=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
-            known.have = known.done = (1 << len(announcement.packets)) - 1
+            known.have = known.done = known.every
             self._newest = known
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:

@@ -82,12 +82,14 @@ class Known:
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
     id: int = field(init=False)
     size: int = field(init=False)  # bytes
+    every: int = field(init=False)  # bit mask of all its packets
     vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
     place: int = field(default=-1, init=False)  # in its pile
 
     def __post_init__(self) -> None:
         self.id = announcement_id(self.data)
         self.size = len(self.data) + len(self.announcement.packets.packed)
+        self.every = (1 << len(self.announcement.packets)) - 1
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -96,7 +98,7 @@ class Known:
     @property
     def unsettled(self) -> int:
         """A bit mask of the packets that are left to pull."""
-        return ((1 << len(self.announcement.packets)) - 1) & ~(self.done | self.pulling)
+        return self.every & ~(self.done | self.pulling)
 
     def held_among(self, peers: Collection[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds; -1: all."""
@@ -114,7 +116,7 @@ class Known:
         """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
         self.told.setdefault(peer, 0)
         before = self.holders.setdefault(peer, 0)
-        self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
+        self.holders[peer] = before | held & self.every
         return self.holders[peer] != before
 
     def dated(self, peer: bytes, born: float, slack: float) -> None:
@@ -284,7 +286,7 @@ class Table:
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
         limit = self.clock() - self.max_age
-        return [known for known in self._known.values() if known.unsettled and known.born >= limit]
+        return [known for known in self._known.values() if known.born >= limit and known.unsettled]
 
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any
 
@@ -387,12 +387,6 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs
     return _sdpa(query, key, value, attn_mask, **kwargs)
 
 
-def _varlen(query: Any, key: Any, value: Any, *sizes: Any, **kwargs: Any) -> Any:
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        raise PretendError("FlashAttention only supports fp16 and bf16 data type")
-    return _Attention.apply(partial(by_sequence, **kwargs), query, key, value, *sizes)
-
-
 def by_sequence(
     query: Any,
     key: Any,
@@ -419,6 +413,13 @@ def by_sequence(
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
         out.append(_sdpa(q, k, v, seen, scale=scale, enable_gqa=True)[0].transpose(0, 1))
     return torch.cat(out)
+
+
+@wraps(by_sequence)
+def _varlen(query: Any, key: Any, value: Any, *sizes: Any, **kwargs: Any) -> Any:
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise PretendError("FlashAttention only supports fp16 and bf16 data type")
+    return _Attention.apply(partial(by_sequence, **kwargs), query, key, value, *sizes)
 
 
 def _pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:

@@ -8,13 +8,17 @@ outside, shows as other tokens. Reading a value and drawing random numbers while
 from __future__ import annotations
 
 import contextlib
+from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 capturing: list[CUDAGraph] = []  # at most one
+_pools: dict[Any, WeakSet[CUDAGraph]] = {}  # those that captured into each
+_handles = count(1)
 
 
 class CaptureError(RuntimeError):
@@ -57,6 +61,9 @@ class CUDAGraph(TorchDispatchMode):
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         """From here on all is recorded. The pretend device enters the graph by itself when it computes."""
+        if not _pools.get(pool, True):
+            raise CaptureError("use_count > 0 INTERNAL ASSERT FAILED: all graphs of this pool are gone")
+        _pools.setdefault(pool, WeakSet()).add(self)
         capturing.append(self)
 
     def capture_end(self) -> None:
@@ -118,4 +125,4 @@ def set_stream(_: Any) -> None:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    return 0, 0
+    return 0, next(_handles)

@@ -12,6 +12,7 @@ from ftis_node.fit.plan import Plan
 from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
 from ftis_node.lab.bench.model import Size, make_learner, named_policy, own_work, planned, training_groups
 from ftis_node.learner import Learner
+from ftis_node.policy.generate.kept import vacate
 from ftis_node.policy.room import out_of_memory
 
 
@@ -57,19 +58,18 @@ def _measure(
     tell(f"generating {size.completions} completions of {size.completion_tokens} tokens")
     work, generation_s = timed(lambda: own_work(policy, size, batch), policy.device)
     groups = training_groups(work)[:trained]
-    reports, seconds = [], []
+    steps = []
     for repeat in range(repeats + 1):
         tell(f"step {repeat} of {repeats}" if repeat else "a step to warm up")
         report, took = timed(lambda: learner.step(groups), policy.device)
         if report.skipped:
             raise RuntimeError(f"the step took no update: {report.skipped}")
-        reports.append(report)
-        seconds.append(took)
-    step_s = statistics.median(seconds[1:])
+        steps.append((report, took))
+    step_s = statistics.median(took for _, took in steps[1:])
 
     tell("measuring memory")
-    memory = chosen.memory
-    training = _peak_mb(lambda: learner.step(groups), learner)
+    vacate()  # as a node does before it trains, where there is no room for both
+    memory, training = chosen.memory, _peak_mb(lambda: learner.step(groups), learner)
     generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
     needs = {"memory": memory.total, "training": memory.training, "generating": memory.generating}
     predicted = {part: (need - memory.overhead) / 1e6 for part, need in needs.items()}
@@ -86,9 +86,10 @@ def _measure(
         "memory_ratio": max(training, generating) / predicted["memory"],
         "budget_mb": chosen.budget / 1e6,
         "kind": policy.kind,
+        "way": policy.way,
         **{name: getattr(chosen, name) for name in ("fits", "dtype", "optimiser", "gradient_checkpointing")},
-        "micro_batch_tokens": reports[-1].micro_batch_tokens,
-        "memory_retries": sum(report.memory_retries for report in reports),
+        "micro_batch_tokens": steps[-1][0].micro_batch_tokens,
+        "memory_retries": sum(report.memory_retries for report, _ in steps),
         "generation_batch": chosen.generation_batch,
         **measured_on(policy, size, repeats),
     }

@@ -108,8 +108,7 @@ def named_policy(settings: Settings, *, random_weights: bool) -> Policy:
     """The model that the settings name, or one of its geometry, of a Qwen2.5 from memory."""
     if not random_weights:
         return load_policy(settings)
-    name = settings.model
-    return random_policy(known_config(name) or AutoConfig.from_pretrained(resolve(name)), settings)
+    return random_policy(known_config(settings.model) or AutoConfig.from_pretrained(resolve(settings.model)), settings)
 
 
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
@@ -122,7 +121,8 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
 
 def random_policy(config: Any, settings: Settings) -> Policy:
     """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
-    model = random_model(config, choose_device(settings.device), getattr(torch, settings.dtype or "float32"))
+    where = "cpu" if settings.quantisation == "nf4" else settings.device  # there it may not fit before
+    model = random_model(config, choose_device(where), getattr(torch, settings.dtype or "float32"))
     return make_policy(model, word_tokenizer(config.vocab_size), settings)
 
 

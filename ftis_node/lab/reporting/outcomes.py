@@ -145,6 +145,8 @@ def _seeds(row: dict[str, Any]) -> int:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    found = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
-    around = {cell: results.settled(cell, node, on) for cell in results.cells}
-    return [Row(results.label(c), found[c], around[c], results.drawn(c)[2]) for c in results.cells if found[c]]
+    return [
+        Row(results.label(cell), list(values.values()), results.settled(cell, node, on), results.drawn(cell)[2])
+        for cell in results.cells
+        if (values := results.values(cell, node, on=on))
+    ]

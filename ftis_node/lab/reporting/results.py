@@ -15,11 +15,11 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
+from ftis_node.lab.reporting.figures import PALETTE
 from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, reached
 
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
 Measure: TypeAlias = Literal["final", "time", "generated"]
-COLOURS = 8  # that a reader can tell apart
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fill the memory
 
@@ -97,7 +97,7 @@ class Results:
 
         Where there are more cells than colours, each group has a panel, and cells of one method have one colour.
         """
-        if len(self.cells) <= COLOURS:
+        if len(self.cells) <= len(PALETTE):
             return "", self.label(cell), self.cells.index(cell)
         group, _, method = self.label(cell).rpartition(": ")
         methods = dict.fromkeys(self.label(name).rpartition(": ")[2] for name in self.cells)

@@ -91,6 +91,8 @@ class Graphs:
                     break
                 if last:
                     raise
+            if not self._graphs:  # the broken one was the pool's only user: torch takes no second one into such a pool
+                self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
         return False
 
