@@ -74,6 +74,15 @@ def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob: 
     assert not request.again and bob.gossip.ask(MALLORY.author).again, "lost while it waited for an answer"
 
 
+def test_with_enough_to_pull_few_mentions_are_remembered_and_none_is_asked_for_again(bob: Talker) -> None:
+    bob.gossip.enough = 0
+    bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions)])
+    assert len(bob.gossip._sessions[MALLORY.author].lacking) == gossip.FEW_LACKING < OWN.mentions
+    request = bob.gossip.ask(MALLORY.author)
+    assert request.wanted == [*range(OWN.mentions - gossip.FEW_LACKING, OWN.mentions)][: gossip.A_FEW]
+    assert not request.again
+
+
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
     assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * HOURS))], ALICE.author) == 1
 

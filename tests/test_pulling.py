@@ -50,7 +50,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         pulled.append((target, group))
         table._remove(target.known)
     assert pulling.hungry
-    pulling._under_way[pulled[0][0]] = None
+    pulling._under_way.add(pulled[0][0])
     assert not pulling.hungry, "the only group that it wants is under way"
     for target, group in pulled:
         left = [target]

@@ -23,6 +23,7 @@ ASKS_MAX = 3  # requests to one peer for one announcement
 # than any node can use.
 ENOUGH_OPEN = 128
 A_FEW = 4
+FEW_LACKING = 32  # and remembers so many of those that one peer mentions
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
 # An equivocating author's announcement costs its first sender so many checks. An honest node passes one on in good
@@ -242,9 +243,10 @@ class Gossip:
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
         if mention.id not in self._dealt and mention.age <= self.table.max_age:
-            session = self._sessions[peer]
-            if mention.id not in session.lacking and len(session.lacking) == LACKING_MAX:  # the oldest makes room
-                session.unsure |= self._open < self.enough
+            session, enough = self._sessions[peer], self._open >= self.enough
+            if mention.id not in session.lacking and len(session.lacking) >= (FEW_LACKING if enough else LACKING_MAX):
+                del session.lacking[next(iter(session.lacking))]  # the oldest makes room
+                session.unsure |= not enough
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 

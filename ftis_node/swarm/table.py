@@ -3,7 +3,6 @@
 import hashlib
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -79,7 +78,7 @@ class Known:
     told: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # who knows it → `have` as sent to them
     done: int = 0  # bit mask of the packets that it need not pull (any more)
     pulling: int = 0  # bit mask of the packets under way
-    tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
+    tries: int = 0  # failed fetches, two bits for each packet
     id: int = field(init=False)
     size: int = field(init=False)  # bytes
     every: int = field(init=False)  # bit mask of all its packets
@@ -159,9 +158,11 @@ class Target:
     def tried(self, holder: bytes) -> None:
         """Note that `holder` did not deliver it; after three tries the node gives up."""
         self.known.held_no_more(holder, self.index)
-        self.known.tries[self.index] += 1
-        if self.known.tries[self.index] >= MAX_TRIES:
+        failed = (self.known.tries >> 2 * self.index & 3) + 1
+        if failed >= MAX_TRIES:
             self.known.done |= 1 << self.index
+        else:
+            self.known.tries += 1 << 2 * self.index
 
 
 @dataclass(frozen=True, eq=False)
