@@ -100,7 +100,7 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
     made = made_by(MALLORY, packets=3)
     for talker in (alice, carol):
         talker.hear([entry(made)], MALLORY.author)
-    alice.only.have = 0b101
+    alice.only.obtained(0b101)
     opening = bob.gossip.ask(ALICE.author)
     request = bob.gossip.take(opening, alice.gossip.answer(opening, BOB.author), ALICE.author)
     assert request is not None and request.wanted
@@ -153,7 +153,7 @@ def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: T
         talker.hear([entry(made)], CAROL.author)
     alice.exchange(bob)
     bob.news = 0
-    alice.only.have = 0b1000_0000_0001
+    alice.only.obtained(0b1000_0000_0001)
     assert alice.exchange(bob) == Spoken(calls=1, mentions=1)
     assert bob.only.holders[ALICE.author] == alice.only.have
     assert bob.news == 1, "there may be something to pull from her"
@@ -227,7 +227,7 @@ def test_an_author_holds_all_and_others_what_they_say(alice: Talker, bob: Talker
     alice.gossip.announce(made)
     alice.exchange(bob)
     assert bob.only.holders[ALICE.author] == 0b1111_1111_1111
-    bob.only.have = 0b1001_0000_0000
+    bob.only.obtained(0b1001_0000_0000)
     bob.exchange(carol)
     assert carol.only.holders[BOB.author] == 0b1001_0000_0000
     carol.hear([entry(made, held=b"\xff" * 100_000)], MALLORY.author)

@@ -75,7 +75,7 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> Non
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b100)
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[1], held=0b11111000)
     known = bench.known(1)
-    assert known.told == {PEERS[0]: 0, PEERS[1]: 0}
+    assert known.knows == bench.table.bit(PEERS[0]) | bench.table.bit(PEERS[1])
     assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
     assert not any(known.held_by(PEERS[1], index) for index in range(3)), "there are only three packets"
     assert all(known.held_by(author(1).author, index) for index in range(3)), "the author made them"
@@ -187,7 +187,7 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
     bench.add(signed(2, 0), first_sender=PEERS[1])
     [only] = bench.table.sample(10, PEERS[0])
     assert only.announcement == signed(2, 0)
-    only.told[PEERS[0]] = only.have
+    bench.table.tell(PEERS[0], only)
     assert bench.table.sample(10, PEERS[0]) == []
     bench.table.forget_peer(PEERS[0])
     assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"
@@ -230,8 +230,8 @@ def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_a
     bench.add(signed(1, 0, packets=4))
     known = bench.known(1)
     one, other = author(2).author, author(3).author
-    known.heard_from(one, 0b0011)
-    known.heard_from(other, 0b0110)
+    bench.table.note_holder(known, one, 0b0011, None)
+    bench.table.note_holder(known, other, 0b0110, None)
     assert [known.held_among(peers) for peers in ({one}, {other}, {one, other}, set())] == [0b0011, 0b0110, 0b0111, 0]
     assert known.held_among({author(1).author}) & known.unsettled == 0b1111
 
@@ -298,12 +298,13 @@ class TableMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 5), peer=st.sampled_from(PEERS[:4]), tell=st.booleans())
     def sample(self, count: int, peer: bytes, tell: bool) -> None:
         drawn = self.table.sample(count, peer)
-        new = sum(peer not in known.told for known in self.table)
+        bit = self.table.bit(peer)
+        new = sum(not known.knows & bit for known in self.table)
         assert len({known.key for known in drawn}) == len(drawn) <= count
         assert all(known in self.table for known in drawn)
-        assert sum(peer not in known.told for known in drawn) == min(count, new)
+        assert sum(not known.knows & bit for known in drawn) == min(count, new)
         for known in drawn if tell else ():
-            known.told[peer] = known.have
+            self.table.tell(peer, known)
 
     @invariant()
     def all_agrees(self) -> None:

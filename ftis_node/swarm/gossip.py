@@ -87,7 +87,8 @@ class Gossip:
         self.table.add(announcement, announcement.encode(), age=0.0, first_sender=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
-            known.have = known.done = known.every
+            known.obtained(known.every)
+            known.done = known.every
             self._newest = known
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
@@ -137,7 +138,7 @@ class Gossip:
         entries = (announcement_id(entry.announcement) for entry in request.entries)
         for id in (*(mention.id for mention in request.mentions), *entries):
             if (known := self.table.find(id)) is not None:
-                known.told.pop(peer, None)
+                self.table.untell(peer, [known])
                 if known is self._newest:  # pushed in vain again and again to a peer that is down, it must come later
                     self._given.forget(peer, id)
 
@@ -152,11 +153,12 @@ class Gossip:
         """Return the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
         pushed: list[ftis_pb2.Entry] = []
         newest = self._newest if self._newest in self.table else None
-        if room > 0 and newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
-            pushed = [self._entry(newest, peer)] if self._given.may(peer, newest.id) else []
+        if room > 0 and newest is not None and newest.knows.bit_count() < PUSHED:
+            new = not newest.knows & self.table.bit(peer) and self._given.may(peer, newest.id)
+            pushed = [self._entry(newest, peer, newest.announcement.encode())] if new else []
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
-            known.told[peer] = known.have
+            self.table.tell(peer, known)
             age = math.ceil(self.table.clock() - known.born)
             mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
         return pushed, mentions
@@ -166,17 +168,18 @@ class Gossip:
         given: list[ftis_pb2.Entry] = []
         size = 0
         for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
-            size += len(known.data)
+            data = known.announcement.encode()
+            size += len(data)
             if limits.room <= 0 or (given and size > limits.room):
-                known.told.pop(peer, None)  # so that it is mentioned again
+                self.table.untell(peer, [known])  # so that it is mentioned again
             elif self._given.may(peer, known.id):
-                given.append(self._entry(known, peer))
+                given.append(self._entry(known, peer, data))
         return given
 
-    def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
-        known.told[peer] = known.have
+    def _entry(self, known: Known, peer: bytes, data: bytes) -> ftis_pb2.Entry:
+        self.table.tell(peer, known)
         age = self.table.clock() - known.born
-        return ftis_pb2.Entry(announcement=known.data, age_ms=max(0, int(age * 1000)), held=_held(known))
+        return ftis_pb2.Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
         """Ids that `peer` mentioned, that this node still lacks and requests from no other peer.
@@ -254,7 +257,7 @@ class Gossip:
         id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
-        if known is not None and known.data == entry.announcement:
+        if known is not None and known.announcement.encode() == entry.announcement:
             self.table.note_holder(
                 known, first_sender, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000
             )

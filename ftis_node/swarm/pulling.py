@@ -30,6 +30,7 @@ IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
 SLOW_SECONDS = 3.0
 REST_PER_SCAN = 30.0  # pause after a scan of the table, as a multiple of its CPU seconds
+_NO_ROWS: Mapping[int, int] = {}  # one for all announcements
 STEP_INTERVALS = 4.0  # exchange intervals in a step, see `node.stepper.exchange_interval`
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Trade:
     def rows_of(self, announcement: Announcement) -> Mapping[int, int]:
         """The rows of an announcement's packets by their index; none where rows are not common."""
         if not self.context.run.common:
-            return {}
+            return _NO_ROWS
         author, round, issued_at = announcement.author, announcement.round, announcement.issued_at
         slots = enumerate(ref.slot for ref in announcement.packets)
         return {index: self.context.row_of(author, round, slot, issued_at) for index, slot in slots}
@@ -240,7 +241,7 @@ class Pulling:
             raise
         for target, arrival in groups.items():
             self._landed(target, left)
-            target.known.have |= 1 << target.index
+            target.known.obtained(1 << target.index)
             lengths = arrival.group.packet.lengths
             self._reputation.admitted(arrival.group.author, completions=len(lengths), tokens=sum(lengths))
 

@@ -4,7 +4,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from operator import itemgetter
@@ -28,11 +28,10 @@ EXPLORED_PART = 4
 MAX_TRIES = 3
 NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
-PEERS_MAX = 256  # peers remembered for one announcement
+PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
 AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
-OTHER_AGE = -1  # in `Known.told`: the peer knows another age, so mention the announcement to it again
 
 
 class Outcome(StrEnum):
@@ -64,18 +63,20 @@ class Known:
     """An announcement in the table.
 
     born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
-    this node's clock (`boot_seconds`).
+    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`.
     """
 
     announcement: Announcement
-    data: bytes
+    data: InitVar[bytes]
     born: float
     heard: float
     first_sender: bytes | None
     rows: Mapping[int, int] = field(default_factory=dict)  # of the packets, by index, where packets are chosen by row
-    holders: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # peer → bit mask over the packets
+    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets, of which it holds some
     have: int = 0  # bit mask of the packets that this node holds itself
-    told: dict[bytes, int] = field(default_factory=lambda: Bounded(PEERS_MAX))  # who knows it → `have` as sent to them
+    knows: int = 0  # mask of the peers that know it
+    current: int = 0  # and of those that know this node's age of it, and `have`
+    sent: int = 0  # and of those that sent or mentioned it
     done: int = 0  # bit mask of the packets that it need not pull (any more)
     pulling: int = 0  # bit mask of the packets under way
     tries: int = 0  # failed fetches, two bits for each packet
@@ -85,9 +86,9 @@ class Known:
     vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
     place: int = field(default=-1, init=False)  # in its pile
 
-    def __post_init__(self) -> None:
-        self.id = announcement_id(self.data)
-        self.size = len(self.data) + len(self.announcement.packets.packed)
+    def __post_init__(self, data: bytes) -> None:
+        self.id = announcement_id(data)
+        self.size = len(data) + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
 
     @property
@@ -111,15 +112,24 @@ class Known:
                 mask |= held
         return mask
 
-    def heard_from(self, peer: bytes, held: int) -> bool:
-        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
-        self.told.setdefault(peer, 0)
-        before = self.holders.setdefault(peer, 0)
-        self.holders[peer] = before | held & self.every
-        return self.holders[peer] != before
+    def obtained(self, packets: int) -> None:
+        """Note that this node holds these packets (a bit mask), which no peer knows yet."""
+        self.have |= packets
+        self.current = 0
 
-    def dated(self, peer: bytes, born: float, slack: float) -> None:
-        """Note that `peer` reports a signature at `born`, on this node's clock (`boot_seconds`).
+    def heard_from(self, peer: bytes, bit: int, held: int) -> bool:
+        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
+        if not self.knows & bit and not self.have:
+            self.current |= bit
+        self.knows |= bit
+        self.sent |= bit
+        before = self.holders.get(peer, 0)
+        if held & self.every & ~before:
+            self.holders[peer] = before | held & self.every
+        return self.holders.get(peer, 0) != before
+
+    def dated(self, bit: int, born: float, slack: float) -> None:
+        """Note that the peer of this bit reports a signature at `born`, on this node's clock (`boot_seconds`).
 
         Ages are not signed. The smallest reported age wins, so that no peer can make the announcement expire with a
         large one. The time of first receipt bounds it, so that no peer can keep the announcement alive for good. A peer
@@ -128,16 +138,17 @@ class Known:
         newest = min(born, self.heard)
         if newest > self.born + slack:
             self.born = newest
-            self.told.update(dict.fromkeys(self.told.keys() - {peer}, OTHER_AGE))
+            self.current &= bit
         elif born < self.born - slack:
-            self.told[peer] = OTHER_AGE
+            self.current &= ~bit
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
         """Note that `peer` did not deliver this packet; only other holders and the author count from now on."""
-        self.holders[peer] = self.holders.get(peer, 0) & ~(1 << index)
+        if peer in self.holders:
+            self.holders[peer] &= ~(1 << index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +223,8 @@ class Table:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
+        self._bits: dict[bytes, int] = {}  # by peer, the latest asked last
+        self._free = [1 << number for number in range(PEERS_MAX)]
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
         self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements of such packets → their bit mask
@@ -233,6 +246,15 @@ class Table:
 
     def get(self, author: bytes, round: int) -> Known | None:
         return self._known.get((author, round))
+
+    def bit(self, peer: bytes) -> int:
+        """A peer's bit in masks of peers. Of more than 256 the one that was sent nothing for longest is forgotten."""
+        found = self._bits.get(peer)
+        if found is None:
+            if not self._free:
+                self.forget_peer(next(iter(self._bits)))
+            found = self._bits[peer] = self._free.pop()
+        return found
 
     def find(self, id: int) -> Known | None:
         """Find an announcement by its `announcement_id`."""
@@ -273,10 +295,12 @@ class Table:
         """A random sample of fresh announcements that `peer` does not know, as far as this node knows. Then of those
         of which this node holds more packets than it announced to `peer`."""
         self.expire()
-        new = [known for known in self._known.values() if peer not in known.told]
+        bit = self.bit(peer)
+        self._bits[peer] = self._bits.pop(peer)
+        new = [known for known in self._known.values() if not known.knows & bit]
         if len(new) >= count:
             return self._rng.sample(new, count)
-        more = [known for known in self._known.values() if known.told.get(peer, known.have) != known.have]
+        more = [known for known in self._known.values() if known.knows & ~known.current & bit]
         return new + self._rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
@@ -291,14 +315,24 @@ class Table:
 
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""
+        if (bit := self._bits.pop(peer, None)) is None:
+            return
+        self._free.append(bit)
         for known in self._known.values():
             known.holders.pop(peer, None)
-            known.told.pop(peer, None)
+            known.knows, known.current, known.sent = (mask & ~bit for mask in (known.knows, known.current, known.sent))
 
-    def untell(self, peer: bytes) -> None:
-        """Forget what a peer was sent: it may have missed it."""
-        for known in self._known.values():
-            known.told.pop(peer, None)
+    def tell(self, peer: bytes, known: Known) -> None:
+        """Note that a peer is sent this announcement."""
+        known.knows |= self.bit(peer)
+        known.current |= self.bit(peer)
+
+    def untell(self, peer: bytes, which: Iterable[Known] | None = None) -> None:
+        """Forget that a peer was sent these announcements, or any: it may have missed them."""
+        bit = self.bit(peer)
+        for known in self._known.values() if which is None else which:
+            known.knows &= ~bit
+            known.current &= ~bit
 
     def expire(self) -> None:
         """Drop expired announcements; scan the table only if one may have expired."""
@@ -399,9 +433,10 @@ class Table:
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
         report). Return whether it holds more than this node knew."""
-        news = known.heard_from(peer, held)
+        bit = self.bit(peer)
+        news = known.heard_from(peer, bit, held)
         if born is not None:
-            known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
+            known.dated(bit, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
             self._date_author(known)
         return news
 
@@ -439,7 +474,11 @@ class Table:
         evict others' entries."""
         oldest = min(self._first_sent.of(first_sender), key=lambda known: (known.vouched, known.born))
         full = self._first_sent.full
-        others = (peer for peer in oldest.holders if peer != first_sender and not full(peer, oldest.size))
+        others = (
+            peer
+            for peer, bit in self._bits.items()
+            if oldest.sent & bit and peer != first_sender and not full(peer, oldest.size)
+        )
         if (heir := next(others, None)) is None:
             self._remove(oldest)
             return

@@ -69,9 +69,13 @@ class SimulatedStore:
 
 
 class Checked(Announcement, frozen=True):
-    """An announcement whose signature the first node that received it has verified."""
+    """An announcement whose signature the first node that received it has verified. data: its encoding."""
 
     sound: bool = False
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        return self.data
 
     def verify(self) -> bool:
         return self.sound
@@ -87,6 +91,7 @@ class Reader:
         known = self._read.get(data)
         if known is None:
             a = decode_announcement(data, max_packets=max_packets)
-            known = Checked(a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature, a.verify())
+            fields = (a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature)
+            known = Checked(*fields, a.verify(), data)
             self._read[data] = known
         return known
