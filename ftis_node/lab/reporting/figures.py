@@ -18,7 +18,6 @@ from ftis_node.lab.reporting.statistics import Interval
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
-_COLOURS = 128  # of a picture: lines, bands over one another, and softened edges
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -84,13 +83,13 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @drawn
 def save(figure: Any, png: Path) -> None:
-    """Writes a picture of few colours, without date or version."""
+    """Writes a picture of 256 colours, without date or version."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     with Image.open(png) as picture:
-        reduced = picture.convert("RGB").quantize(_COLOURS)
+        reduced = picture.convert("RGB").quantize(method=Image.Quantize.FASTOCTREE)  # others lose a line's colour
     reduced.save(png, optimize=True)
 
 
