@@ -11,6 +11,7 @@ from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
+from ftis_node.swarm.table import announcement_id
 from tests.support.damage import damaged
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
@@ -74,13 +75,19 @@ def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob: 
     assert not request.again and bob.gossip.ask(MALLORY.author).again, "lost while it waited for an answer"
 
 
-def test_with_enough_to_pull_few_mentions_are_remembered_and_none_is_asked_for_again(bob: Talker) -> None:
+def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_asked_for_when_these_are_had(
+    bob: Talker,
+) -> None:
     bob.gossip.enough = 0
-    bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions)])
-    assert len(bob.gossip._sessions[MALLORY.author].lacking) == gossip.FEW_LACKING < OWN.mentions
-    request = bob.gossip.ask(MALLORY.author)
-    assert request.wanted == [*range(OWN.mentions - gossip.FEW_LACKING, OWN.mentions)][: gossip.A_FEW]
-    assert not request.again
+    made = {announcement_id(one.encode()): one for one in (made_by(identity(n)) for n in range(OWN.mentions))}
+    bob.answers(MALLORY.author, [mention(id) for id in made])
+    lacking = bob.gossip._sessions[MALLORY.author].lacking
+    assert len(lacking) == gossip.FEW_LACKING < OWN.mentions
+    while lacking:
+        request = bob.gossip.ask(MALLORY.author)
+        assert 0 < len(request.wanted) <= gossip.A_FEW and not request.again
+        bob.hear([entry(made[id]) for id in request.wanted], MALLORY.author)
+    assert bob.gossip.ask(MALLORY.author).again, "it forgot the first ones"
 
 
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:

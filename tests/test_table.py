@@ -14,7 +14,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers
-from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, Known, Outcome, Table
+from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, PEERS_MAX, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
 
@@ -234,6 +234,16 @@ def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_a
     bench.table.note_holder(known, other, 0b0110, None)
     assert [known.held_among(peers) for peers in ({one}, {other}, {one, other}, set())] == [0b0011, 0b0110, 0b0111, 0]
     assert known.held_among({author(1).author}) & known.unsettled == 0b1111
+
+
+def test_for_identities_without_number_nobody_in_the_view_is_forgotten(bench: Bench) -> None:
+    table = bench.table = Table(MAX_AGE, bench.clock, random.Random(0), view={PEERS[0]})
+    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b101)
+    for number in range(PEERS_MAX + 10):
+        table.note_holder(bench.known(1), author(1000 + number).author, 0b001, None)
+        assert table.sample(1, author(1000 + number).author) == []
+    assert bench.known(1).copied_among({PEERS[0]}) == 0b101 and len(bench.known(1).holders) == PEERS_MAX
+    assert table.sample(1, PEERS[0]) == [], "it is not told again"
 
 
 def test_the_fresher_of_two_is_preferred(bench: Bench) -> None:

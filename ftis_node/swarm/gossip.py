@@ -155,7 +155,7 @@ class Gossip:
         newest = self._newest if self._newest in self.table else None
         if room > 0 and newest is not None and newest.knows.bit_count() < PUSHED:
             new = not newest.knows & self.table.bit(peer) and self._given.may(peer, newest.id)
-            pushed = [self._entry(newest, peer, newest.announcement.encode())] if new else []
+            pushed = [self._entry(newest, peer)] if new else []
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
             self.table.tell(peer, known)
@@ -168,17 +168,16 @@ class Gossip:
         given: list[ftis_pb2.Entry] = []
         size = 0
         for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
-            data = known.announcement.encode()
-            size += len(data)
+            size += known.length
             if limits.room <= 0 or (given and size > limits.room):
                 self.table.untell(peer, [known])  # so that it is mentioned again
             elif self._given.may(peer, known.id):
-                given.append(self._entry(known, peer, data))
+                given.append(self._entry(known, peer))
         return given
 
-    def _entry(self, known: Known, peer: bytes, data: bytes) -> ftis_pb2.Entry:
+    def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
         self.table.tell(peer, known)
-        age = self.table.clock() - known.born
+        data, age = known.announcement.encode(), self.table.clock() - known.born
         return ftis_pb2.Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
@@ -190,6 +189,8 @@ class Gossip:
         """
         now = self.table.clock()
         session = self._sessions[peer]
+        if session.dropped and not session.lacking:
+            session.unsure, session.dropped = True, False
         mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
@@ -250,6 +251,7 @@ class Gossip:
             if mention.id not in session.lacking and len(session.lacking) >= (FEW_LACKING if enough else LACKING_MAX):
                 del session.lacking[next(iter(session.lacking))]  # the oldest makes room
                 session.unsure |= not enough
+                session.dropped |= enough
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 

@@ -33,15 +33,17 @@ class Session:
 
     limits: of a message between both; None: they have not shaken hands. started: the peer's time when `boot_seconds`
     was 0, by its latest message: own corrections of the clock change nothing. unsure: a message of it may have been
-    lost. owed: announcements that this node requested in its last answer. asked: when either last asked the other for
-    news (`boot_seconds`); 0: not yet. lacking: announcements that the peer mentioned, by id. reports, records: what
-    it was told: the time of each author's self-report; members' records.
+    lost. dropped: it mentioned more than this node, which had enough, would remember; it is asked again when that is
+    used up. owed: announcements that this node requested in its last answer. asked: when either last asked the other
+    for news (`boot_seconds`); 0: not yet. lacking: announcements that the peer mentioned, by id. reports, records:
+    what it was told: the time of each author's self-report; members' records.
     """
 
     limits: Limits | None = None
     observer: bool = False
     started: float | None = None
     unsure: bool = False
+    dropped: bool = False
     owed: int = 0
     asked: float = 0.0
     lacking: Bounded[int, Lacking] = field(default_factory=lambda: Bounded(LACKING_MAX))

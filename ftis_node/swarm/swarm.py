@@ -131,13 +131,8 @@ class Swarm:
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
-        table = Table(
-            max_age,
-            boot_seconds,
-            rng,
-            recorded=reputation.established,
-            rows_of=trade.rows_of if trade is not None else None,
-        )
+        rows_of, view = trade.rows_of if trade is not None else None, known.active_view
+        table = Table(max_age, boot_seconds, rng, recorded=reputation.established, rows_of=rows_of, view=view)
         self.pulling: Pulling | None = None
         if trade is not None:
             self.pulling = Pulling(

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -81,14 +81,16 @@ class Known:
     pulling: int = 0  # bit mask of the packets under way
     tries: int = 0  # failed fetches, two bits for each packet
     id: int = field(init=False)
-    size: int = field(init=False)  # bytes
+    length: int = field(init=False)  # bytes of its encoding
+    size: int = field(init=False)  # bytes that it takes
     every: int = field(init=False)  # bit mask of all its packets
     vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
     place: int = field(default=-1, init=False)  # in its pile
 
     def __post_init__(self, data: bytes) -> None:
         self.id = announcement_id(data)
-        self.size = len(data) + len(self.announcement.packets.packed)
+        self.length = len(data)
+        self.size = self.length + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
 
     @property
@@ -208,18 +210,20 @@ class Table:
         recorded: Callable[[bytes], bool] = lambda author: False,
         bytes_max: int = BYTES_MAX,
         rows_of: Callable[[Announcement], Mapping[int, int]] | None = None,
+        view: Container[bytes] = (),
     ) -> None:
         """
         Args:
             max_age: seconds after which an announcement leaves the table.
             recorded: returns whether an author has a record.
             rows_of: returns the rows of the packets, by their index; None: none is chosen by its row.
+            view: fewer than 256 peers that no others displace, though identities are free.
         """
         self.max_age = max_age
         self.capacity = capacity
         self.clock = clock
         self._recorded = recorded
-        self._rows_of = rows_of or (lambda announcement: {})
+        self._rows_of, self._view = rows_of or (lambda announcement: {}), view
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
@@ -248,11 +252,12 @@ class Table:
         return self._known.get((author, round))
 
     def bit(self, peer: bytes) -> int:
-        """A peer's bit in masks of peers. Of more than 256 the one that was sent nothing for longest is forgotten."""
+        """A peer's bit in masks of peers. Of more than 256 one outside of the view is forgotten: that which was sent
+        nothing for longest."""
         found = self._bits.get(peer)
         if found is None:
             if not self._free:
-                self.forget_peer(next(iter(self._bits)))
+                self.forget_peer(next(other for other in self._bits if other not in self._view))
             found = self._bits[peer] = self._free.pop()
         return found
 
