@@ -221,8 +221,8 @@ class Settings(BaseModel):
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     """[GB] Limit of checkpoints, packets and logs; damaged checkpoints come on top. Default: none."""
     checkpoint_minutes: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """[min] Time between checkpoints; a kill costs that and two steps at most. 0: after every step. Default: 5; for large
-    ones up to 60, so that at most 10 GB an hour are written."""
+    """[min] Time between checkpoints; a kill costs that and two steps at most. 0: after every step. Default: 5; for
+    large ones up to 60, so that at most 10 GB an hour are written."""
 
     self_report: Literal["always", "private", "never"] = "always"
     """Report to the swarm once a minute: model, tokenizer, step, pass@1, groups, traffic, authors learned from, and
