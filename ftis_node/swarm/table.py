@@ -125,10 +125,10 @@ class Known:
             self.current |= bit
         self.knows |= bit
         self.sent |= bit
-        before = self.holders.get(peer, 0)
-        if held & self.every & ~before:
-            self.holders[peer] = before | held & self.every
-        return self.holders.get(peer, 0) != before
+        new = held & self.every & ~self.holders.get(peer, 0)
+        if new:
+            self.holders[peer] = self.holders.get(peer, 0) | new
+        return new > 0
 
     def dated(self, bit: int, born: float, slack: float) -> None:
         """Note that the peer of this bit reports a signature at `born`, on this node's clock (`boot_seconds`).
@@ -329,8 +329,9 @@ class Table:
 
     def tell(self, peer: bytes, known: Known) -> None:
         """Note that a peer is sent this announcement."""
-        known.knows |= self.bit(peer)
-        known.current |= self.bit(peer)
+        bit = self.bit(peer)
+        known.knows |= bit
+        known.current |= bit
 
     def untell(self, peer: bytes, which: Iterable[Known] | None = None) -> None:
         """Forget that a peer was sent these announcements, or any: it may have missed them."""
