@@ -18,8 +18,8 @@ from ftis_node.swarm import ftis_pb2, limits
 from ftis_node.swarm import traffic as accounting
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, Uploads, fetch
+from ftis_node.swarm.known import Known, Target
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import inbound
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
-from ftis_node.swarm.table import announcement_id
 from tests.support.damage import damaged
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention

@@ -8,10 +8,11 @@ from typing import Any
 
 from ftis_node.packet import Group
 from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.known import Arrival, Target
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import CONTEXT, RUN, identity, packet
 from tests.support.talkers import made_by

@@ -14,10 +14,11 @@ from ftis_node.node.checkpointing import ReputationFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.known import Known, Outcome
 from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Known, Outcome, Table
+from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Table
 from tests.support.clock import Clock
 from tests.support.crowds import Crowd
 from tests.support.evidence import established, figures

@@ -15,8 +15,8 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
+from ftis_node.swarm.known import Target
 from ftis_node.swarm.membership import Peer
-from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, identity, member, packet, stub
 

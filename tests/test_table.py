@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import Known, Outcome
 from ftis_node.swarm.pool import Newcomers
-from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, PEERS_MAX, Known, Outcome, Table
+from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, PEERS_MAX, Table
 from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
 

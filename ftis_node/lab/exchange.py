@@ -10,8 +10,9 @@ from ftis_node.errors import FtisError
 from ftis_node.swarm.admission import Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.known import Arrival, Known, Target
 from ftis_node.swarm.pulling import Trade
-from ftis_node.swarm.table import Arrival, Known, Table, Target
+from ftis_node.swarm.table import Table
 
 
 class Network:
@@ -106,9 +107,8 @@ class MemorySwarm:
             target.known.done |= 1 << target.index
             author, round, slot = target.key
             data = self._network.body(target)
-            issued_at, digest = target.known.announcement.issued_at, target.ref.digest
-            place = (round, slot)
-            verdict = admit(self.trade.context, author, data, announced=place, issued_at=issued_at, digest=digest)
+            issued, digest = target.known.announcement.issued_at, target.ref.digest
+            verdict = admit(self.trade.context, author, data, announced=(round, slot), issued_at=issued, digest=digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))

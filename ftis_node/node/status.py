@@ -27,9 +27,9 @@ from ftis_node.observe.answers import CheckpointStatus, Kind, Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
+from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.table import Outcome
 from ftis_node.text import number, with_names
 from ftis_node.worker.messages import plan_row
 

@@ -24,9 +24,9 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, right_of
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.table import Arrival
 from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step

@@ -11,8 +11,8 @@ from ftis_node.host.clocks import backoff
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
+from ftis_node.swarm.known import Target
 from ftis_node.swarm.limits import OWN, Bounded, FewTimes, Limits
-from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 

@@ -10,11 +10,12 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement, teaches
 from ftis_node.swarm.common_rows import Answered
+from ftis_node.swarm.known import Known, Outcome, announcement_id
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
 from ftis_node.swarm.signed import Malformed
-from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
+from ftis_node.swarm.table import Table
 
 PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
 IDS_MAX = 4096

@@ -21,9 +21,9 @@ from ftis_node.swarm.addresses import is_relayed
 from ftis_node.swarm.chronicle import Seen
 from ftis_node.swarm.handshake import plain
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.known import Known
 from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.table import Known
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0

@@ -18,11 +18,12 @@ from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.known import Arrival, Known, Target
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.table import Arrival, Known, Table, Target
+from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 

@@ -1,12 +1,8 @@
 """Parts of the table: the share of each author and of each first sender, and piles to draw from."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ftis_node.swarm.table import Known
+from ftis_node.swarm.known import Known
 
 
 class Pile:

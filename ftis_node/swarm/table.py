@@ -1,16 +1,12 @@
 """The announcement table: fresh announcements, their ages, and the holders of each packet."""
 
-import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import InitVar, dataclass, field
-from enum import StrEnum
-from functools import cached_property
 from operator import itemgetter
 
-from ftis_node.packet import Group
-from ftis_node.swarm.announcement import Announcement, PacketRef
+from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.known import Known, Outcome, Target
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
@@ -25,167 +21,12 @@ RECORDED_PART = 2
 VICTIMS = 8  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
 # One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
 EXPLORED_PART = 4
-MAX_TRIES = 3
 NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
 PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
 AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
-
-
-class Outcome(StrEnum):
-    """What became of an announcement that a peer sent; the last two: of what it sent beyond what it may."""
-
-    NEW = "new"
-    KNOWN = "known"
-    OLD = "old"
-    EQUIVOCATION = "equivocation"
-    MALFORMED = "malformed"
-    FORGED = "forged"
-    OTHER_RUN = "other run"
-    UNWANTED = "own or banned"
-    NO_MEMBER = "no member"
-    REPLAYED = "replayed"
-    UNCHECKED = "over the budget"
-    TOO_FAR_AHEAD = "too far ahead"
-    UNASKED = "not asked for"
-    OVER_LIMITS = "over the limits"
-
-
-def announcement_id(data: bytes) -> int:
-    """The id by which an exchange mentions an announcement: a u64 of its bytes' hash."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-
-
-@dataclass(eq=False, slots=True)
-class Known:
-    """An announcement in the table.
-
-    born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
-    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`.
-    """
-
-    announcement: Announcement
-    data: InitVar[bytes]
-    born: float
-    heard: float
-    first_sender: bytes | None
-    rows: Mapping[int, int] = field(default_factory=dict)  # of the packets, by index, where packets are chosen by row
-    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets, of which it holds some
-    have: int = 0  # bit mask of the packets that this node holds itself
-    knows: int = 0  # mask of the peers that know it
-    current: int = 0  # and of those that know this node's age of it, and `have`
-    sent: int = 0  # and of those that sent or mentioned it
-    done: int = 0  # bit mask of the packets that it need not pull (any more)
-    pulling: int = 0  # bit mask of the packets under way
-    tries: int = 0  # failed fetches, two bits for each packet
-    id: int = field(init=False)
-    length: int = field(init=False)  # bytes of its encoding
-    size: int = field(init=False)  # bytes that it takes
-    every: int = field(init=False)  # bit mask of all its packets
-    vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
-    place: int = field(default=-1, init=False)  # in its pile
-
-    def __post_init__(self, data: bytes) -> None:
-        self.id = announcement_id(data)
-        self.length = len(data)
-        self.size = self.length + len(self.announcement.packets.packed)
-        self.every = (1 << len(self.announcement.packets)) - 1
-
-    @property
-    def key(self) -> tuple[bytes, int]:
-        return (self.announcement.author, self.announcement.round)
-
-    @property
-    def unsettled(self) -> int:
-        """A bit mask of the packets that are left to pull."""
-        return self.every & ~(self.done | self.pulling)
-
-    def held_among(self, peers: Collection[bytes]) -> int:
-        """A bit mask of the packets that at least one of these peers holds; -1: all."""
-        return -1 if self.announcement.author in peers else self.copied_among(peers)
-
-    def copied_among(self, peers: Collection[bytes]) -> int:
-        """A bit mask of the packets that at least one of these peers holds besides the author."""
-        mask = 0
-        for peer, held in self.holders.items():
-            if held and peer in peers and peer != self.announcement.author:
-                mask |= held
-        return mask
-
-    def obtained(self, packets: int) -> None:
-        """Note that this node holds these packets (a bit mask), which no peer knows yet."""
-        self.have |= packets
-        self.current = 0
-
-    def heard_from(self, peer: bytes, bit: int, held: int) -> bool:
-        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
-        if not self.knows & bit and not self.have:
-            self.current |= bit
-        self.knows |= bit
-        self.sent |= bit
-        new = held & self.every & ~self.holders.get(peer, 0)
-        if new:
-            self.holders[peer] = self.holders.get(peer, 0) | new
-        return new > 0
-
-    def dated(self, bit: int, born: float, slack: float) -> None:
-        """Note that the peer of this bit reports a signature at `born`, on this node's clock (`boot_seconds`).
-
-        Ages are not signed. The smallest reported age wins, so that no peer can make the announcement expire with a
-        large one. The time of first receipt bounds it, so that no peer can keep the announcement alive for good. A peer
-        whose age is larger by more than `slack` seconds gets the announcement's age again.
-        """
-        newest = min(born, self.heard)
-        if newest > self.born + slack:
-            self.born = newest
-            self.current &= bit
-        elif born < self.born - slack:
-            self.current &= ~bit
-
-    def held_by(self, peer: bytes, index: int) -> bool:
-        return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
-
-    def held_no_more(self, peer: bytes, index: int) -> None:
-        """Note that `peer` did not deliver this packet; only other holders and the author count from now on."""
-        if peer in self.holders:
-            self.holders[peer] &= ~(1 << index)
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """A packet to pull: its announcement and its index there."""
-
-    known: Known
-    index: int
-
-    @cached_property
-    def ref(self) -> PacketRef:
-        return self.known.announcement.packets[self.index]
-
-    @property
-    def key(self) -> tuple[bytes, int, int]:
-        return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
-
-    def tried(self, holder: bytes) -> None:
-        """Note that `holder` did not deliver it; after three tries the node gives up."""
-        self.known.held_no_more(holder, self.index)
-        failed = (self.known.tries >> 2 * self.index & 3) + 1
-        if failed >= MAX_TRIES:
-            self.known.done |= 1 << self.index
-        else:
-            self.known.tries += 1 << 2 * self.index
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """An admitted group, its packet's bytes, its birth on this node's clock (`boot_seconds`), and its author's hint."""
-
-    group: Group
-    body: bytes
-    born: float
-    right: int
 
 
 _Wanted = Callable[[Known], int]
@@ -382,19 +223,21 @@ class Table:
         strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
         turn: list[bytes] = []
-        begun: list[bytes] = []
+        begun: Iterator[bytes] = iter(())
         while len(chosen) < count:
             shut = strangers if newcomers.full else set()
             turn = [author for author in turn if author not in shut]
             if not turn:
                 turn = [author for author in by_author if author not in shut]
-                begun = sorted((a for a in turn if a in strangers and newcomers.record(a)), key=newcomers.record)
+                begun = reversed(
+                    sorted((a for a in turn if a in strangers and newcomers.record(a)), key=newcomers.record)
+                )
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
             author = max(pair, key=lambda a: by_author[a][-1][:2])
             if author in strangers and self._rng.randrange(EXPLORED_PART):
-                author = next((a for a in _popped(begun) if a in turn), author)
+                author = next((a for a in begun if a in turn), author)
             turn.remove(author)
             options = by_author[author]
             near = options[-1][0], options[-1][1] - NEAR_SECONDS
@@ -479,13 +322,9 @@ class Table:
         another peer sent it too and has room, it moves to that peer's share. Otherwise an early first sender could
         evict others' entries."""
         oldest = min(self._first_sent.of(first_sender), key=lambda known: (known.vouched, known.born))
-        full = self._first_sent.full
-        others = (
-            peer
-            for peer, bit in self._bits.items()
-            if oldest.sent & bit and peer != first_sender and not full(peer, oldest.size)
-        )
-        if (heir := next(others, None)) is None:
+        sent = (peer for peer, bit in self._bits.items() if oldest.sent & bit and peer != first_sender)
+        heir = next((peer for peer in sent if not self._first_sent.full(peer, oldest.size)), None)
+        if heir is None:
             self._remove(oldest)
             return
         self._first_sent.take(first_sender, oldest)
@@ -524,9 +363,3 @@ class Table:
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size
-
-
-def _popped(authors: list[bytes]) -> Iterator[bytes]:
-    """Pop the authors from the end, one by one."""
-    while authors:
-        yield authors.pop()

@@ -16,8 +16,8 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.limits import OWN as LIMITS
-from ftis_node.swarm.table import announcement_id
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses
 from tests.fuzz import records
 from tests.fuzz.frames import Frame, join

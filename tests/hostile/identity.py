@@ -10,7 +10,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, fetch
 from ftis_node.swarm.handshake import greeting
-from ftis_node.swarm.table import Known, Target, announcement_id
+from ftis_node.swarm.known import Known, Target, announcement_id
 from ftis_node.swarm.traffic import Traffic
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.peer import CALL_SECONDS

@@ -18,7 +18,7 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import announcement_id
+from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.hostile.world import World

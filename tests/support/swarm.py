@@ -28,12 +28,12 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening

@@ -13,9 +13,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import Known, announcement_id
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import QUESTIONS
-from ftis_node.swarm.table import Known, Table, announcement_id
+from ftis_node.swarm.table import Table
 from tests.support.swarm import RUN, announcement, identity, packet
 
 ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))

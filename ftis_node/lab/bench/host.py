@@ -28,11 +28,11 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 from ftis_node.swarm.wire.transport import Listening

@@ -23,10 +23,10 @@ from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
-from ftis_node.swarm.table import Outcome
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep

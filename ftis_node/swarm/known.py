@@ -1,0 +1,166 @@
+"""Announcements in the table: what peers know of each and hold, and which of its packets are left to pull."""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import InitVar, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from ftis_node.packet import Group
+from ftis_node.swarm.announcement import Announcement, PacketRef
+
+MAX_TRIES = 3
+
+
+class Outcome(StrEnum):
+    """What became of an announcement that a peer sent; the last two: of what it sent beyond what it may."""
+
+    NEW = "new"
+    KNOWN = "known"
+    OLD = "old"
+    EQUIVOCATION = "equivocation"
+    MALFORMED = "malformed"
+    FORGED = "forged"
+    OTHER_RUN = "other run"
+    UNWANTED = "own or banned"
+    NO_MEMBER = "no member"
+    REPLAYED = "replayed"
+    UNCHECKED = "over the budget"
+    TOO_FAR_AHEAD = "too far ahead"
+    UNASKED = "not asked for"
+    OVER_LIMITS = "over the limits"
+
+
+def announcement_id(data: bytes) -> int:
+    """The id by which an exchange mentions an announcement: a u64 of its bytes' hash."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+
+
+@dataclass(eq=False, slots=True)
+class Known:
+    """An announcement in the table.
+
+    born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
+    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`.
+    """
+
+    announcement: Announcement
+    data: InitVar[bytes]
+    born: float
+    heard: float
+    first_sender: bytes | None
+    rows: Mapping[int, int] = field(default_factory=dict)  # of the packets, by index, where packets are chosen by row
+    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets, of which it holds some
+    have: int = 0  # bit mask of the packets that this node holds itself
+    knows: int = 0  # mask of the peers that know it
+    current: int = 0  # and of those that know this node's age of it, and `have`
+    sent: int = 0  # and of those that sent or mentioned it
+    done: int = 0  # bit mask of the packets that it need not pull (any more)
+    pulling: int = 0  # bit mask of the packets under way
+    tries: int = 0  # failed fetches, two bits for each packet
+    id: int = field(init=False)
+    length: int = field(init=False)  # bytes of its encoding
+    size: int = field(init=False)  # bytes that it takes
+    every: int = field(init=False)  # bit mask of all its packets
+    vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
+    place: int = field(default=-1, init=False)  # in its pile
+
+    def __post_init__(self, data: bytes) -> None:
+        self.id = announcement_id(data)
+        self.length = len(data)
+        self.size = self.length + len(self.announcement.packets.packed)
+        self.every = (1 << len(self.announcement.packets)) - 1
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return (self.announcement.author, self.announcement.round)
+
+    @property
+    def unsettled(self) -> int:
+        """A bit mask of the packets that are left to pull."""
+        return self.every & ~(self.done | self.pulling)
+
+    def held_among(self, peers: Collection[bytes]) -> int:
+        """A bit mask of the packets that at least one of these peers holds; -1: all."""
+        return -1 if self.announcement.author in peers else self.copied_among(peers)
+
+    def copied_among(self, peers: Collection[bytes]) -> int:
+        """A bit mask of the packets that at least one of these peers holds besides the author."""
+        mask = 0
+        for peer, held in self.holders.items():
+            if held and peer in peers and peer != self.announcement.author:
+                mask |= held
+        return mask
+
+    def obtained(self, packets: int) -> None:
+        """Note that this node holds these packets (a bit mask), which no peer knows yet."""
+        self.have |= packets
+        self.current = 0
+
+    def heard_from(self, peer: bytes, bit: int, held: int) -> bool:
+        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
+        if not self.knows & bit and not self.have:
+            self.current |= bit
+        self.knows |= bit
+        self.sent |= bit
+        new = held & self.every & ~self.holders.get(peer, 0)
+        if new:
+            self.holders[peer] = self.holders.get(peer, 0) | new
+        return new > 0
+
+    def dated(self, bit: int, born: float, slack: float) -> None:
+        """Note that the peer of this bit reports a signature at `born`, on this node's clock (`boot_seconds`).
+
+        Ages are not signed. The smallest reported age wins, so that no peer can make the announcement expire with a
+        large one. The time of first receipt bounds it, so that no peer can keep the announcement alive for good. A peer
+        whose age is larger by more than `slack` seconds gets the announcement's age again.
+        """
+        newest = min(born, self.heard)
+        if newest > self.born + slack:
+            self.born = newest
+            self.current &= bit
+        elif born < self.born - slack:
+            self.current &= ~bit
+
+    def held_by(self, peer: bytes, index: int) -> bool:
+        return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
+
+    def held_no_more(self, peer: bytes, index: int) -> None:
+        """Note that `peer` did not deliver this packet; only other holders and the author count from now on."""
+        if peer in self.holders:
+            self.holders[peer] &= ~(1 << index)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A packet to pull: its announcement and its index there."""
+
+    known: Known
+    index: int
+
+    @cached_property
+    def ref(self) -> PacketRef:
+        return self.known.announcement.packets[self.index]
+
+    @property
+    def key(self) -> tuple[bytes, int, int]:
+        return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
+
+    def tried(self, holder: bytes) -> None:
+        """Note that `holder` did not deliver it; after three tries the node gives up."""
+        self.known.held_no_more(holder, self.index)
+        failed = (self.known.tries >> 2 * self.index & 3) + 1
+        if failed >= MAX_TRIES:
+            self.known.done |= 1 << self.index
+        else:
+            self.known.tries += 1 << 2 * self.index
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """An admitted group, its packet's bytes, its birth on this node's clock (`boot_seconds`), and its author's hint."""
+
+    group: Group
+    body: bytes
+    born: float
+    right: int
