@@ -34,8 +34,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from tests.support.begun import begun
 from tests.support.cli import Cli
-from tests.support.ports import taken_port
-from tests.support.served import Quiet, served
+from tests.support.served import Quiet, served, taken_port
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, member
 

@@ -43,7 +43,7 @@ from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.command_lines import parsed, root
 from tests.support.members import EVE, FOUNDER, PRIVATE, removal
-from tests.support.ports import taken_port
+from tests.support.served import taken_port
 from tests.support.small_models import tiny_config
 from tests.support.swarm import RUN, identity, make_run, member, transport
 

@@ -24,8 +24,8 @@ from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.daemons import PATIENCE, Join, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
-from tests.support.ports import taken_port
 from tests.support.reached import noted, sites, unreached, watching
+from tests.support.served import taken_port
 from tests.support.swarm import RUN
 
 

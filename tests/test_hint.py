@@ -7,9 +7,8 @@ import pytest
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.swarm.announcement import right_of, teaches
-from tests.support.scored_groups import scored
 from tests.support.steppers import stepper
-from tests.support.swarm import RUN
+from tests.support.swarm import RUN, scored
 
 MIXED = (0.0, 1.0)
 

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.observe import history as history_module
 from ftis_node.observe.history import POINTS, TEACHERS, History
 from ftis_node.observe.metrics import MetricsLog, read_events
-from tests.support.step_events import step
+from tests.support.steps import step
 
 
 def written(path: Path, steps: range) -> None:

@@ -15,7 +15,7 @@ from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import SCRIPT
-from tests.support.step_events import step
+from tests.support.steps import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ftis_node.swarm.pool import Pool, Scored
 from tests.support.clock import Clock
-from tests.support.scored_groups import scored
+from tests.support.swarm import scored
 
 Key = tuple[bytes, int, int]
 

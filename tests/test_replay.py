@@ -35,8 +35,8 @@ from ftis_node.worker.engine import Engine
 from tests.support.daemons import Daemon, run_cli
 from tests.support.old_home import age
 from tests.support.small_models import arithmetic_run, arithmetic_settings
-from tests.support.step_logs import MACHINE, restored, resumed, started, took
 from tests.support.steppers import stepper
+from tests.support.steps import MACHINE, restored, resumed, started, took
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]

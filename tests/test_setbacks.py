@@ -28,8 +28,7 @@ from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
 from ftis_node.worker.messages import Restore, Snapshot, Write
 from tests.support.clock import Clock
-from tests.support.step_logs import FIGURES, MACHINE
-from tests.support.steps import step_report
+from tests.support.steps import FIGURES, MACHINE, step_report
 
 GOOD = step_report()
 BAD = step_report(bad_steps=1)

@@ -26,6 +26,11 @@ def test_each_class_and_each_file_has_a_name_of_its_own() -> None:
     assert (twice(classes), twice(files)) == ([], [])
 
 
+def test_a_file_has_at_most_500_lines() -> None:
+    paths = [path for folder in (ROOT, ROOT.parent / "tests") for path in folder.rglob("*.py")]
+    assert [path for path in paths if "_pb2" not in path.name and path.read_text("utf-8").count("\n") > 500] == []
+
+
 def born_late(made: ast.ClassDef) -> set[str]:
     """The attributes that methods give to an object, and that neither the body of its class, nor `__init__` and what it
     calls, gave before."""

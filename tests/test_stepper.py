@@ -19,9 +19,8 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.roster import Roster
-from tests.support.scored_groups import scored
 from tests.support.steppers import BATCH, stepper, vertical
-from tests.support.swarm import CONTEXT, RUN, group, identity, packet
+from tests.support.swarm import CONTEXT, RUN, group, identity, packet, scored
 
 NOTHING = Waiting(0)
 

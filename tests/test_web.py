@@ -26,8 +26,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.messages import GroupText, Texts
 from tests.support.daemons import Daemon, run_cli
-from tests.support.page_calls import opens
-from tests.support.ports import taken_port
+from tests.support.served import opens, taken_port
 
 TOKEN = "t" * 43
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ftis_node.observe import web as web_module
 from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
-from tests.support.page_calls import opens
+from tests.support.served import opens
 
 TOKEN = "t" * 43
 

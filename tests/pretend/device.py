@@ -15,9 +15,7 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import pairwise
 from typing import Any
@@ -30,9 +28,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from tests.pretend import graphs
+from tests.pretend.counts import PACKAGE, PretendError, counting_now, fault, launch, wait
 
 NAME = "pretend"
-PACKAGE = "ftis_node"
 STATE_BYTES = 16  # of a GPU generator's state; a CPU generator's is another size
 
 _aten = torch.ops.aten
@@ -51,37 +49,6 @@ _WAITS = frozenset(
 )
 _INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))
 _WHOLE = frozenset(("_fused_rms_norm", "scaled_dot_product_attention"))  # one kernel on CUDA
-
-
-class PretendError(RuntimeError):
-    """What CUDA would refuse."""
-
-
-@dataclass
-class Counts:
-    """Launches and waits by the line of ftis_node that caused them. kernels: those of graphs one by one. captures: of
-    graphs. current: devices that became the current one, each after so many launches."""
-
-    launches: Counter[str] = field(default_factory=Counter)
-    waits: Counter[str] = field(default_factory=Counter)
-    kernels: int = 0
-    captures: int = 0
-    current: list[tuple[str, int]] = field(default_factory=list)
-
-
-_counting: list[Counts] = []
-faults: list[str] = []  # also of errors that the product caught
-
-
-@contextlib.contextmanager
-def counting() -> Iterator[Counts]:
-    """Count what happens within."""
-    counts = Counts()
-    _counting.append(counts)
-    try:
-        yield counts
-    finally:
-        _counting.remove(counts)
 
 
 @contextlib.contextmanager
@@ -106,40 +73,6 @@ def install() -> None:
     fork = torch.random.fork_rng
     torch.random.fork_rng = lambda devices=None, enabled=True, **_: fork(devices, enabled, device_type=NAME)
     sys.meta_path.insert(0, _Finder())
-
-
-# --- counting ---------------------------------------------------------------------------------------------------------
-
-
-def _line() -> str:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if f"/{PACKAGE}/" in file and "site-packages" not in file:
-            return f"{file.rsplit(f'/{PACKAGE}/', 1)[1]}:{frame.f_code.co_name}"
-        frame = frame.f_back
-    return "elsewhere"
-
-
-def _launch(kernels: int = 1) -> None:
-    if graphs.capturing:
-        graphs.capturing[0].kernels += kernels
-        return
-    for counts in _counting:
-        counts.launches[_line()] += 1
-        counts.kernels += kernels
-
-
-def _wait() -> None:
-    if graphs.capturing:
-        raise _fault("the host waits while a graph is captured")
-    for counts in _counting:
-        counts.waits[_line()] += 1
-
-
-def _fault(message: str) -> PretendError:
-    faults.append(f"{message} at {_line()}")
-    return PretendError(faults[-1])
 
 
 # --- tensors, operations ----------------------------------------------------------------------------------------------
@@ -171,7 +104,7 @@ class Pretend(torch.Tensor):
         return self.cpu().tolist()
 
     def numpy(self, **_: Any) -> Any:
-        raise _fault("a device tensor is no numpy array")
+        raise fault("a device tensor is no numpy array")
 
     __array__ = numpy
 
@@ -226,10 +159,10 @@ class Generator(torch._C.Generator):
 
     def set_state(self, state: torch.Tensor) -> Generator:
         if isinstance(state, Pretend):
-            raise _fault("a generator's state must lie on the CPU")
+            raise fault("a generator's state must lie on the CPU")
         if self._place.type != "cpu":
             if state.numel() != STATE_BYTES:
-                raise _fault("a generator's state of another kind")
+                raise fault("a generator's state of another kind")
             state = _states[int.from_bytes(bytes(state.tolist()), "big") - 1]
         super().set_state(state)
         return self
@@ -280,9 +213,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     masks = args[1] if name in _INDEXING else ()
     by_mask = any(isinstance(mask, Pretend) and mask.dtype in (torch.bool, torch.uint8) for mask in masks)
     if name in _WAITS or by_mask or (name == "repeat_interleave" and kwargs.get("output_size") is None):
-        _wait()
+        wait()
     if name not in _VIEWS:
-        _launch()
+        launch()
     if name == "bmm" and (len(args) > 2 or "out_dtype" in kwargs):
         dtype = args[2] if len(args) > 2 else kwargs["out_dtype"]
         with _computing():
@@ -304,7 +237,7 @@ def _seeded(func: Any, flat: list[Any], kwargs: dict[str, Any]) -> dict[str, Any
     """The keyword arguments with the device's own generator where none is given; a CPU generator is a fault."""
     generator = next((value for value in flat if isinstance(value, torch._C.Generator)), None)
     if generator is not None and generator._cdata not in _generators:
-        raise _fault(f"a CPU generator for the device: {func}")
+        raise fault(f"a CPU generator for the device: {func}")
     if generator is None and torch.Tag.nondeterministic_seeded in func.tags and "generator" in str(func._schema):
         return {**kwargs, "generator": _default}
     return kwargs
@@ -316,22 +249,22 @@ def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]) -> None:
         indices = [part for part in args[1] if isinstance(part, torch.Tensor)]
         rest = [value for value in others if not any(value is part for part in indices)]
         if not rest or (name != "index" and all(value.numel() == 1 for value in rest)):
-            _wait()  # they are uploaded
+            wait()  # they are uploaded
             return
     scalars = all(value.dim() == 0 for value in others)
     pointwise = torch.Tag.pointwise in func.tags or name.rstrip("_") in ("masked_fill", "fill", "where")
     many = name.startswith(("_foreach", "_fused"))
     own = not func._schema.is_mutable or many or isinstance(args[0], Pretend)
     if not (scalars and (pointwise or many) and own):
-        raise _fault(f"tensors of the device and of the CPU: {func}")
+        raise fault(f"tensors of the device and of the CPU: {func}")
 
 
 def _copied(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
     mine, theirs = isinstance(to, Pretend), isinstance(source, Pretend)
     if mine and theirs:
-        _launch()
+        launch()
     elif theirs or not non_blocking:
-        _wait()
+        wait()
     with _computing():
         _inner(to).copy_(_inner(source))
     return to
@@ -343,12 +276,12 @@ def _moved(source: torch.Tensor, device: Any, kwargs: dict[str, Any]) -> torch.T
     with _computing():
         made = torch.ops.aten._to_copy.default(_inner(source), **rest)
     if mine and device is not None and not _on_device(device):
-        _wait()
+        wait()
         return made
     if mine:
-        _launch()
+        launch()
     elif not kwargs.get("non_blocking"):
-        _wait()
+        wait()
     return Pretend(made)
 
 
@@ -358,16 +291,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, computed: Callable[..., Any], query: Any, key: Any, value: Any, *more: Any) -> Any:
         if not all(isinstance(one, Pretend) for one in (query, key, value, *more) if isinstance(one, torch.Tensor)):
-            raise _fault("attention over tensors of the device and of the CPU")
-        _launch()
+            raise fault("attention over tensors of the device and of the CPU")
+        launch()
         ctx.computed, ctx.more = computed, [_inner(one) for one in more]
         ctx.save_for_backward(query, key, value)
         return Pretend(computed(*(one.inner.detach() for one in (query, key, value)), *ctx.more))
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        _launch()
-        _launch()
+        launch()
+        launch()
         with torch.enable_grad():
             inner = [one.inner.detach().requires_grad_() for one in ctx.saved_tensors]
             out = ctx.computed(*inner, *ctx.more)
@@ -406,9 +339,7 @@ def by_sequence(
     for (first, end), (first_k, end_k) in zip(_pairs(cu_seq_q), _pairs(cu_seq_k), strict=True):
         assert end - first <= max_q and end_k - first_k <= max_k
         q, k, v = query[first:end], key[first_k:end_k], value[first_k:end_k]
-        past = (
-            len(k) - len(q) + torch.arange(len(q))[:, None] - torch.arange(len(k))
-        )  # the last query is the last key's
+        past = len(k) - len(q) + torch.arange(len(q))[:, None] - torch.arange(len(k))  # the last are one
         seen = (past >= 0) & ((window_size[0] < 0) | (past <= window_size[0]))
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
         out.append(_sdpa(q, k, v, seen, scale=scale, enable_gqa=True)[0].transpose(0, 1))
@@ -431,12 +362,12 @@ def _pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 class _Graph(graphs.CUDAGraph):
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-        for counts in _counting:
+        for counts in counting_now:
             counts.captures += 1
         super().capture_begin(pool, capture_error_mode)
 
     def replay(self) -> None:
-        _launch(self.kernels)
+        launch(self.kernels)
         super().replay()
 
 
@@ -463,7 +394,7 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
         _default.set_state(state)
 
     def synchronize(self, device: Any = None) -> None:
-        _wait()
+        wait()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         return 22 << 30, 24 << 30
@@ -486,7 +417,7 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
     )
 
     def set_device(self, device: Any) -> None:
-        for counts in _counting:
+        for counts in counting_now:
             counts.current.append((str(device), sum(counts.launches.values())))
 
     def _nothing(self, *_: Any, **__: Any) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.pretend import device
+from tests.pretend import counts, device
 
 device.install()
 
@@ -47,11 +47,11 @@ class Drive:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count what happens within under this name."""
-        with device.counting() as counts:
+        with counts.counting() as counted:
             yield
-        launches = sum(counts.launches.values())
-        of_device = {"captures": counts.captures, "current": counts.current}
-        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": dict(counts.waits), **of_device}
+        launches = sum(counted.launches.values())
+        of_device = {"captures": counted.captures, "current": counted.current}
+        self.told[name] = {"launches": launches, "kernels": counted.kernels, "waits": dict(counted.waits), **of_device}
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
@@ -118,7 +118,7 @@ def _refused() -> list[bool]:
     def refuses(what: Callable[[], object]) -> bool:
         try:
             what()
-        except device.PretendError:
+        except counts.PretendError:
             return True
         return False
 
@@ -136,11 +136,11 @@ def main() -> None:
     torch.set_num_threads(1)
     print(json.dumps(_refused()))
     for case in sys.argv[1:]:
-        device.faults.clear()
+        counts.faults.clear()
         with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as saved, device.pretending():
             drive = Drive(Path(model), parser.parse_args(case.split()))
             drive.run(saved)
-        print(json.dumps({**drive.told, "faults": device.faults}))
+        print(json.dumps({**drive.told, "faults": counts.faults}))
 
 
 if __name__ == "__main__":

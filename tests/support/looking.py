@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ftis_node.swarm.chronicle import HISTORY_ROWS, Trend
 from tests.support.browser import Browser
-from tests.support.step_events import step
+from tests.support.steps import step
 
 SCRIPT = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
 Sizes: TypeAlias = list[tuple[int, bool]]

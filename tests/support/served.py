@@ -1,9 +1,12 @@
-"""HTTP servers on loopback that run in threads."""
+"""HTTP on loopback: servers in threads, a port that is taken, and a page's calls."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+
+import aiohttp
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -24,3 +27,20 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that another socket listens at."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield int(taken.getsockname()[1])
+
+
+async def opens(url: str, cookie: str = "") -> tuple[int, str]:
+    """The answer's status and cookie for a browser that has no other cookie."""
+    headers = {"Cookie": cookie} if cookie else {}
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(cookie_jar=jar) as session, session.get(url, headers=headers) as response:
+        return response.status, response.headers.get("Set-Cookie", "").split(";")[0]

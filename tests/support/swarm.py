@@ -29,7 +29,7 @@ from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known import Arrival
-from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.pool import Newcomers, Scored, Want
 from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
@@ -298,3 +298,11 @@ async def member(
         finally:
             await swarm.close()
             store.close()
+
+
+def scored(author: int, round_: int, slot: int, born: float, rewards: tuple[float, ...] = (1, 0)) -> Scored:
+    """A group with rewards, as a pool has it."""
+    name = bytes([author]) * 38
+    completion = Completion(np.ones(1, np.uint32), np.zeros(1, np.float32), True)
+    packet = content(RUN, name, round_, slot, [completion] * len(rewards), prompt_ids=[1])
+    return Scored(Group(name, 0, packet, bytes(32), b""), rewards, born)
