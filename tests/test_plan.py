@@ -57,6 +57,24 @@ def qwen(size: str) -> Geometry:
 
 THREE, HALF, MIDDLE = qwen("3b"), qwen("0.5b"), qwen("1.5b")
 
+TINYLLAMA = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
+# On an H100 with the kernels of `policy.kernels`, less what generation kept; docs/performance.md. GB of 1e9 bytes.
+MEASURED = (
+    (qwen("3b"), {"lora": True}, 4_096, 14.4),
+    (qwen("3b"), {"lora": True, "quantisation": "nf4", "gradient_checkpointing": True}, 8_192, 4.32),
+    (geometry_of(LlamaConfig(**TINYLLAMA, num_key_value_heads=4), ""), {}, 16_384, 36.4),
+)
+
+
+@pytest.mark.parametrize(("shape", "how", "tokens", "measured"), MEASURED)
+def test_fused_kernels_keep_what_was_measured(
+    shape: Geometry, how: dict[str, Any], tokens: int, measured: float
+) -> None:
+    setup = full(**{"fused": True, "gradient_checkpointing": False, "micro_batch_tokens": tokens} | how)
+    need = estimate(shape, Workload(60, 256, 12, 24), setup, "cuda")
+    assert 1 < (need.training - need.overhead) / 1e9 / measured < 1.15
+
+
 # --- geometry -------------------------------------------------------------------------------------------------------
 
 
@@ -91,8 +109,7 @@ def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: in
 
 
 def test_another_architecture_has_a_geometry_too() -> None:
-    falcon = transformers.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
-    assert not geometry_of(falcon, "falcon").packed
+    assert not geometry_of(transformers.FalconConfig(hidden_size=64, num_attention_heads=4), "falcon").packed
     shape = geometry_of(transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
@@ -213,19 +230,10 @@ def test_activations_are_what_a_real_pass_takes(
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
     tokens, four_bits = workload.step_tokens(packed), quantisation == "nf4"
-    setup = Setup(
-        lora=bool(targets),
-        dtype=dtype,
-        quantisation=quantisation,
-        gradient_checkpointing=checkpointing,
-        micro_batch_tokens=tokens,
-        generation_batch=16,
-        lora_rank=8,
-        lora_targets=targets,
-    )
-    shape = geometry_of(small_config(kind), "small")
-    assert shape.packed
-    need = estimate(replace(shape, padded="" if packed else "a test"), workload, setup, "cpu")
+    way = {"lora": bool(targets), "dtype": dtype, "quantisation": quantisation, "gradient_checkpointing": checkpointing}
+    setup = full(**way, micro_batch_tokens=tokens, generation_batch=16, lora_rank=8, lora_targets=targets)
+    shape = replace(geometry_of(small_config(kind), "small"), padded="" if packed else "a test")
+    need = estimate(shape, workload, setup, "cpu")
     policy = replace(small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits), packed=packed)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
@@ -300,8 +308,9 @@ def test_generating_takes_no_more_than_planned(
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.lean
-    setup = Setup(dtype=dtype, micro_batch_tokens=1024, generation_batch=32, engine=engine)
-    need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
+    need = estimate(
+        geometry_of(config, "small"), workload, full(dtype=dtype, generation_batch=32, engine=engine), "cpu"
+    )
     taken = peak_of_generating(replace(policy, engine=engine), workload, rows=32) / (need.kv_cache + need.sampling)
     assert taken < (1.1 if engine == "native" else 1.3)
     assert taken > (0.85 if engine == "hf" else 0.9 if group == 1 else 0), "prompts that no other row has are planned"
@@ -318,8 +327,8 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None
             parameter.grad = torch.zeros_like(parameter)
         with Alive() as alive:
             optimiser.step(norm=1.0, scale=1.0, updates=updates)
-    setup = Setup(dtype=dtype, micro_batch_tokens=1024, generation_batch=4)
-    assert estimate(geometry_of(config, "small"), SHORT, setup, "cpu").update == pytest.approx(alive.peak, rel=0.1)
+    need = estimate(geometry_of(config, "small"), SHORT, full(dtype=dtype), "cpu")
+    assert need.update == pytest.approx(alive.peak, rel=0.1)
 
 
 def full(**changes: Any) -> Setup:
@@ -346,7 +355,6 @@ def test_the_cache_holds_every_row_at_its_longest() -> None:
     assert need.kv_cache == 288 * 768 * 36 * 2 * 2 * 128 * 2
     grown = estimate(THREE, GSM8K, full(lora=True, engine="hf"), "cuda")
     assert grown.kv_cache == 1.5 * need.kv_cache and grown.sampling > need.sampling
-    assert need.total == max(need.training, need.generating)
 
 
 def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
@@ -389,19 +397,17 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
     """What 8 and 12 GB allow on GSM8K: 3B and 7B, with at least 48 completions at a time."""
     crawling = planned(THREE, 8)
     assert crawling.quantisation == "none" and crawling.generation_batch < 48
-    cards = ((THREE, 8), (qwen("7b"), 12))
-    three, seven = (plan(shape, gb * GB, GSM8K, Wishes(), "cuda", False, four_bit=True) for shape, gb in cards)
-    for chosen in (three, seven):
+    for shape, gb in ((THREE, 8), (qwen("7b"), 12)):
+        chosen = plan(shape, gb * GB, GSM8K, Wishes(), "cuda", False, four_bit=True)
         assert chosen.fits and (chosen.lora, chosen.quantisation) == (True, "nf4")
         assert chosen.generation_batch >= 48 and chosen.micro_batch_tokens >= 2048
         assert chosen.reasons[0].startswith("LoRA on weights of four bits (NF4), because")
-    roomy = plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, four_bit=True)
-    assert roomy.quantisation == "none", "two bytes where they fit"
+    assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, four_bit=True).quantisation == "none", "it fits"
     asked = plan(THREE, 24 * GB, GSM8K, Wishes(quantisation="nf4"), "cuda", False)
     assert (asked.lora, asked.quantisation) == (True, "nf4") and "as it was asked for" in asked.reasons[0]
-    assert "A token reads half a byte a weight" in asked.reasons[1]
-    refused = plan(THREE, 8 * GB, GSM8K, Wishes(quantisation="none"), "cuda", False, four_bit=True)
-    assert refused.quantisation == "none"
+    assert "1.6 times" in asked.reasons[1]
+    refused = Wishes(quantisation="none")
+    assert plan(THREE, 8 * GB, GSM8K, refused, "cuda", False, four_bit=True).quantisation == "none"
     assert plan(THREE, 8 * GB, GSM8K, Wishes(), "cpu", False, four_bit=True).quantisation == "none", "slow on a CPU"
     assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, half="float16").dtype == "float16"
 
@@ -425,10 +431,9 @@ def test_a_gpu_takes_smaller_micro_batches_before_checkpointing(gb: float, token
 
 def test_they_are_no_smaller_where_prompts_would_be_read_too_often() -> None:
     long = Workload(prompt_tokens=1_500, completion_tokens=100, group=12, batch_groups=24)
-    plain = [
-        p for gb in np.arange(10, 60, 0.5) if not (p := planned(MIDDLE, gb, long, lora=True)).gradient_checkpointing
-    ]
-    assert {p.micro_batch_tokens for p in plain} == {16_384, 12_288, 8_192, 6_144}, "4,096 hold one prompt for 7 rows"
+    plans = [planned(MIDDLE, gb, long, lora=True) for gb in np.arange(10, 60, 0.5)]
+    sizes = {p.micro_batch_tokens for p in plans if not p.gradient_checkpointing}
+    assert sizes == {16_384, 12_288, 8_192, 6_144}, "4,096 hold one prompt for 7 rows"
 
 
 def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for() -> None:
@@ -491,6 +496,5 @@ def test_a_micro_batch_is_no_larger_than_the_step() -> None:
 
 
 def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for() -> None:
-    tight = [plan(MIDDLE, int(gb * GB), SHORT, Wishes(), "cpu", eight_bit=True) for gb in np.arange(40, 4, -1)]
-    assert {p.optimiser for p in tight} == {"adamw"}
+    assert {plan(MIDDLE, gb * GB, SHORT, Wishes(), "cpu", eight_bit=True).optimiser for gb in range(5, 41)} == {"adamw"}
     assert plan(HALF, GB, GSM8K, Wishes(optimiser="adamw8bit"), "cpu", eight_bit=True).optimiser == "adamw8bit"

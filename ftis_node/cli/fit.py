@@ -86,17 +86,18 @@ def fit(
         now(f"Reading the configuration of {model}")
         shape = geometry(model)
     refuse_run(model, shape.context, caps[1])
-    bits = importlib.util.find_spec("bitsandbytes") is not None
+    bits, fused = (importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "liger_kernel"))
     asked = (shape, budget, Workload(*caps, completions, settings.batch_groups), wishes(settings), device)
-    chosen = plan(*asked, bits, four_bit=bits)
-    command = _command(model, chosen, task, devices, smallest, vram_share)
+    chosen = plan(*asked, bits, four_bit=bits, fused=fused)
+    where = (task, devices, smallest, vram_share)
+    command = _command(model, chosen, *where)
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
-        if not bits and device == "cuda" and plan(*asked, True, four_bit=True) != chosen:
-            note(f"With bitsandbytes ({to_install('ftis-node[gpu]')}) another plan is possible: NF4, or 8-bit AdamW.")
+        if device == "cuda" and _command(model, plan(*asked, True, four_bit=True, fused=True), *where) != command:
+            note(f"Another plan is possible with bitsandbytes and liger-kernel: {to_install('ftis-node[gpu]')}.")
     sys.exit(0 if chosen.fits else 1)
 
 

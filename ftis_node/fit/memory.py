@@ -17,9 +17,10 @@ C tokens, a layer keeps of every token, in bytes:
 
 With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
 holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
-holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps, and the
-kernels of a CPU: FlashAttention and liger-kernel's keep less. Where a model is not packed, each completion is computed
-with its prompt: P counts for each, no k or v is copied, and there is no mask.
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps. Where a
+model is not packed, each completion is computed with its prompt: P counts for each, no k or v is copied, and there is
+no mask. liger-kernel's kernels keep the norms' input in b bytes, of a full model's norms the scaled output only, and no
+silu(gate); beside them in bf16 FlashAttention has no mask, and k and v of the key heads.
 """
 
 import math
@@ -111,14 +112,15 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. sharded: each
-    of `devices` keeps a part, see `learner.fsdp`."""
+    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. fused: by the
+    kernels of `policy.kernels`. sharded: each of `devices` keeps a part, see `learner.fsdp`."""
 
     lora: bool = False
     dtype: Dtype
     quantisation: Quantisation = "none"
     optimiser: OptimiserName = "adamw"
     gradient_checkpointing: bool = False
+    fused: bool = False
     micro_batch_tokens: int
     generation_batch: int
     lora_rank: int = 0
@@ -241,10 +243,11 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     g, width = geometry, setup.width
     prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
     tokens, reach = prompts + completions, workload.longest
-    attention = width * (g.heads if g.packed else g.kv_heads) * g.head_dim  # without a mask no head is repeated
+    flash = setup.fused and setup.dtype == "bfloat16"  # which is chosen from Ampere on
+    attention = width * (g.heads if g.packed and not flash else g.kv_heads) * g.head_dim  # no mask: no head is repeated
     mlp = width * g.intermediate
     held = prompts + completions * reach // workload.completion_tokens if g.packed else tokens  # keys and values
-    mask = width * completions * reach if g.packed else 0
+    mask = width * completions * reach if g.packed and not flash else 0
 
     kept = tokens * _kept_by_token(g, setup)
     kept += 2 * attention * held
@@ -263,10 +266,11 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
 
 def _kept_by_token(g: Geometry, setup: Setup) -> int:
     """Bytes that a layer keeps of each token, but for keys, values and the mask."""
-    width, heads = setup.width, g.heads * g.head_dim
-    frozen = 2 * (4 * g.hidden + 4) + 3 * width * g.intermediate + 2 * width * heads + 4 * g.heads
+    width, heads, fused = setup.width, g.heads * g.head_dim, setup.fused
+    norms = 2 * ((width if fused else 4) * g.hidden + 4)
+    frozen = norms + (2 if fused else 3) * width * g.intermediate + 2 * width * heads + 4 * g.heads
     if not setup.lora:
-        return frozen + 4 * width * g.hidden + width * g.intermediate + width * heads
+        return frozen + (2 if fused else 4) * width * g.hidden + width * g.intermediate + width * heads
     targets = _targeted(g, setup)
     ranks = sum(setup.lora_rank * t.count for t in targets)
     inputs = {(t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): t.inputs * t.count for t in targets}

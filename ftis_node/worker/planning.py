@@ -97,9 +97,10 @@ class Question:
         """The plan. By itself it chooses 8 bits on a GPU only; to ask imports bitsandbytes, which takes seconds."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
-        four_bit = kind == "cuda" and find_spec("bitsandbytes") is not None
+        four_bit, fused = (find_spec(name) is not None for name in ("bitsandbytes", "liger_kernel"))
         half = half_dtype(self.device) if kind == "cuda" else "bfloat16"
-        return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit, four_bit=four_bit, half=half)
+        asked = (self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
+        return plan(*asked, four_bit=four_bit, fused=fused and self.wishes.engine == "native", half=half)
 
 
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:

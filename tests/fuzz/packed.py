@@ -2,6 +2,7 @@
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -80,53 +81,37 @@ def _written(head: bytes, fields: list[Any], data: bytes, rng: random.Random) ->
 
 def packet(data: bytes, rng: random.Random) -> bytes:
     """A packet with some field changed, and most of what follows from the others put right again."""
-    if (text := _fields(data, 12)) is not None:
-        return _text_packet(data, text, rng)
-    if (turns := _fields(data, 13)) is not None:
-        return _turn_packet(data, turns, rng)
-    fields = _fields(data, 10)
+    fields = next((found for count in _KINDS if (found := _fields(data, count)) is not None), None)
     if fields is None or rng.random() < 0.1:
         return raw(data, rng)
+    places, records, put_right = _KINDS[len(fields)]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        place = rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9, 9, 9))
-        fields[place] = _records(fields[place], rng) if place == 9 else other(fields[place], rng)
+        place = rng.choice(places)
+        fields[place] = _records(fields[place], rng) if place == records else other(fields[place], rng)
     if rng.random() < 0.85:
-        _put_right(fields, rng.choice(CONTEXTS).run, rng)
-    return _written(b"\x9a", fields, data, rng)
+        put_right(fields, rng)
+    return _written(bytes([0x90 + len(fields)]), fields, data, rng)
 
 
-def _text_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
-    """The same for a packet of text, whose pieces, text and log-probs mostly add up again."""
-    if rng.random() < 0.1:
-        return raw(data, rng)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        place = rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9, 10, 10, 11, 11))
-        fields[place] = other(fields[place], rng)
-    if rng.random() < 0.85:
-        fields[1], fields[2] = TEXT.id, author_digest(AUTHOR.author)
-        if all(type(value) is int and 0 <= value < 1 << 64 for value in fields[3:5]):
-            fields[6] = drawn_digest(TEXT, AUTHOR.author, fields[3], fields[4])
-        _add_up(fields, rng)
-    return _written(b"\x9c", fields, data, rng)
+def _of_text(fields: list[Any], rng: random.Random) -> None:
+    """Pieces, text and log-probs of a packet of text mostly add up again."""
+    fields[1], fields[2] = TEXT.id, author_digest(AUTHOR.author)
+    if all(type(value) is int and 0 <= value < 1 << 64 for value in fields[3:5]):
+        fields[6] = drawn_digest(TEXT, AUTHOR.author, fields[3], fields[4])
+    _add_up(fields, rng)
 
 
-def _turn_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
-    """The same for a packet of turns, whose runs, records and given ids mostly add up again."""
-    if rng.random() < 0.1:
-        return raw(data, rng)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        place = rng.choice((3, 4, 5, 7, 8, 8, 9, 9, 10, 10, 10, 11, 11, 12, 12))
-        fields[place] = _records(fields[place], rng) if place == 11 else other(fields[place], rng)
+def _of_turns(fields: list[Any], rng: random.Random) -> None:
+    """Runs, records and given ids of a packet of turns mostly add up again."""
     lengths, turns, runs, records, given = fields[8:]
     whole = isinstance(lengths, list) and all(type(length) is int and 0 < length <= 512 for length in lengths)
-    if rng.random() < 0.85 and whole and all(isinstance(part, bytes) for part in (turns, runs, records, given)):
+    if whole and all(isinstance(part, bytes) for part in (turns, runs, records, given)):
         _put_right(fields, TURNS, rng)
         fields[9] = turns = bytes(count % 4 for count in (turns + bytes(len(lengths)))[: len(lengths)])
         fields[10] = runs = (runs + struct.pack("<II", 1, 1) * sum(turns))[: 8 * sum(turns)]
         fields[11] = (records + bytes(8) * sum(lengths))[: 8 * sum(lengths)]
         count = sum(more for _, more in struct.iter_unpack("<II", runs))
         fields[12] = (given + bytes(4) * min(count, 512))[: 4 * count]
-    return _written(b"\x9d", fields, data, rng)
 
 
 def _add_up(fields: list[Any], rng: random.Random) -> None:
@@ -201,3 +186,15 @@ def _signed(data: bytes) -> bytes:
         return data
     who = IDENTITIES.get(made.author)
     return replace(made, signature=who.sign(made.signed_bytes())).encode() if who is not None else data
+
+
+# By the number of its fields: those that are changed, the one that is records, and what puts the others right.
+_KINDS: dict[int, tuple[tuple[int, ...], int | None, Callable[[list[Any], random.Random], None]]] = {
+    10: (
+        (1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9, 9, 9),
+        9,
+        lambda fields, rng: _put_right(fields, rng.choice(CONTEXTS).run, rng),
+    ),
+    12: ((1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9, 10, 10, 11, 11), None, _of_text),
+    13: ((3, 4, 5, 7, 8, 8, 9, 9, 10, 10, 10, 11, 11, 12, 12), 11, _of_turns),
+}

@@ -76,7 +76,9 @@ def predicted() -> str:
         for name, card in CARDS.items():
             half: Dtype = "float16" if name.startswith("T4") else "bfloat16"
             budget = round(card.vram * GB)
-            chosen = plan(shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, half=half)
+            chosen = plan(
+                shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, fused=True, half=half
+            )
             kind = "NF4" if chosen.quantisation == "nf4" else "LoRA" if chosen.lora else "full"
             made, trained = (phase(shape, chosen, GSM8K, card) for phase in (generating, training))
             parts = (f"{seconds:.{int(seconds < 10)}f}" for seconds in (made, trained, made + trained))
