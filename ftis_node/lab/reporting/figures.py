@@ -131,9 +131,8 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
             axes.plot([row.around.mean], [y], "D", color=colour, markersize=5)
         as_left = place % columns and labels[place] == labels[place - 1]
         axes.set_yticks(range(len(rows)), [""] * len(rows) if as_left else labels[place])
-        axes.set_ylim(len(rows) - 0.4, -0.5)
-        axes.set_title(title)
-        axes.set_xlabel(x)
+        axes.set(title=title, xlabel=x, ylim=(len(rows) - 0.4, -0.5))
+        axes.xaxis.get_major_locator().set_params(nbins=5)
         axes.set_xlim(_within_one(axes.get_xlim()) if bounded else (0, axes.get_xlim()[1]))
     return figure
 
