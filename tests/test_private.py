@@ -361,19 +361,17 @@ def test_what_join_refuses(home_of: Homes, tmp_path: Path) -> None:
     assert "--private begins a run" in refused(*line, tmp_path / "x", "--private", fresh).what
     assert "is to run" in refused(*line, home_of(ANN, RUN), fresh).what
     assert "The run is open" in refused(*line, home_of(BEN, RUN), "--private").what
+    assert "no member of its private run" in refused(*line, home_of(CARA)).what, "before its model is loaded"
 
 
 def test_daemons_an_invitation_and_a_removal(join: Join) -> None:
-    """As people do it: a founder, one who is invited and later removed, and one who has only the run file."""
+    """As people do it: a founder, and one who is invited and later removed."""
     founder = join("founder", "--model", "tiny-a", "--private", "--name", "Ana")
     at = "--home", founder.home.path
     founder.wait(lambda s: s.get("step", 0) >= 1, "a step")
     line = answer("invite", "--home", founder.home.path)["invitation"]
-    uninvited = join("uninvited", "--run", str(founder.home.run_file), "--model", "tiny-b")
     invited = join("invited", line, "--model", "tiny-b", "--name", "Ben")
     invited.wait(lambda s: s.get("foreign_groups_used"), "a group of the founder's")
-    assert uninvited.process is not None and uninvited.process.wait(PATIENCE) == 1
-    assert "no member of its private run" in uninvited.log()
     founder.wait(lambda s: f"Ben ({Identity.load(invited.home.key).peer_id})" in printed("members", *at), "his name")
     assert "Ben (" in printed("peers", *at)
     looking = "--home", str(founder.home.path.parent / "looking")
