@@ -269,7 +269,7 @@ def test_invite_prints_a_line_that_join_reads(home_of: Homes, tmp_path: Path, mo
     made = invitation_in(told["invitation"], Home(tmp_path / "nowhere"))
     assert (made.run_id, made.inviter, made.name, made.private) == (PRIVATE.id, FOUNDER.author, "Ana", True)
     assert told["private"] and made.seconds == 180 * DAY and told["expires"] == made.expires
-    (tmp_path / "line").write_text(made.text + "\n")
+    (tmp_path / "line").write_text(f"\ufeff{made.text}\r\n")
     assert invitation_in(str(tmp_path / "line"), Home(tmp_path / "nowhere")) == made
     monkeypatch.setattr("sys.stdin", io.StringIO(made.text + "\n"))
     assert invitation_in("-", Home(tmp_path / "nowhere")) == made
