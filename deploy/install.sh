@@ -42,6 +42,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+case $dir in /*) ;; *) dir=$PWD/$dir ;; esac # where the link leads, from wherever it lies
 link=$bin/ftis-node
 
 confirm() {
@@ -88,6 +89,13 @@ constraints=''
 [ ! -f "$source/constraints.txt" ] || constraints=$source/constraints.txt
 [ -z "$constraints" ] && [ -f "$here/../constraints.txt" ] && constraints=$here/../constraints.txt
 case $source in /* | ./* | ../*) [ -e "$source" ] || fail "There is nothing at $source." "Name a checkout or a wheel with --from." ;; esac
+wanted=$source${extras:+[$extras]}
+if [ -n "$extras" ] && [ ! -e "$source" ]; then
+  case $source in
+    *://*) wanted="ftis-node[$extras] @ ${source#*@ }" ;;
+    ftis-node*) wanted="ftis-node[$extras]${source#ftis-node}" ;;
+  esac
+fi
 if [ -e "$dir" ] && [ ! -e "$dir/.ftis-node-environment" ]; then
   [ -z "$(ls -A "$dir")" ] || fail "$dir is there already and not of this script." "Name another --dir."
 fi
@@ -96,7 +104,7 @@ if [ -e "$link" ] || [ -L "$link" ]; then owned || fail "$link is there already 
 verb=installs
 [ ! -e "$dir/.ftis-node-environment" ] || verb=upgrades
 echo "This $verb ftis-node for $(id -un):"
-echo "  from         $source${extras:+ with the extras $extras}"
+echo "  from         $wanted"
 echo "  Python       $(command -v "$python") ($("$python" -c 'import platform; print(platform.python_version())'))"
 if [ -n "$cuda" ]; then
   echo "  PyTorch      with CUDA, as pip brings it: downloads of some 4 GB, 8 GB on the disk"
@@ -113,7 +121,7 @@ touch "$dir/.ftis-node-environment"
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 set -- --disable-pip-version-check --upgrade
 [ -z "$constraints" ] || set -- "$@" -c "$constraints"
-"$dir/bin/python" -m pip install "$@" "$source${extras:+[$extras]}" || fail "pip could not install it." "Its last lines say why. Run this again: what was downloaded is kept."
+"$dir/bin/python" -m pip install "$@" "$wanted" || fail "pip could not install it." "Its last lines say why. Run this again: what was downloaded is kept."
 ln -sfn "$dir/bin/ftis-node" "$link"
 echo "Installed: $("$link" --version). Next: ftis-node doctor"
 case :$PATH: in *":$bin:"*) ;; *) echo "note: $bin is not in PATH; add it, or write $link." ;; esac

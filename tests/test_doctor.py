@@ -160,7 +160,7 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     found = list(machine.limits(a_case(tmp_path)))
     assert [one.verdict for one in found] == ["warn", "warn", "ok"]
     assert "256" in found[0].text and "hard limit" in found[0].advice and "--vram 2.4" in found[1].advice
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", "/none")
     assert failed(list(machine.limits(a_case(tmp_path))))
 
 

@@ -211,9 +211,10 @@ def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path) 
     assert "````\n```\n# Buy {question}\n````" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [("--dtype", "bfloat16"), ("--set", "dtype=bfloat16")])
+def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, how: tuple[str, str], tmp_path: Path) -> None:
     place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
-    assert exported(place, tmp_path / "out", "--dtype", "bfloat16")["dtype"] == "bfloat16"
+    assert exported(place, tmp_path / "out", *how)["dtype"] == "bfloat16"
     assert plain(tmp_path / "out").dtype == torch.bfloat16
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
 

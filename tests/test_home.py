@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.errors import UserError
-from ftis_node.host.files import replace_bytes
+from ftis_node.host.files import replace_bytes, write_private
 from ftis_node.store.home import Home
 from tests.support.cli import refused
 
@@ -78,6 +78,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) 
     try:
         with pytest.raises(OSError, match="too large"):
             replace_bytes(tmp_path / "swarm.history", b"x" * 100)
+        with pytest.raises(UserError, match="cannot be written"):
+            write_private(tmp_path / "key", b"x" * 100, "Name another file")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
@@ -121,9 +123,11 @@ def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatc
     assert Home(Path("second node")).flag == f" --home '{tmp_path}/second node'"
 
 
-def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home) -> None:
+def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(home.path.parent / ("x" * 90)))
     home.open()
     directory = home.make_runtime()
+    assert len(str(directory / "p2pclient-0123456789a.sock")) < 107, "the longest that a socket may have"
     home.close()
     assert not directory.exists()
     assert home.runtime() is None

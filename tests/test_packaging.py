@@ -155,3 +155,14 @@ def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path) -> None:
     ):
         told = subprocess.run([*script, *map(str, options)], capture_output=True, text=True)
         assert told.returncode == 1 and said in told.stderr, told
+
+
+def test_the_script_writes_extras_where_pip_reads_them_and_a_link_that_leads_from_anywhere() -> None:
+    script = ("sh", str(ROOT / "deploy" / "install.sh"), "--dry-run", "--extras", "gpu", "--dir", "here", "--from")
+    for source, wanted in (
+        ("git+https://example.org/x.git", "ftis-node[gpu] @ git+https://example.org/x.git"),
+        ("ftis-node==0.1", "ftis-node[gpu]==0.1"),
+    ):
+        told = run(*script, source)
+        assert f" {wanted}\n" in told and "  writes       /" in told
+        assert Requirement(wanted).extras == {"gpu"}

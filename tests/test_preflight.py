@@ -71,6 +71,13 @@ def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
     assert found.settings.host == "127.0.0.1"
 
 
+def test_a_name_that_makes_no_run_is_told_to_who_begins_one(tmp_path: Path) -> None:
+    mine = str(rows(tmp_path / "my rows.jsonl", *good(20)))
+    (told,) = checked(tmp_path, task=mine).problems
+    assert "make no run: task" in told.what and "Rename the file" in told.fix
+    assert not checked(tmp_path, task=mine, peers=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",)).problems
+
+
 def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path) -> None:
     lines = good(30)
     for number in range(2, 26, 2):

@@ -222,6 +222,13 @@ def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, ca
     assert again.redeem(ticket, ANN.author) == ann.own
 
 
+def test_what_a_member_is_given_is_on_the_disk(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("ftis_node.host.files.sync", synced.append)
+    members = two_below(roster_of)
+    assert {one._file.parent for one in members if one._file} <= set(synced)
+
+
 def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters) -> None:
     founder, ann = roster_of(FOUNDER), roster_of(ANN)
     other_run = invite(FOUNDER, RUN.id, ADDRESSES, now=NOW, seconds=DAY, membership=DAY)

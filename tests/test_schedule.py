@@ -60,7 +60,7 @@ def test_hours_that_mean_nothing_are_refused_by_name(text: str) -> None:
         collect(task="arithmetic", flags={"hours": text}, environment={})
     assert "hours" in error.value.what and text.split(";")[0].split()[0] in error.value.what
     with pytest.raises(UsageError):
-        changed(Settings(), {"hours": text})
+        changed(Settings(), {"hours": text}, Settings())
 
 
 @given(

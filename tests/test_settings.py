@@ -221,16 +221,18 @@ def test_a_persons_limit_of_memory_takes_the_place_of_a_profiles(given: dict[str
 
 def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
     running = Settings(model="tiny-a", own_share=0.5)
-    new = changed(running, {"own_share": "default", "threshold": "none", "upload_mbit": "1.5", "steps": "7"})
+    first, values = Settings(wait=3.0), {"threshold": "none", "upload_mbit": "1.5", "steps": "7"}
+    new = changed(running, {**values, "own_share": "default", "wait": "default"}, first)
     assert (new.own_share, new.threshold, new.upload_mbit, new.steps, new.model) == (None, "none", 1.5, 7, "tiny-a")
+    assert new.wait == 3.0, "what it was started with"
     for values, error in (
         ({"model": "tiny-b"}, "model cannot be changed while the node runs"),
-        ({"wiat": "1"}, "Unknown setting 'wiat'"),
+        ({"wiat": "default"}, "Unknown setting 'wiat'"),
         ({"wait": "-1"}, "'wait' from set is wrong"),
         ({"gate": "2"}, "gate cannot be 2.0 \\(set\\)"),
     ):
         with pytest.raises(UsageError, match=error):
-            changed(running, values)
+            changed(running, values, running)
 
 
 def test_all_live_settings_are_settings() -> None:
@@ -245,7 +247,7 @@ def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, ca
     assert settings == Settings(wait=3.0)
     assert {name for name in RETIRED if f"{name} (" in caplog.text} == {"exchange_peers", "trust", "stall_seconds"}
     with pytest.raises(UsageError, match="Unknown setting 'exchange_peers'"):
-        changed(settings, {"exchange_peers": "9"})
+        changed(settings, {"exchange_peers": "9"}, settings)
 
 
 def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds() -> None:

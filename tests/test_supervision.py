@@ -75,7 +75,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
     """To start and to answer. On a crowded machine nodes would else do little but start it again."""
     identify, answered = Client.identify, list[bool]()
     async with pair(tmp_path) as (one, two):
-        ping, pid = one.transport._answers, one.transport.pid
+        ping, pid, addresses = one.transport._answers, one.transport.pid, await one.transport.addresses()
 
         async def slow(client: Any) -> Any:
             await asyncio.sleep(0.0 if client is two.transport.p2p._client else 0.5)
@@ -98,6 +98,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         await is_back(one, pid)
         assert "did not start" in caplog.text
         await eventually(lambda: any(answered), "it answers in time")
+        assert await one.transport.addresses() == addresses
         await eventually(lambda: not one.transport.up, "while an answer is late, no peer is to blame")
         made = two.make(1)
         await eventually(lambda: set(one.admitted) == made, "it goes on")

@@ -158,6 +158,15 @@ def test_an_environments_rewards_are_its_weighted_mean() -> None:
     assert source_of("verifiers:ftis_digits").check() == task
 
 
+def test_a_changed_environment_makes_its_rows_anew(installed: Path) -> None:
+    made = []
+    for verb in ("Say", "Name"):
+        (installed / "ftis_changed.py").write_text((BEGIN + DIGITS + END).replace("Say", verb))
+        made.append(load_task("verifiers:ftis_changed"))
+        assert verb in made[-1].train[0].question
+    assert made[0].data != made[1].data
+
+
 def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path) -> None:
     task = load_task("verifiers:ftis_trusting")
     row = next(row for row in task.train if row.question.endswith("for 0."))

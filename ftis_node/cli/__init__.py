@@ -150,9 +150,9 @@ def main() -> None:
 
 
 def _refuse_misplaced(words: Sequence[str]) -> None:
-    """Refuse an empty word after an option, mostly a variable that is not set (--peers= is empty on purpose), and an
-    invitation."""
-    for option, value in pairwise(words):
+    """Refuse an empty word after an option, mostly a variable that is not set (--peers= is on purpose; --home= would be
+    this folder), and an invitation."""
+    for option, value in (*pairwise(words), *((word, "") for word in words if word == "--home=")):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")
         if option in ("--peers", "--task", "--run") and value.startswith("ftis:"):

@@ -38,8 +38,8 @@ def bugreport(
     what checkpoints say of themselves. Never keys, tokens, weights or packets.
     """
     to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
-    if to.exists():
-        raise UsageError(f"{to} exists already.", "Name another file with --out.")
+    if to.exists() or not os.access(to.parent, os.W_OK):
+        raise UsageError(f"{to} exists already, or cannot be written.", "Name another file with --out.")
     from ftis_node.preflight.bugreport import collect, pack
     from ftis_node.preflight.checks import examined
 

@@ -59,7 +59,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator:
-            raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
+            raise UsageError(f"The setting {pair} has no value.", f"Write {pair}=VALUE.")
         values[key] = text
     return values
 

@@ -23,7 +23,7 @@ from ftis_node.text import escaped, say
 if TYPE_CHECKING:
     from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
-    from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
+    from ftis_node.evaluate.evaluation import Evaluation
     from ftis_node.evaluate.greedy import Judged
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
@@ -56,7 +56,7 @@ def evaluate(
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
     if base is not None and not compare:
         raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
-    flags = common.parse_pairs(set_ or []) | {"device": device}
+    flags = common.parse_pairs(set_ or []) | ({"device": device} if device else {})
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.tasks import load_evaluation, scoring, with_columns
 
@@ -189,13 +189,6 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     return _Result(chosen, outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
 
-def _paired(ours: _Result, theirs: _Result) -> PairedFigures:
-    """The two beside each other."""
-    from ftis_node.evaluate.greedy import paired
-
-    return paired(ours.judged, theirs.judged)
-
-
 def _teller(
     advance: Callable[[int], None], lines: IO[str] | None, of: Mapping[str, str]
 ) -> Callable[[Sequence[Judged]], None]:
@@ -210,10 +203,12 @@ def _teller(
 
 def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[str, Any]:
     """The object of `--json`."""
+    from ftis_node.evaluate import greedy
+
     compared = {}
     if other is not None:
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
-        compared["paired"] = to_builtins(_paired(result, other))
+        compared["paired"] = to_builtins(greedy.paired(result.judged, other.judged))
     settings, task = result.chosen.settings, asked.task
     told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
     told |= {"task": task.name, "data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
@@ -248,7 +243,9 @@ def _how(chosen: _Chosen) -> str:
 
 
 def _print_comparison(result: _Result, other: _Result) -> None:
-    paired = _paired(result, other)
+    from ftis_node.evaluate import greedy
+
+    paired = greedy.paired(result.judged, other.judged)
     say("", f"beside it {other.chosen.name}{_how(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))

@@ -48,7 +48,7 @@ def export(
         raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
     with hold(found) as held:
         # On the CPU, because the GPU is the running node's.
-        flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}
+        flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype else {}) | {"device": "cpu"}
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
         disable_progress_bar()

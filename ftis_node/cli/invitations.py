@@ -145,7 +145,7 @@ def invitation_in(text: str, home: Home) -> Invitation:
         text = sys.stdin.readline(2 * CHARACTERS_MAX)
     elif not text.startswith(PREFIX):
         try:
-            with Path(text).expanduser().open(encoding="utf-8") as file:
+            with Path(text).expanduser().open(encoding="utf-8-sig") as file:
                 text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
             other = "Give the line that begins with ftis:, a file with it, or - to read it from stdin."

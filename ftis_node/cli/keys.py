@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError
 from ftis_node.host.files import write_private
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.identity import Identity
@@ -54,10 +54,7 @@ def import_(
     except ValueError as error:
         raise UsageError(f"{source} holds no key: {error}.", "Name one that `ftis-node keys export` wrote.") from None
     place = Home(home.expanduser())
-    try:
-        kept = identity.keep(place.key)
-    except OSError as error:
-        raise UserError(f"The home {place.path} cannot be used: {error.strerror}.", "Name another --home.") from None
+    kept = identity.keep(place.key)
     if kept.author != identity.author:
         what = f"The home {place.path} has a key of its own, of {kept.peer_id}."
         raise UsageError(what, f"Name another --home; or, to give that identity up for good, remove {place.key}.")

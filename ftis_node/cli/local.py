@@ -217,8 +217,6 @@ def logs(
             say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
     except FileNotFoundError:
         raise UserError(f"There is no log in {place.path}.", "Start a node there, or name its --home.") from None
-    except OSError as error:
-        raise UserError(f"The log {place.log} cannot be read: {error.strerror}.", "Name another --home.") from None
 
 
 # --- ordering it ------------------------------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: Json
 
 
 def set_(
-    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE…", help="KEY=default takes a value back.")],
+    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE…", help="KEY=default: as at its start.")],
     home: HomeOption = DEFAULT_HOME,
     json: JsonOption = False,
 ) -> None:

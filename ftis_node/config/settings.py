@@ -425,8 +425,8 @@ def recorded(values: Mapping[str, Any]) -> Settings:
     return Settings(**{name: v for name, v in values.items() if name not in RETIRED or RETIRED[name] not in (..., v)})
 
 
-def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
-    """The settings of a running node with other values, as text; `default` takes a value back.
+def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> Settings:
+    """The settings of a running node with other values, as text; `default`: the value in `first`, of its start.
 
     Raises:
         UsageError: a setting is unknown, cannot be changed while the node runs, or has no such value.
@@ -439,8 +439,8 @@ def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
             what = f"{name} cannot be changed while the node runs."
             fix = f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}."
             raise UsageError(what, fix)
-        if text == "default":
-            layers.values.pop(name, None)
+        if text == "default" and name in LIVE:
+            layers.values[name] = getattr(first, name)
     return layers.settle()
 
 

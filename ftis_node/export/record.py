@@ -1,6 +1,7 @@
 """A home's record of the training that led to a checkpoint: its run, its settings, its evaluations."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +34,12 @@ def record_of(checkpoint: Checkpoint) -> TrainingRecord:
     if checkpoint.home is None:
         return TrainingRecord()
     home = Home(checkpoint.home)
-    try:
+    run: Run | None = None
+    events: Sequence[Mapping[str, Any]] = ()
+    with suppress(UsageError):
         run = load_run_file(home.run_file).run
-    except UsageError:
-        run = None
-    try:
+    with suppress(OSError, UnicodeDecodeError):
         events = read_events(home.metrics, "started", "evaluation")
-    except (OSError, UnicodeDecodeError):
-        events = []
     step = checkpoint.step
     events = [event for event in events if step is not None and event.get("step", step + 1) <= step]
     started = [event for event in events if event["event"] == "started"]

@@ -66,12 +66,12 @@ def write_private(path: Path, data: bytes, fix: str) -> None:
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with removed_if_it_fails(path), os.fdopen(descriptor, "wb") as file:
+            file.write(data)
     except FileExistsError:
         raise UsageError(f"{path} exists already.", f"{fix}; none is overwritten.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.", f"{fix}.") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
-from ftis_node.node.condition import NO_MEMBER
 from ftis_node.node.demand import announced_age
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
+from ftis_node.node.run_source import roster_of
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
@@ -34,7 +34,6 @@ from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
@@ -191,20 +190,6 @@ def build_components(
     )
     components.go_by(settings)
     return components
-
-
-def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
-    """The roster of a private run; None if the run is open.
-
-    Raises:
-        UserError: this key is no member, and has no invitation either.
-    """
-    if not run.founder:
-        return None
-    roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
-    if why := roster.shut_out:
-        raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
-    return roster
 
 
 def go_on_from(components: Components, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
+from ftis_node.swarm.roster import NO_MEMBER
 from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.text import counted, duration, rounded
 
@@ -103,7 +104,6 @@ def condition(signs: Signs) -> Condition:
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
-NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 _UPGRADE = "Upgrade ftis-node where it is older: `ftis-node peers"
 _OUT = ", all over connections that this node opened: nobody can dial it"
 _REACHED = {

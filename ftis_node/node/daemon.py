@@ -56,7 +56,7 @@ class Node:
     def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
         """settings_for: returns the settings for a task, which may be known only after a peer has sent its run."""
         self.options = options
-        self.settings = settings_for(options.task or "arithmetic")
+        self.settings = self._first = settings_for(options.task or "arithmetic")
         self._settings_for = settings_for
         self.home = options.home  # may be open already
         # The condition while the node does not train; None: the condition follows from the signs.
@@ -133,7 +133,7 @@ class Node:
         components = self._components
         if components is None:
             raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
-        self.settings = settings = changed(self.settings, values)
+        self.settings = settings = changed(self.settings, values, self._first)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
         components.go_by(settings)
         set_level(settings.log_level)
@@ -173,7 +173,7 @@ class Node:
         asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
         self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
         self._run_file = await run_to_join(self.home, self.options, transport, bootstraps, self.settings.patience)
-        self.settings = self._settings_for(self.options.task_of(self._run_file))
+        self.settings = self._first = self._settings_for(self.options.task_of(self._run_file))
         set_level(self.settings.log_level)
         self._stack.push_async_callback(self._compute.stop)
         self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
@@ -229,7 +229,7 @@ class Node:
             self.home, self.settings, runtime, identity, bootstraps, self.options.peers, self._note_p2pd
         )
         self._stack.push_async_callback(transport.close)
-        replace_text(self.home.port, str(transport.port))
+        replace_text(self.home.port, str(transport.port), durable=True)
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
             self._addresses = await transport.addresses()
         return transport

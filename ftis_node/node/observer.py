@@ -13,9 +13,9 @@ from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.loops import listen
-from ftis_node.node.assembly import check_peers, open_network, roster_of
+from ftis_node.node.assembly import check_peers, open_network
 from ftis_node.node.dashboard import swarm_route
-from ftis_node.node.run_source import run_to_watch
+from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web, page_files, text_handler, to_json

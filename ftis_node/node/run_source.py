@@ -4,6 +4,7 @@ to, for later starts that do not say it: the run, and the paths of its files."""
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 
 import msgspec
 
-from ftis_node.config.run import RunFile, check_task, in_short, load_run_file, refuse_horizontal
+from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.roster import NO_MEMBER, Roster
 from ftis_node.swarm.wire.transport import Transport
 from ftis_node.tasks import check_named, source_of
 
@@ -94,6 +97,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
 
     Raises:
         UsageError: the run is for the lab, or names something that only this node's owner may name.
+        UserError: it is private, and this node is no member.
     """
     refuse_horizontal(found.run)
     refuse_other_run(found, options.invitation)
@@ -101,7 +105,23 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
         what = "The run is open; who may take part is fixed when a run begins."
         fix = "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run."
         raise UsageError(what, fix)
+    home, key = options.home, options.home.key
+    roster_of(home, found.run, Identity.load(key) if key.exists() else Identity(os.urandom(32)), options.invitation)
     check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
+
+
+def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
+    """The roster of a private run; None if the run is open.
+
+    Raises:
+        UserError: this key is no member, and has no invitation either.
+    """
+    if not run.founder:
+        return None
+    roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
+    if why := roster.shut_out:
+        raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
+    return roster
 
 
 def check_foreseen(found: RunFile, options: JoinOptions) -> None:

@@ -8,7 +8,7 @@ addresses are here: they write nothing and run no code of a task.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ftis_node.config.run import RunFile
+from ftis_node.config.run import RunFile, run_for
 from ftis_node.errors import UsageError, UserError, each_once
 from ftis_node.node.run_source import agreed, check_foreseen, check_run, known_run
 from ftis_node.observe.tracking import refuse_untracked
@@ -62,6 +62,8 @@ def _data(case: Case) -> None:
     case.download = case.source.download() or case.download
     if max((path.stat().st_size for path in case.source.files if path.is_file()), default=0) <= LARGE_BYTES:
         case.task = case.source.check()
+    if case.task is not None and case.task.turns == 1 and not (case.run_file or case.options.bootstraps):
+        run_for(case.task.facts(), any_tokenizer=True)  # raises if its name makes no run
 
 
 def _own_data(case: Case) -> None:

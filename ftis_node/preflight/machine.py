@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ftis_node.host.descriptors import raise_limit
 from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
 from ftis_node.preflight.case import Case, Finding, Verdict
+from ftis_node.store.home import socket_folder
 from ftis_node.text import GB, rounded
 
 _PACKAGE = "ftis-node"
@@ -46,10 +48,9 @@ def python(case: Case) -> Iterator[Finding]:
 
 
 def _wanted_python() -> str:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.metadata(_PACKAGE)["Requires-Python"] or ">=3.11"
-    except metadata.PackageNotFoundError:
-        return ">=3.11"
+    return ">=3.11"
 
 
 def libraries(case: Case) -> Iterator[Finding]:
@@ -86,10 +87,9 @@ def installed() -> dict[str, str]:
 
 def _version(name: str) -> str:
     """The version of a library; empty if it is not installed."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+    return ""
 
 
 def torch_(case: Case) -> Iterator[Finding]:
@@ -185,11 +185,10 @@ def _computed(device: str, seconds: float, changes: Mapping[str, str] = {}) -> s
 
 def _driver() -> str:
     """The version of NVIDIA's kernel module; "unknown" where it does not say."""
-    try:
+    with suppress(OSError):
         words = _NVIDIA.read_text(encoding="utf-8").split()
-    except OSError:
-        return "unknown"
-    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "unknown")
+        return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "unknown")
+    return "unknown"
 
 
 def limits(case: Case) -> Iterator[Finding]:
@@ -203,19 +202,15 @@ def limits(case: Case) -> Iterator[Finding]:
         text = f"Its control group may use {rounded(limit)} of {rounded(total)} of memory; a plan for the CPU sees all."
         advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
         yield Finding("limits", "warn", text, advice)
-    if not os.access(_temporary(), os.W_OK):
+    if not os.access(folder := socket_folder(), os.W_OK):
         advice = "Set TMPDIR to a folder that can be written."
-        yield Finding("limits", "fail", f"The directory for sockets, {_temporary()}, cannot be written.", advice)
+        yield Finding("limits", "fail", f"The directory for sockets, {folder}, cannot be written.", advice)
         return
-    free = shutil.disk_usage(_temporary()).free
+    free = shutil.disk_usage(folder).free
     if free < 16 << 20:
-        text = f"Only {rounded(free)} are free in {_temporary()}."
+        text = f"Only {rounded(free)} are free in {folder}."
         yield Finding("limits", "warn", text, "Make room there, or set TMPDIR to a folder on another disk.")
     yield Finding("limits", "ok", f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
-
-
-def _temporary() -> str:
-    return os.environ.get("TMPDIR") or "/tmp"
 
 
 def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -242,8 +237,7 @@ def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/s
 
 
 def _bytes_in(file: Path) -> list[int]:
-    try:
+    with suppress(OSError):
         text = file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return []
-    return [int(text)] if text.isdecimal() and int(text) < 1 << 60 else []  # version 1 writes 2^63 for no limit
+        return [int(text)] if text.isdecimal() and int(text) < 1 << 60 else []  # version 1 writes 2^63 for no limit
+    return []

@@ -17,7 +17,7 @@ from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.observe.answers import Status
 from ftis_node.preflight.case import Finding, Verdict
-from ftis_node.store.home import Home
+from ftis_node.store.home import Home, socket_folder
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
 from ftis_node.swarm.identity import Identity
@@ -91,10 +91,8 @@ async def look_around(
         where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
-        answered, known = (
-            0,
-            [] if targets else list(KnownAddresses.read(home.peers).tried(settings, read_book(home.members))),
-        )
+        tried = () if targets else KnownAddresses.read(home.peers).tried(settings, read_book(home.members))
+        answered, known = 0, list(tried)
         for text, why in known:
             if why:
                 yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
@@ -136,7 +134,7 @@ def run_of_peers(settings: Settings, peers: Sequence[str], invitation: Invitatio
 @asynccontextmanager
 async def _stranger(settings: Settings) -> AsyncGenerator[Libp2p, None]:
     """A network daemon with a temporary key."""
-    with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="ftis-", dir=socket_folder()) as scratch:
         key = Path(scratch) / "key"
         Identity(os.urandom(32)).keep(key)
         transport = await Libp2p.start(listening_of(settings, key, Path(scratch)))

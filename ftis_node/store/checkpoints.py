@@ -160,10 +160,8 @@ def newest_facts(path: Path) -> Facts | None:
         UserError: a newer version wrote it.
     """
     for directory in reversed(complete(path) if path.exists() else []):
-        try:
+        with suppress(*_UNREADABLE):
             return _manifest(directory)[1]
-        except _UNREADABLE:
-            continue
     return None
 
 

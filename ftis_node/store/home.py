@@ -23,9 +23,16 @@ from ftis_node.store.migrations import Schema
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
 DEFAULT_HOME = Path("~/.ftis-node")
+_DEEPEST = 60  # bytes of a folder for theirs
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
 
 SCHEMA = Schema["Home"](2)
+
+
+def socket_folder() -> str:
+    """The folder for directories of sockets: that for temporary files, or /tmp where their paths would be too long."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= _DEEPEST else "/tmp"
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -169,7 +176,7 @@ class Home:
 
     def make_runtime(self) -> Path:
         """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
-        directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX))
+        directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=socket_folder()))
         try:
             self.record_runtime(directory)
         except BaseException:

@@ -27,6 +27,11 @@ CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
 RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk; no more than there
+# SQLite's codes where something else than the file is wrong.
+_SOUND = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+}
 _USED_ROUNDS = """
 CREATE TABLE IF NOT EXISTS used_rounds (
     run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
@@ -146,13 +151,10 @@ class PacketStore:
             self._db.close()
             raise
         except sqlite3.DatabaseError as error:
-            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-            raise UserError(
-                f"The database {path} cannot be used: {error}.",
-                "Make room on its disk; the file itself is sound."
-                if full
-                else "Move the file away; the node makes a new one.",
-            ) from error
+            fix = "Move the file away; the node makes a new one."
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _SOUND:
+                fix = "See that its disk has room, who holds it, and who may write it; the file itself is sound."
+            raise UserError(f"The database {path} cannot be used: {error}.", fix) from error
 
     def close(self) -> None:
         self._db.close()

@@ -302,8 +302,12 @@ def free_port(host: str) -> int:
     raise UserError(f"There is no free port on {host}.", "Name one with --port.")
 
 
+class PortTaken(UserError):
+    """Somebody else has the port."""
+
+
 def port_error(host: str, port: int) -> UserError:
-    return UserError(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
+    return PortTaken(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
 def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:

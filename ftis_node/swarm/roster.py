@@ -22,6 +22,7 @@ from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.signed import Malformed
 
+NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
 KEYS_MAX = 4096  # that showed who let them in
 RECORDS_TOLD = 32  # in one message
@@ -170,7 +171,7 @@ class Roster:
         if held is None or self.book.why_refused(held, self._clock()) or (found.invites and not held.invites):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
             held = self._issue(peer, found.seconds, invites=found.invites)
-        self.save(durable=True)  # or the invitation could be used again after a power loss
+        self.save()  # or the invitation could be used again after a power loss
         return encode(self.book.chain(held))
 
     def renewal(self, peer: bytes) -> bytes:
@@ -308,13 +309,13 @@ class Roster:
                     logger.error("The order %s has no effect: %s.", file, why)
             except (Malformed, ValueError):
                 logger.error("The order %s cannot be read and is dropped; give it again.", file)
-            self.save(durable=True)
+            self.save()
             file.unlink()
 
-    def save(self, *, durable: bool = False) -> None:
-        """Write the roster to its file."""
+    def save(self) -> None:
+        """Write the roster to its file, also through a power loss: without it no member starts again."""
         if self._file is not None:
-            replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=durable)
+            replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=True)
         self._unsaved = False
 
 

@@ -109,7 +109,8 @@ class Asked(Scorer):
         try:
             connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
             connection.sendall(json.dumps(request).encode() + b"\n")
-            verdict, grown = json.loads(_reply(connection))
+            with connection.makefile("rb") as file:
+                verdict, grown = json.loads(file.readline(_REPLY_BYTES))
         except (OSError, ValueError):  # a timeout is the former, a reply that is cut short the latter
             verdict, grown = None, True
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
@@ -156,11 +157,6 @@ class Asked(Scorer):
     @abstractmethod
     def _did_not_start(self) -> UserError:
         """The error for a process that cannot be started."""
-
-
-def _reply(connection: socket.socket) -> bytes:
-    with connection.makefile("rb") as file:
-        return file.readline(_REPLY_BYTES)
 
 
 class Judge(Asked):

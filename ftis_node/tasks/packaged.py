@@ -103,6 +103,8 @@ class Packaged(Source):
         path = self._cached(version)
         try:
             made = json.loads(path.read_bytes())
+            if "source" in made and made["source"] != self._ask("check", _CHECK_SECONDS)["source"]:
+                raise ValueError("They were of other code.")
         except (OSError, ValueError):
             logger.info("Making the rows of %s; some tasks take minutes for that.", name)
             made = self._ask("rows", _ROWS_SECONDS)

@@ -346,13 +346,13 @@ def judge(jail: ModuleType, seconds: float, name: str) -> Callable[[str, str, bo
 
 
 def _main(what: str, name: str) -> dict[str, object]:
-    """`rows` of the environment, or `check` whether it can be used."""
+    """`rows` of the environment, or `check` whether it can be used; with the digest of its files."""
     try:
         loaded = load(name)
     except Refused as error:
         return {"refused": str(error)}
     if what == "check":
-        return {}
+        return {"source": _source(name)}
     rows = [
         (play(loaded, task, []).question, json.dumps([index, task.hash])) for index, task in enumerate(loaded.tasks)
     ]

@@ -65,13 +65,11 @@ ROWS = {
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
     "a run file that is there": Row("run new -o {tmp}/file", "exists already", "--overwrite"),
     "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
-    "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
     "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
     "parts of a vertical run": Row(f"{NEW} --parts 3", "--parts is for a horizontal run", "--collaboration horizontal"),
     "an epoch of a vertical run": Row(f"{NEW} --epoch 60", "--epoch is for a horizontal run", "--collaboration"),
     "a rule without data of one's own": Row(f"{JOIN} --own-reward exact", "--own-reward is the rule", "both"),
-    "no data of one's own": Row(f"{JOIN} --own-data {{tmp}}/none.jsonl", "Cannot read", "JSONL file that exists"),
     "a batch without room for one's own data": Row(
         f"{JOIN} --own-data {ONES} --set batch_groups=1", "no room for --own-data", "batch_groups=2", **a_task(GOOD)
     ),
@@ -95,7 +93,6 @@ ROWS = {
     "announced without a port": Row(f"{JOIN} --announce /ip4/1.2.3.4/tcp/1", "takes any", "--port"),
     "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
     "options before net": Row("doctor --json net", "belong to `doctor`", "doctor net --json"),
-    "a flag before net": Row("doctor --vram 8 net", "belong to `doctor`", "doctor net --vram"),
     "an empty invitation": Row('join --home {tmp}/home ""', "invitation is empty", "variable"),
     "an address in place of an invitation": Row(f"{JOIN} {DEAD}", "is no invitation", "with --peers"),
     "an invitation for a task": Row(f"{JOIN} --task ftis:abc", "--task was given an invitation", "stands alone"),
@@ -107,6 +104,7 @@ ROWS = {
         f"nothing after {option}": Row(f'{JOIN} {option} ""', f"{option} is followed by an empty value", "variable")
         for option in ("--peers", "--model", "--name", "--home", "--task", "--set")
     },
+    "no home": Row("join --dry-run --home=", "--home= is followed by an empty value", "variable"),
     # the home
     "a home that is a file": Row("join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1),
     "a home that is a file, in earnest": Row("join --home {tmp}/file", "home .* cannot be used", "--home", 1),
@@ -116,11 +114,8 @@ ROWS = {
     ),
     "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
     "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
-    "asking nobody for peers": Row("peers --home {tmp} --json", "No ftis-node daemon is running", "join", 1),
     "asking where nothing is": Row("status --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
-    "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "that was started"),
-    "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "that was started"),
     "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another"),
     "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
     "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
@@ -128,11 +123,9 @@ ROWS = {
         "keys import {tmp}/file --home {tmp}", "holds no key", "keys export", files={"file": "x"}
     ),
     "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
-    "a key into a file": Row("keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1),
+    "a key into a file": Row("keys import {tmp}/other.key --home {tmp}/file", "file.* cannot be used", "path", 1),
     # run files
-    "a run file that is missing": Row("run show {tmp}/none.toml", "cannot be read", "path"),
     "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
-    "a run file that is no TOML": Row(CHECK, "Line 1 .*is not TOML", "line", files={"file": "run ="}),
     "a run file without a run": Row(CHECK, r"no \[run\]", "run new"),
     "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
     "a run file too long": Row(CHECK, "has over", "right file", files={"file": "#" * 70_000}),
@@ -152,7 +145,6 @@ ROWS = {
     "a run of no model": Row(f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, OTHER)),
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
-    "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),
     "a misspelt task": Row(f"{NEW} --task gsm8", "no task", "Did you mean 'gsm8k'"),
     "a test to train on": Row(f"{NEW} --task math500", "math500 is a test", "eval --task math500"),
     # data
@@ -177,7 +169,6 @@ ROWS = {
     ),
     # fit, eval, bench, lab, demo
     "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
-    "a misspelt model": Row("fit --model qwen2.5-0,5b --vram 24", "no model 'qwen2.5-0,5b'", "Did you mean"),
     "a model that no hub gives": Row("fit --model someone/unheard-of --vram 24", "cannot be loaded", "--model", 1),
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of 'x'", "--prompt-tokens"),
     "a model for a checkpoint": Row(f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"),
@@ -186,34 +177,22 @@ ROWS = {
     "a home without a checkpoint": Row(
         f"{EVAL} {{tmp}}/home --task arithmetic", "no checkpoint yet", "first step", 1, files={"home/run.toml": ""}
     ),
-    "a model that nobody knows": Row(f"{EVAL} tiny-q --task arithmetic", "no model 'tiny-q'", "tiny-a"),
-    "questions that are missing": Row(f"{EVAL} tiny-a --task gsm8k --data {{tmp}}/none.jsonl", "Cannot read", "exists"),
     "no room for an answer": Row(f"{EVAL} tiny-a --task arithmetic --completion-tokens 100000", "room for", "."),
-    "an unknown setting of eval": Row(f"{EVAL} tiny-a --task arithmetic --set lora_alfa=3", "lora_alfa", "lora_alpha"),
-    "a setting of eval without a value": Row(f"{EVAL} tiny-a --task arithmetic --set lora_alpha", "no value", "KEY"),
-    "an unknown test": Row(f"{EVAL} tiny-a --task poetry", "no task 'poetry'", "math500"),
+    "a device in a setting": Row(f"{EVAL} tiny-a --task arithmetic --set device=x", "'x' is no device", "cpu"),
     "verdicts to nowhere": Row(f"{EVAL} tiny-a --task arithmetic --out {{tmp}}/none/x", "cannot be written", "--out"),
     "verdicts over the questions": Row(
         f"{EVAL} tiny-a --task {ONES} --out {ONES}", "holds the questions", "--out", **a_task(GOOD, OTHER)
-    ),
-    "verdicts over the data": Row(
-        *(f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}", "holds the questions", "--out"),
-        **a_task('{"question": "1+1", "answer": "#### 2"}'),
     ),
     "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
     "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row("lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
-    "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
-    "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "is not TOML", "line", files={"x.toml": "="}),
-    "a lab file too deep": Row("lab run {tmp}/x.toml", "too deeply", "flatter", files={"x.toml": "a = " + "[" * 5_000}),
     "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
     "an unknown key of a lab file": Row("lab run {tmp}/x.toml", "unknown key", ".", files={"x.toml": "nmae = 'x'"}),
     "seeds that are none": Row("lab run quick --dry-run --seeds x", "no numbers", "0,1,2"),
     "seeds that are not there": Row("lab run quick --dry-run --seeds 7 --json", "no seed 7", "0, 1"),
     "a report of nothing": Row("lab report {tmp}", "no manifest", "lab run"),
-    "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
     "a replay of nothing": Row("lab replay {tmp} --json", "no home of a daemon", "another"),
     "a replay of another time": Row("lab replay {tmp}", "no step log", "begun", 1, files={"metrics.jsonl": "{}\n"}),
     "a replay of what was dropped": Row(
@@ -231,6 +210,6 @@ ROWS = {
         "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
     ),
     "a demo under a file": Row("demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1),
-    "a report to nowhere": Row("bugreport --home {tmp}/home --out {tmp}/none/x.gz", "cannot be written", "--out", 1),
+    "a report to nowhere": Row("bugreport --home {tmp}/home --out {tmp}/none/x.gz", "cannot be written", "--out"),
     "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out"),
 }

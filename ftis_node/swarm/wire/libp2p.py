@@ -20,7 +20,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import check_port, free_port, is_plain
+from ftis_node.swarm.addresses import PortTaken, check_port, free_port, is_plain
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.traffic import Traffic
@@ -254,10 +254,11 @@ class Libp2p:
             try:
                 self.p2p = await launch(self.listening, self.port, self._patience)
                 break
-            except UserError:
+            except UserError as error:
                 if last or self.listening.port != 0:
                     raise
-                self.port = 0  # another process has taken the port: any other will do
+                if isinstance(error, PortTaken):
+                    self.port = 0  # any other will do
         self.up = True
         self._down_since = None
         if self._started is not None:
