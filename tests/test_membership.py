@@ -256,9 +256,9 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> Non
     "said",
     [
         address(CAROL),
-        f"\x1b[2J{BOB.peer_id}",
-        "/ip4/192.0.2.7/tcp/1" + "/tcp/1" * 100 + f"/p2p/{BOB.peer_id}",
         BOB.peer_id,
+        f"\x1b[2J{BOB.peer_id}",
+        f"/ip4/192.0.2.7{'/tcp/1' * 100}/p2p/{BOB.peer_id}",
         "x" * 100_000,
     ],
 )

@@ -150,15 +150,8 @@ def test_memory_is_what_is_predicted() -> None:
     policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
     packed = (module for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
     weights = sum(p.nbytes for p in policy.model.parameters()) + sum(map(held, packed))
-    setup = Setup(
-        lora=True,
-        dtype="float32",
-        quantisation="nf4",
-        micro_batch_tokens=1024,
-        generation_batch=4,
-        lora_rank=8,
-        lora_targets=("q_proj",),
-    )
+    adapters: dict[str, Any] = {"lora": True, "lora_rank": 8, "lora_targets": ("q_proj",)}
+    setup = Setup(dtype="float32", quantisation="nf4", micro_batch_tokens=1024, generation_batch=4, **adapters)
     need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
     assert need.weights == pytest.approx(weights, rel=0.01)
     dense = estimate(shape, Workload(48, 32, 4, 4), replace(setup, quantisation="none"), "cpu")

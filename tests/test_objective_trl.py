@@ -206,19 +206,11 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize(
     "objective",
     [
-        PRESETS["nois"],
-        PRESETS["vis"],
-        PRESETS["tis"],
+        *(PRESETS[name] for name in ("nois", "vis", "tis", "opsm", "ftis", "mis", "gspo", "cispo", "dapo")),
         PRESETS["f-nois"].replace(**K1),
-        PRESETS["opsm"],
         PRESETS["ftis"].replace(**K1, name="ftis-k1"),
-        PRESETS["ftis"],
         PRESETS["ftis"].replace(aggregation="token", name="ftis-token"),
         PRESETS["ftis"].replace(aggregation="fixed", divisor=float(LONGEST), name="ftis-fixed"),
-        PRESETS["mis"],
-        PRESETS["gspo"],
-        PRESETS["cispo"],
-        PRESETS["dapo"],
     ],
     ids=lambda objective: objective.name,
 )

@@ -54,8 +54,8 @@ ROWS = {
         f"{JOIN} --settings {{tmp}}/file", "/file nests", "flatter", files={"file": "x=" + "[" * 5000}
     ),
     "a newer home": Row(JOIN, "has schema 99", "", 1, files={"home/home.json": '{"schema": 99}'}),
-    "a log that is none": Row("logs --home {tmp}", "cannot be read: Is a dir", "--home", 1, files={"node.log/x": ""}),
-    "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
+    "a log that is none": Row("logs --home {tmp}", "cannot be used: Is a dir", "path", 1, files={"node.log/x": ""}),
+    "a setting without a value": Row(f"{JOIN} --set wait", "no value", "wait=VALUE"),
     "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
     "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
     "a value that is no number": Row(f"{JOIN} --set betas=0.9,x", "'betas' from flags.*valid number", "valid value"),
@@ -188,6 +188,10 @@ ROWS = {
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row("lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
+    "verdicts over the data": Row(
+        *(f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}", "holds the questions", "--out"),
+        **a_task('{"question": "1+1", "answer": "#### 2"}'),
+    ),
     "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
     "an unknown key of a lab file": Row("lab run {tmp}/x.toml", "unknown key", ".", files={"x.toml": "nmae = 'x'"}),
     "seeds that are none": Row("lab run quick --dry-run --seeds x", "no numbers", "0,1,2"),
