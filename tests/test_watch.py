@@ -309,6 +309,14 @@ async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path
         assert overview.facts().nodes == []
 
 
+async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp_path: Path, clocks: Clock) -> None:
+    async with overview_of(tmp_path) as (_, overview):
+        for seconds in (0.0, 60.0, 60.0, 28_800.0, 60.0):
+            clocks.now += seconds
+            overview.look()
+        assert [row[0] for row in overview.book.history.rows] == [NOW + 60, NOW + 120, NOW + 28_980]
+
+
 # --- over the network -------------------------------------------------------------------------------------------------
 
 
