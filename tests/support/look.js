@@ -79,6 +79,14 @@ for (const figure of all("figure.chart")) {
   if (drawn.size < due.length) faults.push(`${title(figure)}: ${due.length} series have values, and ${drawn.size} are drawn`);
 }
 
+// No line goes on where nothing was measured.
+for (const path of all(".plot path.line")) {
+  const { width } = path.closest(".plot").querySelector(".base").getBBox();
+  const points = [...path.getAttribute("d").matchAll(/([ML])([-\d.]+)/g)];
+  const wide = points.some(([, to, x], index) => to === "L" && x - points[index - 1][2] > width / 5);
+  if (points.length > 9 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
+}
+
 // A figure has a name, and a row says a thing once.
 for (const cell of all("table.peers td").filter((cell) => /^[–\d]/.test(cell.innerText))) {
   const head = cell.closest("table").tHead.getBoundingClientRect();

@@ -16,7 +16,7 @@ SIZES: Sizes = [(width, dark) for width in (1280, 360) for dark in (False, True)
 STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
 BEGAN = 1_760_000_000.0  # unix seconds
-MINUTE = 60.0
+MINUTE, NIGHT = 60.0, 8 * 3600.0
 POLL = 6.0  # seconds in which a page asks again
 
 
@@ -76,9 +76,10 @@ def evaluated(reached: float) -> dict[str, Any]:
 
 
 def minutes(steps: int, end: float) -> Trend:
-    """What an observer keeps of so many minutes until `end`: nodes, groups a minute, mean pass@1."""
+    """What an observer keeps of so many minutes until `end`, and a night: nodes, groups a minute, mean pass@1."""
     curve = Trend(HISTORY_ROWS)
     for number in range(steps):
         swing = wave(number, 30.0)
-        curve.add(end - MINUTE * (steps - number), 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
+        time = end - MINUTE * (steps - number) - (NIGHT if number < steps // 2 else 0.0)
+        curve.add(time, 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
     return curve

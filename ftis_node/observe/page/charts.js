@@ -42,6 +42,16 @@ export const TIME = {
   },
   long: (time) => date(time, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
 };
+const FAR = 4; // times as far apart as usual: nothing was measured between two points
+const MINUTE = 60; // between two points, at least
+
+/** Whether a curve is interrupted before each of these unix seconds: nobody looked for a while, or the clock was set back. */
+export function breaks(times) {
+  const apart = times.map((time, index) => time - (times[index - 1] ?? time));
+  const usual = apart.filter((size) => size > 0).sort((one, other) => one - other);
+  const limit = FAR * Math.max(MINUTE, usual[(usual.length - 1) >> 1] ?? 0);
+  return apart.map((size) => size < 0 || size > limit);
+}
 const STEPS = { name: "step", ticks: (low, high, about) => ticks(low, high, about, true), labels: (steps) => steps.map((step) => number(step)), long: (step) => `Step ${number(step)}` };
 
 /** The decimals that these values need to be written whole. */
@@ -151,6 +161,7 @@ export class Chart {
     const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
     const [first, final] = [Math.min(...data.step), Math.max(...data.step)]; // a clock may have been set back
     const span = Math.max(1, final - first);
+    this.broken = this.along === TIME ? breaks(data.step) : [];
     const inner = width - left - RIGHT;
     this.x = (step) => left + ((step - first) / span) * inner;
     const y = (value) =>
@@ -186,11 +197,12 @@ export class Chart {
     this.read(this.at === null ? null : Math.min(this.at, data.step.length - 1));
   }
 
-  /** A path through the values; where there is none it is interrupted. */
+  /** A path through the values; where there is none, or nobody looked, it is interrupted. */
   line(values) {
     let path = "";
     let down = false;
     values.forEach((value, index) => {
+      if (this.broken[index]) down = false;
       if (value === null || value === undefined) return (down = false);
       path += `${down ? "L" : "M"}${this.x(this.data.step[index]).toFixed(1)} ${this.y(value).toFixed(1)}`;
       down = true;
@@ -208,7 +220,8 @@ export class Chart {
   /** Each measurement where they are few, else those that no line goes through. */
   dots(values, tone) {
     const all = this.spec.dots && values.length <= 60;
-    const alone = (index) => (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null;
+    const none = (index, broken) => this.broken[broken] || (values[index] ?? null) === null;
+    const alone = (index) => none(index - 1, index) && none(index + 1, index + 1);
     return values.flatMap((value, index) =>
       value !== null && value !== undefined && (all || alone(index))
         ? [svg("circle", { class: `dot ${tone}`, cx: this.x(this.data.step[index]), cy: this.y(value), r: 3 })]

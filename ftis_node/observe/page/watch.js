@@ -1,6 +1,6 @@
 // The swarm's page: reads swarm.json, from an observer, a node or a folder of files, and shows it.
 
-import { Chart, TIME } from "./charts.js";
+import { Chart, TIME, breaks } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, short, show, svg } from "./dom.js";
 
 const POLL = 5000;
@@ -210,7 +210,9 @@ function spark(rows) {
   if (known.length < 2) return null;
   const [first, last] = [known[0][0], known.at(-1)[0]];
   const at = ([time, value]) => `${((76 * (time - first)) / Math.max(1, last - first) + 2).toFixed(1)} ${(18 - 16 * value).toFixed(1)}`;
-  return svg("svg", { class: "spark", width: 80, height: 20, "aria-hidden": "true" }, svg("path", { class: "line own", d: `M${known.map(at).join("L")}` }));
+  const broken = breaks(known.map(([time]) => time));
+  const d = known.map((row, index) => index && !broken[index] ? `L${at(row)}` : `M${at(row)}h0`).join("");
+  return svg("svg", { class: "spark", width: 80, height: 20, "aria-hidden": "true" }, svg("path", { class: "line own", d }));
 }
 
 show(find("history"), CHARTS.map((chart) => chart.element));
