@@ -45,7 +45,24 @@ for (const text of all("main svg text")) {
   if (size < 9) faults.push(`${title(text)}: “${text.textContent}” is ${size.toFixed(1)} px high`);
 }
 
-// The labels of an axis differ.
+// What is a share has an axis that ends with it; what is rare flattens nothing.
+for (const figure of all("figure.chart").filter((one) => one.querySelector(".plot .base"))) {
+  const labels = all(".tick[text-anchor=end]", figure).map((label) => label.textContent);
+  if (/foreign_share|pass|own_reward/.test(figure.dataset.keys) && labels.some((label) => Number(label) > 1)) faults.push(`${title(figure)}: an axis of shares reads ${labels.join(", ")}`);
+  const ends = all(".grid, .base", figure).map((line) => Number(line.getAttribute("y1")));
+  const [top, base] = [Math.min(...ends), Math.max(...ends)];
+  const paths = all(".plot path.line, .plot path.area", figure).map((path) => path.getAttribute("d"));
+  const heights = paths.flatMap((d) => [...d.matchAll(/[ML][-\d.]+ ([-\d.]+)/g)].map(([, y]) => base - y)).sort((one, other) => one - other);
+  if (heights.length > 9 && heights.at(-1) > 1 && heights[Math.floor(0.94 * heights.length)] < (base - top) / 10) faults.push(`${title(figure)}: all but a few values lie flat`);
+}
+
+// The labels of an axis differ, also when clocks are changed.
+const { TIME } = await import("/charts.js");
+for (let week = 0; week < 52; week++) {
+  const [begin, length] = [1767225600 + 604800 * week, 604800];
+  const labels = TIME.labels(TIME.ticks(begin, begin + length, 8), length);
+  if (new Set(labels).size < labels.length) faults.push(`an axis of time reads ${labels.join(", ")}`);
+}
 for (const plot of all(".plot")) {
   for (const anchor of ["end", "middle"]) {
     const labels = all(`.tick:not(.name)[text-anchor=${anchor}]`, plot).map((label) => label.textContent);

@@ -58,9 +58,10 @@ def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
             if not alone:
                 others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
             others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
+            others["seconds"] = {"wait": 1.0, "train": 2.0, "total": 600.0 if number == steps // 2 else 6.0}
             facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
-            if alone:
-                facts["diagnostics"]["foreign"] = {}
+            foreign = facts["diagnostics"]["foreign"] | {"excess": 2.0 - 4.0 * swing}  # over its 100 tokens
+            facts["diagnostics"]["foreign"] = {} if alone else foreign
             sent = number / 3 if alone else 40_000 * number + 9_000 * swing
             write(file, number, facts | {"event": "step", "bytes_in": sent, "bytes_out": sent / 2})
             if number % max(5, steps // EVALUATIONS) == 0:

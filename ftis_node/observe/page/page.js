@@ -42,7 +42,7 @@ const CHARTS = [
     series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
   },
   {
-    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", floor: 0, format: seconds, axis: (value, digits) => `${number(value, digits)}\u202fs`,
+    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", peaks: true, floor: 0, format: seconds, axis: (value, digits) => `${number(value, digits)}\u202fs`,
     empty: `How long generating, waiting and training take ${SOON}`,
     series: [
       { key: "generate", name: "generating", tone: "own" },
@@ -55,7 +55,7 @@ const CHARTS = [
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
-    size: "half", title: "Traffic", floor: 0, whole: true, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
+    size: "half", title: "Traffic", peaks: true, floor: 0, whole: true, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
     series: [{ key: "in_rate", name: "in", tone: "own" }, { key: "out_rate", name: "out", tone: "foreign" }],
   },
 ].map((spec) => ({ of: "steps", chart: new Chart(spec), ...spec }));

@@ -18,7 +18,7 @@ const LATER = "appears here after some minutes.";
 
 const CHARTS = [
   { title: "pass@1, as claimed", note: "Mean of the nodes that report it.", floor: 0, ceiling: 1, format: two, empty: `What the nodes claim to reach ${LATER}`, series: [{ key: "pass", name: "mean", tone: "own" }] },
-  { title: "Groups announced", note: "A minute, by all nodes.", floor: 0, format: few, axis: number, empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
+  { title: "Groups announced", note: "A minute, by all nodes.", peaks: true, floor: 0, format: few, axis: number, empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
   { title: "Nodes", note: "Heard of within ten minutes.", floor: 0, whole: true, format: number, empty: `How many take part ${LATER}`, series: [{ key: "nodes", name: "nodes", tone: "third" }] },
 ].map((spec) => new Chart({ along: TIME, ...spec }));
 
