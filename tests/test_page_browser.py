@@ -168,7 +168,7 @@ async def test_a_curve_is_read_with_the_keys(page: Web) -> None:
         press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
         browser.run(press, "Home")
         told = "return document.querySelector('.tip').textContent"
-        assert browser.run(told).startswith("Step 0") and "0.50" in browser.run(told)
+        assert browser.run(told).startswith("Step 0 · 9 Sept") and "0.50" in browser.run(told)
         browser.run(press, "ArrowRight")
         assert browser.run(told).startswith("Step 100")
         browser.run(press, "Escape")

@@ -291,7 +291,7 @@ export class Chart {
     );
     this.cursor.replaceChildren(svg("line", { x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM }), ...marks);
     const time = data.time?.[index];
-    const clock = time ? ` · ${new Date(1000 * time).toLocaleTimeString("en-GB")}` : "";
+    const clock = time ? ` · ${TIME.long(time)}` : "";
     const rows = spec.series.map((one) =>
       el("li", null, this.swatch(one), el("span", null, one.name), el("b", null, this.text(one, data[one.key]?.[index]))),
     );

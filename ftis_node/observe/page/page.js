@@ -1,6 +1,6 @@
 // The page: asks the node every two seconds and shows what it says.
 
-import { Chart } from "./charts.js";
+import { Chart, TIME } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
 import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
@@ -103,7 +103,7 @@ async function go() {
 }
 
 function showTrouble(error) {
-  const since = answered ? ` What you see is from ${answered.toLocaleTimeString("en-GB")}.` : "";
+  const since = answered ? ` What you see is from ${TIME.long(answered / 1000)}.` : "";
   const told =
     error.status === 401
       ? "This link is no longer valid. Run ftis-node page on the node's machine for a new one."
