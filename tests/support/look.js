@@ -104,6 +104,10 @@ for (const path of all(".plot path.line")) {
   if (points.length > 9 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
 }
 
+// The last row of tiles is full.
+const box = (what) => document.querySelector(what)?.getBoundingClientRect().right;
+if (box(".tile:last-child") < box(".tiles") - 1) faults.push("a tile is alone in its row");
+
 // A figure has a name, and a row says a thing once.
 for (const cell of all("table.peers td").filter((cell) => /^[–\d]/.test(cell.innerText))) {
   const head = cell.closest("table").tHead.getBoundingClientRect();
