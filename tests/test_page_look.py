@@ -17,7 +17,7 @@ from ftis_node.observe.api import link
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser, missing
-from tests.support.looking import STEPS, faults, minutes, write_steps
+from tests.support.looking import NIGHT, STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
 from tests.support.watched import WatchedSimulation, watched
 
@@ -48,7 +48,8 @@ def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
     if steps == STEPS[-1]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
-    history = minutes(steps, now).rows
+    seen.append(msgspec.structs.replace(seen[0], id=PEERS[0]["id"], present=False, groups=0, claims=None))
+    history = minutes(steps, now - (NIGHT if steps == STEPS[1] else 0.0)).rows
     if steps == STEPS[2]:  # in this one the clock was set back by an hour
         history = [*history[:50], *([(row[0] or 0.0) - 3600.0, *row[1:]] for row in history[50:])]
     facts = msgspec.structs.replace(swarm.facts, nodes=seen, history=history)

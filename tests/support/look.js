@@ -75,7 +75,9 @@ const answer = async (path) => (await fetch(path)).json();
 const known = new Set();
 const note = (columns) => Object.entries(columns).forEach(([key, values]) => values.some((value) => value !== null) && known.add(key));
 if (document.querySelector("#history")) {
-  const rows = (await answer("swarm.json")).history ?? [];
+  const { at, history: rows = [] } = await answer("swarm.json");
+  const rate = all(".tile").find((one) => one.innerText.startsWith("Groups a minute"));
+  if (rows.length && rows.at(-1)[0] < at - 7200 && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
   note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
 } else {
   const { steps, evaluations } = await answer("/api/history");
@@ -103,6 +105,8 @@ for (const path of all(".plot path.line")) {
   const wide = points.some(([, to, x], index) => to === "L" && x - points[index - 1][2] > width / 5);
   if (points.length > 9 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
 }
+
+for (const row of all(".nodes tr.gone")) if (row.querySelector(".silent") && row.cells[3].textContent === "0") faults.push(`a row tells nothing: ${row.innerText}`);
 
 // The last row of tiles is full.
 const box = (what) => document.querySelector(what)?.getBoundingClientRect().right;

@@ -51,6 +51,9 @@ async function go() {
 function draw(swarm) {
   if (!swarm.nodes) return show(find("reason"), "The node has not joined its swarm yet.");
   const present = swarm.nodes.filter((node) => node.present);
+  // Identities are free: of those that are gone, the ones that never made or said anything are only counted.
+  const teachers = new Set(swarm.nodes.flatMap((node) => Object.keys(node.claims?.teachers ?? {})));
+  const nodes = swarm.nodes.filter((node) => node.present || node.groups || node.claims || teachers.has(node.id));
   const age = Date.now() / 1000 - swarm.at;
   find("state").className = `state ${age > OLD ? "alone" : present.length ? "online" : "joining"}`;
   find("state").textContent = age > OLD ? `○ ${lasting(age)} OLD` : present.length ? "● LIVE" : "◌ LISTENING";
@@ -60,33 +63,34 @@ function draw(swarm) {
     ["Task", swarm.task],
     ["Run", el("code", { title: swarm.run }, swarm.run.slice(0, 12))],
     ["Who may join", swarm.private ? "members" : "anybody"],
-    ["Looking for", lasting(swarm.at - swarm.since)],
+    ["Watched for", lasting(swarm.at - swarm.since)],
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
-  showTiles(swarm, present);
+  const last = swarm.history.at(-1);
+  const rate = last && !breaks([...swarm.history.map(([time]) => time), swarm.at]).at(-1) ? last[2] : null; // not of before a night
+  showTiles(nodes, present, rate);
   // The present is the last point, so that a curve and its tile say the same.
-  const rows = swarm.history.length ? [...swarm.history, [swarm.at, present.length, swarm.history.at(-1)[2], mean(passes(present))]] : [];
-  const [step, nodes, groups, pass] = [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
-  for (const chart of CHARTS) chart.update({ step, nodes, groups, pass });
-  showGraph(swarm.nodes);
-  showNodes(swarm.nodes);
+  const rows = swarm.history.length ? [...swarm.history, [swarm.at, present.length, rate, mean(passes(present))]] : [];
+  const [step, count, groups, pass] = [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
+  for (const chart of CHARTS) chart.update({ step, nodes: count, groups, pass });
+  showGraph(nodes);
+  showNodes(nodes, swarm.nodes.length - nodes.length);
 }
 
 const passes = (nodes) => nodes.map((node) => node.claims?.pass_at_1 ?? null).filter((value) => value !== null);
 const mean = (values) => (values.length ? values.reduce((whole, one) => whole + one, 0) / values.length : null);
 
-function showTiles(swarm, present) {
+function showTiles(nodes, present, rate) {
   const claims = present.map((node) => node.claims).filter(Boolean);
   const sum = (key) => claims.reduce((whole, one) => whole + one[key], 0);
   const reached = passes(present);
-  const last = swarm.history.at(-1);
   const models = new Set(claims.map((one) => one.model));
   const tokenizers = new Set(claims.map((one) => one.tokenizer));
   const versions = [...new Set(present.map((node) => node.version).filter(Boolean))].sort();
   const dialled = (how) => present.filter((node) => node.reach === how).length;
   const tiles = [
-    ["Nodes", number(present.length), `${number(swarm.nodes.length - present.length)} more were here before`],
-    ["Groups a minute", last ? few(last[2]) : "–", `${number(swarm.nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
+    ["Nodes", number(present.length), `${number(nodes.length - present.length)} more were here before`],
+    ["Groups a minute", rate === null ? "–" : few(rate), `${number(nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
     ["pass@1, claimed", two(mean(reached)), reached.length ? `${two(Math.min(...reached))} to ${two(Math.max(...reached))}` : "nobody reports it"],
     ["Learned from others", claims.length ? number(sum("foreign_used")) : "–", `groups, as claimed; ${number(sum("own_used"))} own`],
     ["Models, claimed", claims.length ? number(models.size) : "–", claims.length ? `${number(tokenizers.size)} ${tokenizers.size === 1 ? "tokenizer" : "tokenizers"}` : "nobody reports one"],
@@ -105,7 +109,7 @@ function showGraph(all) {
     for (const [teacher, groups] of Object.entries(node.claims?.teachers ?? {})) taught.set(teacher, (taught.get(teacher) ?? 0) + groups);
   }
   const used = (node) => (taught.get(node.id) ?? 0) + (node.claims?.foreign_used ?? 0);
-  const shown = [...all].sort((one, other) => other.present - one.present || used(other) - used(one)).slice(0, IN_PICTURE);
+  const shown = all.filter((node) => node.present || used(node)).sort((one, other) => other.present - one.present || used(other) - used(one)).slice(0, IN_PICTURE);
   shown.sort((one, other) => (name(one) < name(other) ? -1 : 1));
   const places = new Map();
   const room = find("graph").clientWidth - 34;
@@ -171,7 +175,7 @@ const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)
 const COLUMNS = [["Node", 0], ["Heard", 0], ["Step", 1], ["Groups", 1], ["Right", 1], ["Version", 0], ["Model", 0], ["pass@1", 1], ["Learned from", 1], ["Sent", 1]];
 const SEEN = 6;
 
-function showNodes(nodes) {
+function showNodes(nodes, silent) {
   if (!nodes.length) return show(find("nodes"), el("p", { class: "empty" }, "Nodes appear here as soon as something is heard of them."));
   const row = (node) => {
     const claims = node.claims;
@@ -196,7 +200,8 @@ function showNodes(nodes) {
   };
   const over = el("tr", { class: "over" }, el("th", { colspan: SEEN, scope: "colgroup" }, "heard by the observer"), el("th", { colspan: COLUMNS.length - SEEN, scope: "colgroup" }, "claimed by the node"));
   const head = el("tr", null, COLUMNS.map(([title, figure]) => el("th", { scope: "col", class: figure ? "figure" : null }, title)));
-  const more = nodes.length > ROWS ? el("p", { class: "note" }, `${number(nodes.length - ROWS)} more are in swarm.json.`) : null;
+  const left = [[nodes.length - ROWS, "more"], [silent, `${silent === 1 ? "other" : "others"} came and went without a group or a report`]].filter(([count]) => count > 0);
+  const more = left.map(([count, what]) => el("p", { class: "note" }, `${number(count)} ${what}: in swarm.json.`));
   show(find("nodes"),
     el("table", { class: "peers nodes" }, el("thead", null, over, head), el("tbody", null, nodes.slice(0, ROWS).map(row))),
     el("p", { class: "note" }, "Groups: announced while the observer looked. Right: part of their completions, by the author's own rule. Model, pass@1, learned and sent are claims."), more);
