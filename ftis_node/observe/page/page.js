@@ -17,6 +17,7 @@ const REACHED = { direct: "reached directly", relayed: "reached by relays", "out
 const two = (value) => number(value, 2);
 const rate = (value) => bytes(value, "/s");
 const SOON = "appears here with the first steps.";
+const JOINED = "known once it has joined";
 
 const CHARTS = [
   {
@@ -157,7 +158,7 @@ function showTiles(status) {
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
   const tiles = [
-    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
+    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
@@ -194,7 +195,7 @@ function clockBeside(clock) {
 }
 
 function saved(checkpoint) {
-  if (checkpoint?.step == null) return "nothing yet";
+  if (checkpoint?.step == null) return checkpoint ? "nothing yet" : "–";
   const due = checkpoint.due_seconds == null ? "" : `, next in ${lasting(checkpoint.due_seconds)}`;
   return `step ${number(checkpoint.step)}, ${lasting(checkpoint.age_seconds)} ago${due}`;
 }
