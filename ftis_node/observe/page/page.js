@@ -162,7 +162,7 @@ function showTiles(status) {
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
-    ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
+    ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent, since this start`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
     ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
   ];
@@ -171,11 +171,7 @@ function showTiles(status) {
 }
 
 /** The part of the loss that own samples had in the whole training; null before there is one. */
-function ownShare() {
-  const teachers = latest.history.teachers ?? {};
-  const whole = Object.values(teachers).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
-  return whole ? (teachers.own?.loss_weight ?? 0) / whole : null;
-}
+const ownShare = () => (latest.status.step ? 1 - latest.status.foreign_weight_share : null);
 
 function counts(of) {
   const told = Object.entries(of ?? {}).filter(([, count]) => count).map(([name, count]) => `${name.replaceAll("_", " ")} ${number(count)}`);
@@ -192,6 +188,11 @@ function clockBeside(clock) {
   const peers = `${number(clock.peers)} ${clock.peers === 1 ? "peer" : "peers"}`;
   if (Math.abs(clock.behind) < 60) return `agrees with ${peers}`;
   return `${lasting(Math.abs(clock.behind))} ${clock.behind > 0 ? "behind" : "ahead of"} ${peers}`;
+}
+
+function memory({ process, worker_memory_bytes: compute, network }) {
+  const known = [["network", process?.memory_bytes], ["compute", compute], ["p2pd", network?.p2pd?.memory_bytes]].filter(([, size]) => size != null);
+  return known.map(([name, size]) => `${name} ${bytes(size)}`).join(", ") || "–";
 }
 
 function saved(checkpoint) {
@@ -211,7 +212,7 @@ function showNetwork(status) {
     ["Clock", clockBeside(status.network?.clock)],
     ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
-    ["Memory", bytes(status.process?.memory_bytes)],
+    ["Memory", memory(status)],
     ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),
   ];
   show(find("network"), el("h3", null, "Network"),

@@ -27,10 +27,12 @@ export function everybody(report, status, teachers) {
   const known = new Map((report.peers ?? []).map((peer) => [peer.id, { ...peer }]));
   for (const { id, reason } of report.left_out ?? []) known.set(id, { ...(known.get(id) ?? { id }), left_out: reason });
   for (const id of Object.keys(used)) if (!known.has(id)) known.set(id, { id, gone: true });
-  const whole = Object.values(teachers ?? {}).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
+  // The log tells how others' part of the loss is divided; what that part is, the status knows, also of steps that are no longer in the log.
+  const theirs = Object.entries(teachers ?? {}).reduce((sum, [name, book]) => sum + (name === "own" ? 0 : book.loss_weight ?? 0), 0);
+  const part = status.foreign_weight_share ?? null;
   for (const peer of known.values()) {
     peer.used = used[peer.id] ?? peer.used ?? 0;
-    peer.share = whole && teachers[peer.id] ? teachers[peer.id].loss_weight / whole : null;
+    peer.share = theirs && part !== null && teachers[peer.id] ? (part * teachers[peer.id].loss_weight) / theirs : null;
     peer.dropped = teachers?.[peer.id]?.negatives ? teachers[peer.id].filtered / teachers[peer.id].negatives : null;
   }
   return [...known.values()].sort((one, other) => other.used - one.used || (one.id < other.id ? -1 : 1));
