@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 TOKEN = "t" * 43
 CROWD = 45
-PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3) for number in range(12)]
+PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3, used=number) for number in range(12)]
+STRANGERS = [{"id": f"12D3KooA{number:044d}", "reason": "it sent what it had not made"} for number in range(200)]
 SAMPLE = {"text": "<think>3+4</think><answer>7</answer>", "reward": 1.0, "tokens": 9, "finished": True}
 GROUP = {"step": 3, "author": None, "question": "3+4", "answer": "7", "completions": 4 * [SAMPLE]}
 
@@ -68,7 +69,7 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
         told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
     return {
         "status": told,
-        "peers": NOBODY if alone else {"peers": PEERS, "left_out": []},
+        "peers": NOBODY if alone else {"peers": PEERS, "left_out": STRANGERS},
         "history": curves.facts(),
         "completions": {"step": steps, "groups": groups},
     }

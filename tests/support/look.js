@@ -83,6 +83,14 @@ if (document.querySelector("#history")) {
   const { steps, evaluations } = await answer("/api/history");
   note(steps);
   note(evaluations);
+  const { step, foreign_weight_share: share, worker_memory_bytes: memory } = await answer("/api/status");
+  const tile = all(".tile").find((one) => one.innerText.startsWith("Others' loss share"));
+  for (const { id } of (await answer("/api/peers")).peers ?? []) if (!all("#peers code").some((code) => code.title === id)) faults.push(`${id} is not among the peers`);
+  if (all("#peers .badge").filter((badge) => badge.innerText.includes("left out")).length > 9) faults.push("a crowd that was left out fills the table");
+  const several = all("#peers tr").find((row) => row.innerText.startsWith("others"));
+  if (several?.innerText.includes("not here now")) faults.push("all who are counted together are not here");
+  if (memory && !all("#network div").some((row) => row.innerText.startsWith("Memory") && row.innerText.includes("compute"))) faults.push("the memory of the compute process is not told");
+  if (step && Math.abs(parseFloat(tile.querySelector("strong").innerText) - 100 * share) > 2) faults.push(`${tile.innerText} is ${share} in a terminal`);
 }
 for (const figure of all("figure.chart")) {
   const due = figure.dataset.keys.split(" ").filter((key) => known.has(key));

@@ -2,7 +2,7 @@
 
 import { Chart, TIME } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
-import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
+import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
 const POLL = 2000;
 const PATIENCE = 8000;
@@ -150,7 +150,8 @@ function showStatus() {
 const commands = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", null, part) : part));
 
 function showTiles(status) {
-  const authors = Object.keys(status.foreign_groups_used ?? {}).length;
+  const authors = Object.keys(status.foreign_groups_used ?? {}).filter((name) => name !== OTHERS).length;
+  const several = OTHERS in (status.foreign_groups_used ?? {}) ? " and others" : "";
   const foreign = Object.values(status.foreign_groups_used ?? {}).reduce((sum, groups) => sum + groups, 0);
   const begun = "step" in status;
   const gained = status.pass_at_1 - status.pass_at_1_before;
@@ -160,7 +161,7 @@ function showTiles(status) {
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
-    ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
+    ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}${several}` : begun ? "none used yet" : JOINED],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent, since this start`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
