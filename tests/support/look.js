@@ -52,7 +52,8 @@ for (const figure of all("figure.chart").filter((one) => one.querySelector(".plo
   const ends = all(".grid, .base", figure).map((line) => Number(line.getAttribute("y1")));
   const [top, base] = [Math.min(...ends), Math.max(...ends)];
   const paths = all(".plot path.line, .plot path.area", figure).map((path) => path.getAttribute("d"));
-  const heights = paths.flatMap((d) => [...d.matchAll(/[ML][-\d.]+ ([-\d.]+)/g)].map(([, y]) => base - y)).sort((one, other) => one - other);
+  const end = figure.querySelector(".base").getAttribute("x2") - 1; // the present is never cut off
+  const heights = paths.flatMap((d) => [...d.matchAll(/[ML]([-\d.]+) ([-\d.]+)/g)].filter(([, x]) => x < end).map(([, , y]) => base - y)).sort((one, other) => one - other);
   if (heights.length > 9 && heights.at(-1) > 1 && heights[Math.floor(0.94 * heights.length)] < (base - top) / 10) faults.push(`${title(figure)}: all but a few values lie flat`);
 }
 
@@ -77,7 +78,7 @@ const note = (columns) => Object.entries(columns).forEach(([key, values]) => val
 if (document.querySelector("#history")) {
   const { at, history: rows = [] } = await answer("swarm.json");
   const rate = all(".tile").find((one) => one.innerText.startsWith("Groups a minute"));
-  if (rows.length && rows.at(-1)[0] < at - 7200 && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
+  if (rows.length && rows.at(-1)[0] < at - Math.max(7200, 5 * (rows.at(-1)[0] - rows.at(-2)?.[0])) && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
   note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
 } else {
   const { steps, evaluations } = await answer("/api/history");
