@@ -41,7 +41,7 @@ export const TIME = {
   },
   labels(times, span) {
     const hour = { hour: "2-digit", minute: "2-digit" };
-    const days = times.length < 2 || times[1] - times[0] >= DAY;
+    const days = times.length < 2 || times[1] - times[0] > DAY - 2 * 3600; // one is shorter by an hour
     const shown = span < DAY ? hour : days ? { day: "numeric", month: "short" } : { weekday: "short", ...hour };
     return times.map((time) => date(time, shown));
   },

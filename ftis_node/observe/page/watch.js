@@ -25,6 +25,7 @@ const CHARTS = [
 const name = (node) => node.claims?.name || short(node.id);
 
 let text = null;
+let told = null;
 
 async function poll() {
   if (document.hidden) return;
@@ -33,7 +34,8 @@ async function poll() {
     if (!response.ok) throw new Error(`The answer was ${response.status}.`);
     const answer = await response.text();
     find("banner").hidden = true;
-    if (answer !== text) draw(JSON.parse((text = answer)));
+    if (answer !== text) draw((told = JSON.parse((text = answer))));
+    if (told.nodes) showState(told); // it ages, also where files stay the same
   } catch (error) {
     find("banner").textContent = `There is no answer. ${error.message}`;
     find("banner").hidden = false;
@@ -54,11 +56,6 @@ function draw(swarm) {
   // Identities are free: of those that are gone, the ones that never made or said anything are only counted.
   const teachers = new Set(swarm.nodes.flatMap((node) => Object.keys(node.claims?.teachers ?? {})));
   const nodes = swarm.nodes.filter((node) => node.present || node.groups || node.claims || teachers.has(node.id));
-  const age = Date.now() / 1000 - swarm.at;
-  find("state").className = `state ${age > OLD ? "alone" : present.length ? "online" : "joining"}`;
-  find("state").textContent = age > OLD ? `○ ${lasting(age)} OLD` : present.length ? "● LIVE" : "◌ LISTENING";
-  const reporting = present.filter((node) => node.claims).length;
-  show(find("reason"), `${number(present.length)} ${present.length === 1 ? "node" : "nodes"} now; ${number(reporting)} ${reporting === 1 ? "reports" : "report"} about ${reporting === 1 ? "itself" : "themselves"}.`);
   const facts = [
     ["Task", swarm.task],
     ["Run", el("code", { title: swarm.run }, swarm.run.slice(0, 12))],
@@ -75,6 +72,15 @@ function draw(swarm) {
   for (const chart of CHARTS) chart.update({ step, nodes: count, groups, pass });
   showGraph(nodes);
   showNodes(nodes, swarm.nodes.length - nodes.length);
+}
+
+function showState(swarm) {
+  const present = swarm.nodes.filter((node) => node.present);
+  const age = Date.now() / 1000 - swarm.at;
+  find("state").className = `state ${age > OLD ? "alone" : present.length ? "online" : "joining"}`;
+  find("state").textContent = age > OLD ? `○ ${lasting(age)} OLD` : present.length ? "● LIVE" : "◌ LISTENING";
+  const reporting = present.filter((node) => node.claims).length;
+  show(find("reason"), `${number(present.length)} ${present.length === 1 ? "node" : "nodes"} ${age > OLD ? "then" : "now"}; ${number(reporting)} ${reporting === 1 ? "reports" : "report"} about ${reporting === 1 ? "itself" : "themselves"}.`);
 }
 
 const passes = (nodes) => nodes.map((node) => node.claims?.pass_at_1 ?? null).filter((value) => value !== null);
