@@ -112,7 +112,7 @@ for (const path of all(".plot path.line")) {
   const { width } = path.closest(".plot").querySelector(".base").getBBox();
   const points = [...path.getAttribute("d").matchAll(/([ML])([-\d.]+)/g)];
   const wide = points.some(([, to, x], index) => to === "L" && x - points[index - 1][2] > width / 5);
-  if (points.length > 9 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
+  if (points.length > 24 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
 }
 
 for (const row of all(".nodes tr.gone")) if (row.querySelector(".silent") && row.cells[3].textContent === "0") faults.push(`a row tells nothing: ${row.innerText}`);
