@@ -159,22 +159,13 @@ def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None
     assert bob.gossip.counts == {"new": 1, "known": 1}
 
 
+anything = st.integers(0, 2**64 - 1)
+sound = anything.map(lambda round: made_by(ALICE, round, packets=1).encode())
+said = st.one_of(st.binary(max_size=400), sound, damaged(made_by(CAROL).encode()))
+
+
 @settings(max_examples=100, deadline=None)
-@given(
-    entries=st.lists(
-        st.builds(
-            lambda data, age, held: ftis_pb2.Entry(announcement=data, age_ms=age, held=held),
-            st.one_of(
-                st.binary(max_size=400),
-                st.integers(0, 2**64 - 1).map(lambda round: made_by(ALICE, round, packets=1).encode()),
-                damaged(made_by(CAROL).encode()),
-            ),
-            st.integers(0, 2**64 - 1),
-            st.binary(max_size=20),
-        ),
-        max_size=8,
-    )
-)
+@given(st.lists(st.builds(ftis_pb2.Entry, announcement=said, age_ms=anything, held=st.binary(max_size=20)), max_size=8))
 def test_nothing_that_a_peer_says_raises(entries: list[ftis_pb2.Entry]) -> None:
     bob = Talker(BOB)
     bob.hear(entries, MALLORY.author)

@@ -260,8 +260,7 @@ def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge) 
     [
         ("letter_countin", "has no task 'letter_countin' (near to it: letter_counting"),
         ("gcd,gcd", "a task is named twice"),
-        ("gcd*0", "is not NAME"),
-        ("gcd@x", "is not NAME"),
+        *((name, "is not NAME") for name in ("gcd*0", "gcd@x")),
         ("gcd@99", "has levels 0 to"),
         ("composite", "Must specify at least one dataset"),
     ],

@@ -96,12 +96,8 @@ def test_a_file_has_the_rule_that_is_named(tmp_path: Path, rule: str, answers: t
 @pytest.mark.parametrize(
     ("rule", "answer", "what"),
     [
-        ("exact", " ", "a text of 1 to 4096"),
-        ("exact", "x" * 4097, "a text of 1 to 4096"),
-        ("exact", True, "a text of 1 to 4096"),
-        ("regex", "(", "a regular expression"),
-        ("regex", "x" * 1001, "a regular expression"),
-        ("regex", 3, "a regular expression"),
+        *(("exact", answer, "a text of 1 to 4096") for answer in (" ", "x" * 4097, True)),
+        *(("regex", answer, "a regular expression") for answer in ("(", "x" * 1001, 3)),
         ("math", 3, "a text of 1 to 300"),
     ],
 )

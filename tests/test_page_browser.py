@@ -15,6 +15,7 @@ from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import SCRIPT
+from tests.support.statuses import LOADING
 from tests.support.steps import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
@@ -168,7 +169,7 @@ async def test_a_curve_is_read_with_the_keys(page: Web) -> None:
         press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
         browser.run(press, "Home")
         told = "return document.querySelector('.tip').textContent"
-        assert browser.run(told).startswith("Step 0") and "0.50" in browser.run(told)
+        assert browser.run(told).startswith("Step 0 · 9 Sept") and "0.50" in browser.run(told)
         browser.run(press, "ArrowRight")
         assert browser.run(told).startswith("Step 100")
         browser.run(press, "Escape")
@@ -189,10 +190,11 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page: W
         assert "NO ANSWER" in browser.run("return document.getElementById('state').textContent")
         asyncio.run_coroutine_threadsafe(again.start("127.0.0.1", port), loop).result(60)
         browser.wait("return document.getElementById('banner').hidden")
-        assert "ONLINE" in browser.run("return document.getElementById('state').textContent")
+        told = browser.run("return document.body.innerText")
+        assert "LOADING" in told and not any(one in told for one in ("none used", "nothing yet", "soon, before"))
 
     async def now() -> dict[str, Any]:
-        return status()
+        return LOADING
 
     async def nothing() -> dict[str, Any]:
         return {}

@@ -17,7 +17,7 @@ from ftis_node.observe.api import link
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser, missing
-from tests.support.looking import STEPS, faults, minutes, write_steps
+from tests.support.looking import NIGHT, STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
 from tests.support.watched import WatchedSimulation, watched
 
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 TOKEN = "t" * 43
 CROWD = 45
-PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3) for number in range(12)]
+PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3, used=number) for number in range(12)]
+STRANGERS = [{"id": f"12D3KooA{number:044d}", "reason": "it sent what it had not made"} for number in range(200)]
 SAMPLE = {"text": "<think>3+4</think><answer>7</answer>", "reward": 1.0, "tokens": 9, "finished": True}
 GROUP = {"step": 3, "author": None, "question": "3+4", "answer": "7", "completions": 4 * [SAMPLE]}
 
@@ -48,7 +49,8 @@ def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
     if steps == STEPS[-1]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
-    history = minutes(steps, now).rows
+    seen.append(msgspec.structs.replace(seen[0], id=PEERS[0]["id"], present=False, groups=0, claims=None))
+    history = minutes(steps, now - (NIGHT if steps == STEPS[1] else 0.0)).rows
     if steps == STEPS[2]:  # in this one the clock was set back by an hour
         history = [*history[:50], *([(row[0] or 0.0) - 3600.0, *row[1:]] for row in history[50:])]
     facts = msgspec.structs.replace(swarm.facts, nodes=seen, history=history)
@@ -67,7 +69,7 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
         told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
     return {
         "status": told,
-        "peers": NOBODY if alone else {"peers": PEERS, "left_out": []},
+        "peers": NOBODY if alone else {"peers": PEERS, "left_out": STRANGERS},
         "history": curves.facts(),
         "completions": {"step": steps, "groups": groups},
     }

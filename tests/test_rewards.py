@@ -134,12 +134,9 @@ def test_every_integer_is_recognised(number: int, commas: bool) -> None:
 @pytest.mark.parametrize(
     ("answer", "gold", "right"),
     [
-        ("Paris", "Paris", True),
-        ("\n Paris\t", "Paris", True),
+        *((answer, "Paris", True) for answer in ("Paris", "\n Paris\t")),
+        *((answer, "Paris", False) for answer in ("paris", "Paris.", "")),
         ("cafe\u0301", "caf\u00e9", True),
-        ("paris", "Paris", False),
-        ("Paris.", "Paris", False),
-        ("", "Paris", False),
         ("two\nlines", "two\nlines", True),
         ("x" * 4096, "x" * 4096, True),
         ("x" * 4097, "x" * 4097, False),

@@ -108,9 +108,7 @@ def swap(data: bytes, rng: Any) -> bytes:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"pass_at_1": float("nan")},
-        {"pass_at_1": 1.5},
-        {"step": -1},
+        *({"pass_at_1": float("nan")}, {"pass_at_1": 1.5}, {"step": -1}),
         {"bytes_in": 1 << 60},
         {"name": "n" * 65},
         {"teachers": {identity(number).author: 1 for number in range(10, 27)}},
@@ -307,6 +305,14 @@ async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path
     file.write_bytes(b"\xc1")
     async with overview_of(tmp_path, file) as (_, overview):
         assert overview.facts().nodes == []
+
+
+async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp_path: Path, clocks: Clock) -> None:
+    async with overview_of(tmp_path) as (_, overview):
+        for seconds in (0.0, 60.0, 60.0, 28_800.0, 60.0):
+            clocks.now += seconds
+            overview.look()
+        assert [row[0] for row in overview.book.history.rows] == [NOW + 60, NOW + 120, NOW + 28_980]
 
 
 # --- over the network -------------------------------------------------------------------------------------------------

@@ -101,9 +101,8 @@ class _View:
 
 def gpu_line(gpu: GpuFigures) -> str:
     """A GPU's utilization, if it is known, and its memory in use and in all."""
-    busy = gpu.utilization
-    memory = f"{rounded(gpu.used_bytes)} of {rounded(gpu.total_bytes)}"
-    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu.allocated_bytes)} in tensors"
+    busy = "" if gpu.utilization is None else f"{gpu.utilization:.0%} busy, "
+    return f"{busy}{rounded(gpu.used_bytes)} of {rounded(gpu.total_bytes)}, {rounded(gpu.allocated_bytes)} in tensors"
 
 
 def saved_line(checkpoint: CheckpointStatus) -> str:

@@ -85,7 +85,7 @@ class Overview:
         self._swarm, self._run, self._own, self._file = swarm, run, own, file
         self.book, self._spares = swarm.chronicle, swarm.reputation.established
         self._groups = Counter[bytes]()  # announced since the last row of the history
-        self._began = self._counted = unix_seconds()
+        self._began, self._counted = unix_seconds(), boot_seconds()
         self._before = {author: seen.round for author, seen in self.book.nodes.items()}
         self._looked = 0.0  # by `boot_seconds`
 
@@ -114,16 +114,17 @@ class Overview:
         for known in self._swarm.gossip.table:
             if self._looked <= known.heard < boot:
                 self._announced(known, now - (boot - known.heard))
-        self._looked = boot
         if self._own is not None and (report := self._swarm.reports.describe()) is not None:
             self.book.reported(report, self._own, now, self._spares)
         claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
-        if now - self._counted >= self.book.history.spacing:
-            minutes, made = (now - self._counted) / 60, self._groups.total()
-            mean = sum(claimed) / len(claimed) if claimed else None
-            self.book.history.add(now, len(self._present(now)), made / minutes, mean)
+        if boot - self._counted >= self.book.history.spacing:
+            if boot - self._looked < PRESENT_SECONDS:  # else the machine slept, and nobody was seen meanwhile
+                made = 60 * self._groups.total() / (boot - self._counted)
+                mean = sum(claimed) / len(claimed) if claimed else None
+                self.book.history.add(now, len(self._present(now)), made, mean)
             self._groups.clear()
-            self._counted = now
+            self._counted = boot
+        self._looked = boot
 
     def facts(self) -> SwarmFacts:
         """What to show now; the nodes that are present first, then by what they contributed."""

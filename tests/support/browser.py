@@ -38,6 +38,7 @@ class Browser:
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self._command("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")  # where clocks are changed
         self.show(width, height, dark=dark)
 
     def __enter__(self) -> Browser:

@@ -45,7 +45,25 @@ for (const text of all("main svg text")) {
   if (size < 9) faults.push(`${title(text)}: “${text.textContent}” is ${size.toFixed(1)} px high`);
 }
 
-// The labels of an axis differ.
+// What is a share has an axis that ends with it; what is rare flattens nothing.
+for (const figure of all("figure.chart").filter((one) => one.querySelector(".plot .base"))) {
+  const labels = all(".tick[text-anchor=end]", figure).map((label) => label.textContent);
+  if (/foreign_share|pass|own_reward/.test(figure.dataset.keys) && labels.some((label) => Number(label) > 1)) faults.push(`${title(figure)}: an axis of shares reads ${labels.join(", ")}`);
+  const ends = all(".grid, .base", figure).map((line) => Number(line.getAttribute("y1")));
+  const [top, base] = [Math.min(...ends), Math.max(...ends)];
+  const paths = all(".plot path.line, .plot path.area", figure).map((path) => path.getAttribute("d"));
+  const end = figure.querySelector(".base").getAttribute("x2") - 1; // the present is never cut off
+  const heights = paths.flatMap((d) => [...d.matchAll(/[ML]([-\d.]+) ([-\d.]+)/g)].filter(([, x]) => x < end).map(([, , y]) => base - y)).sort((one, other) => one - other);
+  if (heights.length > 9 && heights.at(-1) > (base - top) / 2 && heights[Math.floor(0.94 * heights.length)] < (base - top) / 10) faults.push(`${title(figure)}: all but a few values lie flat`);
+}
+
+// The labels of an axis differ, also when clocks are changed.
+const { TIME } = await import("/charts.js");
+for (const day of [84, 85, 86, 87, 294, 295, 296, 297]) { // of 2026
+  const [begin, length] = [1767225600 + 86400 * day, 604800];
+  const labels = TIME.labels(TIME.ticks(begin, begin + length, 8), length);
+  if (new Set(labels).size < labels.length || labels.some((label) => label.includes(":"))) faults.push(`an axis of time reads ${labels.join(", ")}`);
+}
 for (const plot of all(".plot")) {
   for (const anchor of ["end", "middle"]) {
     const labels = all(`.tick:not(.name)[text-anchor=${anchor}]`, plot).map((label) => label.textContent);
@@ -58,12 +76,22 @@ const answer = async (path) => (await fetch(path)).json();
 const known = new Set();
 const note = (columns) => Object.entries(columns).forEach(([key, values]) => values.some((value) => value !== null) && known.add(key));
 if (document.querySelector("#history")) {
-  const rows = (await answer("swarm.json")).history ?? [];
+  const { at, history: rows = [] } = await answer("swarm.json");
+  const rate = all(".tile").find((one) => one.innerText.startsWith("Groups a minute"));
+  if (rows.length && rows.at(-1)[0] < at - Math.max(7200, 5 * (rows.at(-1)[0] - rows.at(-2)?.[0])) && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
   note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
 } else {
   const { steps, evaluations } = await answer("/api/history");
   note(steps);
   note(evaluations);
+  const { step, foreign_weight_share: share, worker_memory_bytes: memory } = await answer("/api/status");
+  const tile = all(".tile").find((one) => one.innerText.startsWith("Others' loss share"));
+  for (const { id } of (await answer("/api/peers")).peers ?? []) if (!all("#peers code").some((code) => code.title === id)) faults.push(`${id} is not among the peers`);
+  if (all("#peers .badge").filter((badge) => badge.innerText.includes("left out")).length > 9) faults.push("a crowd that was left out fills the table");
+  const several = all("#peers tr").find((row) => row.innerText.startsWith("others"));
+  if (several?.innerText.includes("not here now")) faults.push("all who are counted together are not here");
+  if (memory && !all("#network div").some((row) => row.innerText.startsWith("Memory") && row.innerText.includes("compute"))) faults.push("the memory of the compute process is not told");
+  if (step && Math.abs(parseFloat(tile.querySelector("strong").innerText) - 100 * share) > 2) faults.push(`${tile.innerText} is ${share} in a terminal`);
 }
 for (const figure of all("figure.chart")) {
   const due = figure.dataset.keys.split(" ").filter((key) => known.has(key));
@@ -79,6 +107,20 @@ for (const figure of all("figure.chart")) {
   if (drawn.size < due.length) faults.push(`${title(figure)}: ${due.length} series have values, and ${drawn.size} are drawn`);
 }
 
+// No line goes on where nothing was measured.
+for (const path of all(".plot path.line")) {
+  const { width } = path.closest(".plot").querySelector(".base").getBBox();
+  const points = [...path.getAttribute("d").matchAll(/([ML])([-\d.]+)/g)];
+  const wide = points.some(([, to, x], index) => to === "L" && x - points[index - 1][2] > width / 5);
+  if (points.length > 24 && wide) faults.push(`${title(path)}: a line crosses a time without values`);
+}
+
+for (const row of all(".nodes tr.gone")) if (row.querySelector(".silent") && row.cells[3].textContent === "0") faults.push(`a row tells nothing: ${row.innerText}`);
+
+// The last row of tiles is full.
+const box = (what) => document.querySelector(what)?.getBoundingClientRect().right;
+if (box(".tile:last-child") < box(".tiles") - 1) faults.push("a tile is alone in its row");
+
 // A figure has a name, and a row says a thing once.
 for (const cell of all("table.peers td").filter((cell) => /^[–\d]/.test(cell.innerText))) {
   const head = cell.closest("table").tHead.getBoundingClientRect();
@@ -87,5 +129,16 @@ for (const cell of all("table.peers td").filter((cell) => /^[–\d]/.test(cell.i
 for (const cell of all("tbody th, tbody td")) {
   const told = cell.innerText.split("\n").map((line) => line.trim()).filter(Boolean);
   if (new Set(told).size < told.length) faults.push(`${title(cell)}: a cell says twice: ${told.join(" | ")}`);
+}
+
+// What grows old says so.
+if (document.querySelector("#history .plot svg")) {
+  const clock = Date.now;
+  Date.now = () => clock() + 3.6e6;
+  document.dispatchEvent(new Event("visibilitychange"));
+  const state = document.querySelector("#state");
+  for (let frames = 0; frames < 300 && !state.innerText.includes("OLD"); frames++) await frame();
+  if (!state.innerText.includes("OLD")) faults.push(`of an hour ago: ${state.innerText}`);
+  Date.now = clock;
 }
 return [...new Set(faults)];

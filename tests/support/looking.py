@@ -16,7 +16,7 @@ SIZES: Sizes = [(width, dark) for width in (1280, 360) for dark in (False, True)
 STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
 BEGAN = 1_760_000_000.0  # unix seconds
-MINUTE = 60.0
+MINUTE, NIGHT = 60.0, 8 * 3600.0
 POLL = 6.0  # seconds in which a page asks again
 
 
@@ -58,9 +58,10 @@ def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
             if not alone:
                 others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
             others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
+            others["seconds"] = {"wait": 1.0, "train": 2.0, "total": 600.0 if number == steps // 2 else 6.0}
             facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
-            if alone:
-                facts["diagnostics"]["foreign"] = {}
+            foreign = facts["diagnostics"]["foreign"] | {"excess": 2.0 - 4.0 * swing}  # over its 100 tokens
+            facts["diagnostics"]["foreign"] = {} if alone else foreign
             sent = number / 3 if alone else 40_000 * number + 9_000 * swing
             write(file, number, facts | {"event": "step", "bytes_in": sent, "bytes_out": sent / 2})
             if number % max(5, steps // EVALUATIONS) == 0:
@@ -76,9 +77,10 @@ def evaluated(reached: float) -> dict[str, Any]:
 
 
 def minutes(steps: int, end: float) -> Trend:
-    """What an observer keeps of so many minutes until `end`: nodes, groups a minute, mean pass@1."""
+    """What an observer keeps of so many minutes until `end`, and a night: nodes, groups a minute, mean pass@1."""
     curve = Trend(HISTORY_ROWS)
     for number in range(steps):
         swing = wave(number, 30.0)
-        curve.add(end - MINUTE * (steps - number), 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
+        time = end - MINUTE * (steps - number) - (NIGHT if number < steps // 2 else 0.0)
+        curve.add(time, 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
     return curve

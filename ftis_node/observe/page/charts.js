@@ -5,6 +5,8 @@ import { el, number, show, svg } from "./dom.js";
 const TOP = 10;
 const BOTTOM = 38;
 const RIGHT = 14;
+const NEARLY_ALL = 0.95; // of the points, from whose highest
+const RARE = 3; // times as high ones are peaks
 
 /** Ticks at 1, 2, 2.5 or 5 times a power of ten, from `low` to at least `high`. */
 export function ticks(low, high, about, whole = false) {
@@ -29,19 +31,32 @@ export const TIME = {
   ticks(low, high, about) {
     const longest = ROUND.at(-1);
     const step = ROUND.find((size) => (high - low) / size <= about) ?? longest * Math.ceil((high - low) / longest / about);
-    const zone = 60 * new Date(1000 * low).getTimezoneOffset();
+    const zone = (time) => 60 * new Date(1000 * time).getTimezoneOffset(); // of summer and winter
     const found = [];
-    for (let time = Math.ceil((low - zone) / step) * step + zone; time <= high; time += step) found.push(time);
-    return found.length ? found : [low];
+    for (let clock = Math.ceil((low - zone(low)) / step) * step; ; clock += step) {
+      const time = clock + zone(clock + zone(low));
+      if (!(time <= high)) return found.length ? found : [low];
+      if (time >= low) found.push(time);
+    }
   },
   labels(times, span) {
     const hour = { hour: "2-digit", minute: "2-digit" };
-    const days = times.length < 2 || times[1] - times[0] >= DAY;
+    const days = times.length < 2 || times[1] - times[0] > DAY - 2 * 3600; // one is shorter by an hour
     const shown = span < DAY ? hour : days ? { day: "numeric", month: "short" } : { weekday: "short", ...hour };
     return times.map((time) => date(time, shown));
   },
   long: (time) => date(time, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
 };
+const FAR = 4; // times as far apart as usual: nothing was measured between two points
+const MINUTE = 60; // between two points, at least
+
+/** Whether a curve is interrupted before each of these unix seconds: nobody looked for a while, or the clock was set back. */
+export function breaks(times) {
+  const apart = times.map((time, index) => time - (times[index - 1] ?? time));
+  const usual = apart.filter((size) => size > 0).sort((one, other) => one - other);
+  const limit = FAR * Math.max(MINUTE, usual[(usual.length - 1) >> 1] ?? 0);
+  return apart.map((size) => size < 0 || size > limit);
+}
 const STEPS = { name: "step", ticks: (low, high, about) => ticks(low, high, about, true), labels: (steps) => steps.map((step) => number(step)), long: (step) => `Step ${number(step)}` };
 
 /** The decimals that these values need to be written whole. */
@@ -52,6 +67,7 @@ function decimals(values) {
 
 /**
  * One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, empty; along: what x is, steps or TIME;
+ * peaks: rare ones are cut off, so that all else can be seen;
  * format: a value as text; axis: the same at a tick, from the value and the decimals that tell the ticks apart.
  */
 export class Chart {
@@ -102,7 +118,9 @@ export class Chart {
     }
     this.plot.setAttribute("tabindex", "0");
     const last = this.data.step.length - 1;
-    show(this.legend, spec.series.map((one) => this.entry(one, this.data[one.key]?.[last])));
+    this.edge = this.edges();
+    this.seek();
+    show(this.legend, spec.series.map((one) => this.entry(one, this.data[one.key]?.[last])), this.told());
     const told = spec.series.map((one) => `${one.name} ${this.text(one, this.data[one.key]?.[last])}`).join(", ");
     this.along = spec.along ?? STEPS;
     this.plot.setAttribute("aria-label", `${spec.title}; ${this.along.long(this.data.step[last])}: ${told}`);
@@ -138,23 +156,43 @@ export class Chart {
     });
   }
 
+  /** Peaks that would flatten all else: rare points above thrice what nearly all stay below. They are cut off, and told. */
+  seek() {
+    const { spec, edge } = this;
+    const tops = this.data.step.map((step, index) => Math.max(...edge.map(({ high }) => high[index] ?? -Infinity)));
+    const sorted = tops.filter(Number.isFinite).sort((one, other) => one - other);
+    const usual = sorted[Math.floor(NEARLY_ALL * (sorted.length - 1))];
+    this.limit = spec.peaks && usual > 0 ? Math.max(RARE * usual, tops.at(-1)) : Infinity;
+    this.peaks = tops.map((value, index) => ({ value, index })).filter(({ value }) => value > this.limit);
+  }
+
+  told() {
+    const { peaks } = this;
+    if (!peaks.length) return null;
+    const most = this.spec.format(Math.max(...peaks.map(({ value }) => value)));
+    return el("li", { class: "note" }, peaks.length === 1 ? `▲ one peak of ${most} cut off` : `▲ ${peaks.length} peaks cut off, up to ${most}`);
+  }
+
   paint() {
     const { spec, data, width, height } = this;
-    const edges = this.edges();
+    const { edge: edges } = this;
     const band = (spec.band ?? []).map((key) => data[key] ?? []);
     const all = [...edges.flatMap(({ high }) => high), ...band.flat()].filter((value) => Number.isFinite(value));
     const low = Math.min(spec.floor ?? Infinity, ...all);
-    const high = Math.max(spec.ceiling ?? -Infinity, ...all);
-    const marks = ticks(low, high > low ? high : low + 1, 4, spec.whole);
+    const high = Math.max(spec.ceiling ?? -Infinity, ...all.filter((value) => value <= this.limit));
+    const found = ticks(low, high > low ? high : low + 1, 4, spec.whole);
+    // What hardly goes beyond its natural end needs no axis that does.
+    const marks = high > (spec.ceiling ?? high) ? found.filter((mark) => mark <= high) : found;
+    const top = Math.max(high, marks.at(-1));
     const digits = decimals(marks);
     const labels = marks.map((value) => (spec.axis ? spec.axis(value, digits) : spec.format(value)));
     const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
     const [first, final] = [Math.min(...data.step), Math.max(...data.step)]; // a clock may have been set back
     const span = Math.max(1, final - first);
+    this.broken = this.along === TIME ? breaks(data.step) : [];
     const inner = width - left - RIGHT;
     this.x = (step) => left + ((step - first) / span) * inner;
-    const y = (value) =>
-      TOP + (1 - (value - marks[0]) / (marks[marks.length - 1] - marks[0])) * (this.height - TOP - BOTTOM);
+    const y = (value) => TOP + (1 - (Math.min(value, top) - marks[0]) / (top - marks[0])) * (this.height - TOP - BOTTOM);
     this.y = y;
 
     const grid = marks.map((value, index) => [
@@ -178,7 +216,7 @@ export class Chart {
       if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }), ...(over.length > 1 ? [] : this.dots(over, tone)));
       else drawn.push(svg("path", { class: `line ${tone}`, d: this.line(over) }), ...this.dots(over, tone));
     });
-    this.edge = edges;
+    for (const { index } of this.peaks) drawn.push(svg("path", { class: "peak", d: `M${(this.x(data.step[index]) - 4).toFixed(1)} ${TOP}h8l-4 -7Z` }));
     this.cursor = svg("g", { class: "cursor" });
     const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     picture.append(...grid.flat(), ...across, name, ...drawn, this.cursor);
@@ -186,11 +224,12 @@ export class Chart {
     this.read(this.at === null ? null : Math.min(this.at, data.step.length - 1));
   }
 
-  /** A path through the values; where there is none it is interrupted. */
+  /** A path through the values; where there is none, or nobody looked, it is interrupted. */
   line(values) {
     let path = "";
     let down = false;
     values.forEach((value, index) => {
+      if (this.broken[index]) down = false;
       if (value === null || value === undefined) return (down = false);
       path += `${down ? "L" : "M"}${this.x(this.data.step[index]).toFixed(1)} ${this.y(value).toFixed(1)}`;
       down = true;
@@ -208,7 +247,8 @@ export class Chart {
   /** Each measurement where they are few, else those that no line goes through. */
   dots(values, tone) {
     const all = this.spec.dots && values.length <= 60;
-    const alone = (index) => (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null;
+    const none = (index, broken) => this.broken[broken] || (values[index] ?? null) === null;
+    const alone = (index) => none(index - 1, index) && none(index + 1, index + 1);
     return values.flatMap((value, index) =>
       value !== null && value !== undefined && (all || alone(index))
         ? [svg("circle", { class: `dot ${tone}`, cx: this.x(this.data.step[index]), cy: this.y(value), r: 3 })]
@@ -251,7 +291,7 @@ export class Chart {
     );
     this.cursor.replaceChildren(svg("line", { x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM }), ...marks);
     const time = data.time?.[index];
-    const clock = time ? ` · ${new Date(1000 * time).toLocaleTimeString("en-GB")}` : "";
+    const clock = time ? ` · ${TIME.long(time)}` : "";
     const rows = spec.series.map((one) =>
       el("li", null, this.swatch(one), el("span", null, one.name), el("b", null, this.text(one, data[one.key]?.[index]))),
     );

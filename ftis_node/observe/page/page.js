@@ -1,8 +1,8 @@
 // The page: asks the node every two seconds and shows what it says.
 
-import { Chart } from "./charts.js";
+import { Chart, TIME } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
-import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
+import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
 const POLL = 2000;
 const PATIENCE = 8000;
@@ -17,6 +17,7 @@ const REACHED = { direct: "reached directly", relayed: "reached by relays", "out
 const two = (value) => number(value, 2);
 const rate = (value) => bytes(value, "/s");
 const SOON = "appears here with the first steps.";
+const JOINED = "known once it has joined";
 
 const CHARTS = [
   {
@@ -42,7 +43,7 @@ const CHARTS = [
     series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
   },
   {
-    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", floor: 0, format: seconds, axis: (value, digits) => `${number(value, digits)}\u202fs`,
+    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", peaks: true, floor: 0, format: seconds, axis: (value, digits) => `${number(value, digits)}\u202fs`,
     empty: `How long generating, waiting and training take ${SOON}`,
     series: [
       { key: "generate", name: "generating", tone: "own" },
@@ -55,7 +56,7 @@ const CHARTS = [
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
-    size: "half", title: "Traffic", floor: 0, whole: true, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
+    size: "half", title: "Traffic", peaks: true, floor: 0, whole: true, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
     series: [{ key: "in_rate", name: "in", tone: "own" }, { key: "out_rate", name: "out", tone: "foreign" }],
   },
 ].map((spec) => ({ of: "steps", chart: new Chart(spec), ...spec }));
@@ -103,7 +104,7 @@ async function go() {
 }
 
 function showTrouble(error) {
-  const since = answered ? ` What you see is from ${answered.toLocaleTimeString("en-GB")}.` : "";
+  const since = answered ? ` What you see is from ${TIME.long(answered / 1000)}.` : "";
   const told =
     error.status === 401
       ? "This link is no longer valid. Run ftis-node page on the node's machine for a new one."
@@ -149,7 +150,8 @@ function showStatus() {
 const commands = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", null, part) : part));
 
 function showTiles(status) {
-  const authors = Object.keys(status.foreign_groups_used ?? {}).length;
+  const authors = Object.keys(status.foreign_groups_used ?? {}).filter((name) => name !== OTHERS).length;
+  const several = OTHERS in (status.foreign_groups_used ?? {}) ? " and others" : "";
   const foreign = Object.values(status.foreign_groups_used ?? {}).reduce((sum, groups) => sum + groups, 0);
   const begun = "step" in status;
   const gained = status.pass_at_1 - status.pass_at_1_before;
@@ -157,11 +159,11 @@ function showTiles(status) {
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
   const tiles = [
-    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
+    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
-    ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
+    ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}${several}` : begun ? "none used yet" : JOINED],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
-    ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
+    ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent, since this start`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
     ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
   ];
@@ -170,11 +172,7 @@ function showTiles(status) {
 }
 
 /** The part of the loss that own samples had in the whole training; null before there is one. */
-function ownShare() {
-  const teachers = latest.history.teachers ?? {};
-  const whole = Object.values(teachers).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
-  return whole ? (teachers.own?.loss_weight ?? 0) / whole : null;
-}
+const ownShare = () => (latest.status.step ? 1 - latest.status.foreign_weight_share : null);
 
 function counts(of) {
   const told = Object.entries(of ?? {}).filter(([, count]) => count).map(([name, count]) => `${name.replaceAll("_", " ")} ${number(count)}`);
@@ -193,8 +191,13 @@ function clockBeside(clock) {
   return `${lasting(Math.abs(clock.behind))} ${clock.behind > 0 ? "behind" : "ahead of"} ${peers}`;
 }
 
+function memory({ process, worker_memory_bytes: compute, network }) {
+  const known = [["network", process?.memory_bytes], ["compute", compute], ["p2pd", network?.p2pd?.memory_bytes]].filter(([, size]) => size != null);
+  return known.map(([name, size]) => `${name} ${bytes(size)}`).join(", ") || "–";
+}
+
 function saved(checkpoint) {
-  if (checkpoint?.step == null) return "nothing yet";
+  if (checkpoint?.step == null) return checkpoint ? "nothing yet" : "–";
   const due = checkpoint.due_seconds == null ? "" : `, next in ${lasting(checkpoint.due_seconds)}`;
   return `step ${number(checkpoint.step)}, ${lasting(checkpoint.age_seconds)} ago${due}`;
 }
@@ -210,7 +213,7 @@ function showNetwork(status) {
     ["Clock", clockBeside(status.network?.clock)],
     ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
-    ["Memory", bytes(status.process?.memory_bytes)],
+    ["Memory", memory(status)],
     ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),
   ];
   show(find("network"), el("h3", null, "Network"),

@@ -2,13 +2,16 @@
 
 import { bytes, el, number, percent, short, svg } from "./dom.js";
 
+export const OTHERS = "others";
 const MOST = 10; // peers in the picture
-const ROWS = 100; // and in the table: identities are free, and a thousand may have been left out
+const ROWS = 100; // and in the table
+const STRANGERS = 8; // that were left out and never used, of those: identities are free, and there may be a thousand
 
 /** What is thought of a peer: its class for colour and line, a mark that needs no colour, and the reason. */
 export function standing(peer) {
   const words = peer.standing ?? "";
   if (peer.left_out !== undefined) return { tone: "banned", mark: "✕", word: "left out", reason: peer.left_out };
+  if (peer.id === OTHERS) return { tone: "gone", mark: "…", word: "several", reason: "Those of whom least was used, counted together." };
   if (peer.gone) return { tone: "gone", mark: "○", word: "not here now", reason: "It is not among this node's peers at present." };
   if (words.startsWith("banned")) return { tone: "banned", mark: "✕", word: "banned", reason: after(words) };
   if (words.startsWith("doubted")) return { tone: "doubted", mark: "▲", word: "doubted", reason: after(words) };
@@ -27,13 +30,16 @@ export function everybody(report, status, teachers) {
   const known = new Map((report.peers ?? []).map((peer) => [peer.id, { ...peer }]));
   for (const { id, reason } of report.left_out ?? []) known.set(id, { ...(known.get(id) ?? { id }), left_out: reason });
   for (const id of Object.keys(used)) if (!known.has(id)) known.set(id, { id, gone: true });
-  const whole = Object.values(teachers ?? {}).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
+  // The log tells how others' part of the loss is divided; what that part is, the status knows, also of steps that are no longer in the log.
+  const theirs = Object.entries(teachers ?? {}).reduce((sum, [name, book]) => sum + (name === "own" ? 0 : book.loss_weight ?? 0), 0);
+  const part = status.foreign_weight_share ?? null;
   for (const peer of known.values()) {
     peer.used = used[peer.id] ?? peer.used ?? 0;
-    peer.share = whole && teachers[peer.id] ? teachers[peer.id].loss_weight / whole : null;
+    peer.share = theirs && part !== null && teachers[peer.id] ? (part * teachers[peer.id].loss_weight) / theirs : null;
     peer.dropped = teachers?.[peer.id]?.negatives ? teachers[peer.id].filtered / teachers[peer.id].negatives : null;
   }
-  return [...known.values()].sort((one, other) => other.used - one.used || (one.id < other.id ? -1 : 1));
+  const away = (peer) => (peer.left_out === undefined ? 0 : 1); // identities are free: they must not displace those who are here
+  return [...known.values()].sort((one, other) => other.used - one.used || away(one) - away(other) || (one.id < other.id ? -1 : 1));
 }
 
 const COLUMNS = ["Peer", "Standing", "Accepted", "Used", "Loss share", "Reward", "Importance", "Filtered"];
@@ -65,8 +71,10 @@ export function peersTable(peers, own) {
     "Groups: accepted since this start, used over this training. Loss share: its part of Σ |Â|·w·tokens over this training" +
     (own === null ? "." : `, of which this node's own samples have ${percent(own)}.`) +
     " Importance: mean of min(ρ, 2), at most 1 where claims are honest, up to chance. Filtered: of its samples with Â ≤ 0.";
-  const more = peers.length > ROWS ? ` ${peers.length - ROWS} more: ftis-node peers shows all.` : "";
-  return [el("table", { class: "peers" }, el("thead", null, el("tr", null, head)), el("tbody", null, peers.slice(0, ROWS).map(row))), el("p", { class: "note" }, told + more)];
+  let strangers = 0;
+  const shown = peers.filter((peer) => peer.left_out === undefined || peer.used || ++strangers <= STRANGERS).slice(0, ROWS);
+  const more = peers.length > shown.length ? ` ${number(peers.length - shown.length)} more: ftis-node peers shows all.` : "";
+  return [el("table", { class: "peers" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map(row))), el("p", { class: "note" }, told + more)];
 }
 
 /** This node in the middle, peers around it; a line is the wider the more of its groups were used. */
@@ -103,9 +111,9 @@ export function swarmPicture(peers, name) {
     svg("text", { class: "me-text", x: cx, y: cy + 4.5, "text-anchor": "middle" }, name && name.length <= 4 ? name : "me"));
   const told = peers.length ? `This node and ${peers.length === 1 ? "one other" : `${peers.length} others`}; the table beside says the same in words.` : "This node, alone.";
   const picture = svg("svg", { class: "swarm", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told }, ...lines, ...nodes, me);
-  const tones = [...new Map(shown.map((peer) => [standing(peer).tone, standing(peer)])).values()];
+  const tones = [...new Map(shown.map((peer) => [standing(peer).word, standing(peer)])).values()];
   const key = tones.map(({ tone, mark, word }) => el("li", null, el("span", { class: `badge ${tone}` }, `${mark} ${word}`)));
-  const hidden = peers.length > MOST ? ` ${peers.length - MOST} more are in the table only.` : "";
+  const hidden = peers.length > MOST ? ` ${number(peers.length - MOST)} more are not drawn.` : "";
   const note = peers.length
     ? `The wider a line, the more of its groups were used.${hidden}`
     : "Peers will stand around this node, with lines as wide as what was learned from them.";

@@ -1,6 +1,6 @@
 // The swarm's page: reads swarm.json, from an observer, a node or a folder of files, and shows it.
 
-import { Chart, TIME } from "./charts.js";
+import { Chart, TIME, breaks } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, short, show, svg } from "./dom.js";
 
 const POLL = 5000;
@@ -18,13 +18,14 @@ const LATER = "appears here after some minutes.";
 
 const CHARTS = [
   { title: "pass@1, as claimed", note: "Mean of the nodes that report it.", floor: 0, ceiling: 1, format: two, empty: `What the nodes claim to reach ${LATER}`, series: [{ key: "pass", name: "mean", tone: "own" }] },
-  { title: "Groups announced", note: "A minute, by all nodes.", floor: 0, format: few, axis: number, empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
+  { title: "Groups announced", note: "A minute, by all nodes.", peaks: true, floor: 0, format: few, axis: number, empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
   { title: "Nodes", note: "Heard of within ten minutes.", floor: 0, whole: true, format: number, empty: `How many take part ${LATER}`, series: [{ key: "nodes", name: "nodes", tone: "third" }] },
 ].map((spec) => new Chart({ along: TIME, ...spec }));
 
 const name = (node) => node.claims?.name || short(node.id);
 
 let text = null;
+let told = null;
 
 async function poll() {
   if (document.hidden) return;
@@ -33,7 +34,8 @@ async function poll() {
     if (!response.ok) throw new Error(`The answer was ${response.status}.`);
     const answer = await response.text();
     find("banner").hidden = true;
-    if (answer !== text) draw(JSON.parse((text = answer)));
+    if (answer !== text) draw((told = JSON.parse((text = answer))));
+    if (told.nodes) showState(told); // it ages, also where files stay the same
   } catch (error) {
     find("banner").textContent = `There is no answer. ${error.message}`;
     find("banner").hidden = false;
@@ -51,42 +53,50 @@ async function go() {
 function draw(swarm) {
   if (!swarm.nodes) return show(find("reason"), "The node has not joined its swarm yet.");
   const present = swarm.nodes.filter((node) => node.present);
-  const age = Date.now() / 1000 - swarm.at;
-  find("state").className = `state ${age > OLD ? "alone" : present.length ? "online" : "joining"}`;
-  find("state").textContent = age > OLD ? `○ ${lasting(age)} OLD` : present.length ? "● LIVE" : "◌ LISTENING";
-  const reporting = present.filter((node) => node.claims).length;
-  show(find("reason"), `${number(present.length)} ${present.length === 1 ? "node" : "nodes"} now; ${number(reporting)} ${reporting === 1 ? "reports" : "report"} about ${reporting === 1 ? "itself" : "themselves"}.`);
+  // Identities are free: of those that are gone, the ones that never made or said anything are only counted.
+  const teachers = new Set(swarm.nodes.flatMap((node) => Object.keys(node.claims?.teachers ?? {})));
+  const nodes = swarm.nodes.filter((node) => node.present || node.groups || node.claims || teachers.has(node.id));
   const facts = [
     ["Task", swarm.task],
     ["Run", el("code", { title: swarm.run }, swarm.run.slice(0, 12))],
     ["Who may join", swarm.private ? "members" : "anybody"],
-    ["Looking for", lasting(swarm.at - swarm.since)],
+    ["Watched for", lasting(swarm.at - swarm.since)],
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
-  showTiles(swarm, present);
+  const last = swarm.history.at(-1);
+  const rate = last && !breaks([...swarm.history.map(([time]) => time), swarm.at]).at(-1) ? last[2] : null; // not of before a night
+  showTiles(nodes, present, rate);
   // The present is the last point, so that a curve and its tile say the same.
-  const rows = swarm.history.length ? [...swarm.history, [swarm.at, present.length, swarm.history.at(-1)[2], mean(passes(present))]] : [];
-  const [step, nodes, groups, pass] = [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
-  for (const chart of CHARTS) chart.update({ step, nodes, groups, pass });
-  showGraph(swarm.nodes);
-  showNodes(swarm.nodes);
+  const rows = swarm.history.length ? [...swarm.history, [swarm.at, present.length, rate, mean(passes(present))]] : [];
+  const [step, count, groups, pass] = [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
+  for (const chart of CHARTS) chart.update({ step, nodes: count, groups, pass });
+  showGraph(nodes);
+  showNodes(nodes, swarm.nodes.length - nodes.length);
+}
+
+function showState(swarm) {
+  const present = swarm.nodes.filter((node) => node.present);
+  const age = Date.now() / 1000 - swarm.at;
+  find("state").className = `state ${age > OLD ? "alone" : present.length ? "online" : "joining"}`;
+  find("state").textContent = age > OLD ? `○ ${lasting(age)} OLD` : present.length ? "● LIVE" : "◌ LISTENING";
+  const reporting = present.filter((node) => node.claims).length;
+  show(find("reason"), `${number(present.length)} ${present.length === 1 ? "node" : "nodes"} ${age > OLD ? "then" : "now"}; ${number(reporting)} ${reporting === 1 ? "reports" : "report"} about ${reporting === 1 ? "itself" : "themselves"}.`);
 }
 
 const passes = (nodes) => nodes.map((node) => node.claims?.pass_at_1 ?? null).filter((value) => value !== null);
 const mean = (values) => (values.length ? values.reduce((whole, one) => whole + one, 0) / values.length : null);
 
-function showTiles(swarm, present) {
+function showTiles(nodes, present, rate) {
   const claims = present.map((node) => node.claims).filter(Boolean);
   const sum = (key) => claims.reduce((whole, one) => whole + one[key], 0);
   const reached = passes(present);
-  const last = swarm.history.at(-1);
   const models = new Set(claims.map((one) => one.model));
   const tokenizers = new Set(claims.map((one) => one.tokenizer));
   const versions = [...new Set(present.map((node) => node.version).filter(Boolean))].sort();
   const dialled = (how) => present.filter((node) => node.reach === how).length;
   const tiles = [
-    ["Nodes", number(present.length), `${number(swarm.nodes.length - present.length)} more were here before`],
-    ["Groups a minute", last ? few(last[2]) : "–", `${number(swarm.nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
+    ["Nodes", number(present.length), `${number(nodes.length - present.length)} more were here before`],
+    ["Groups a minute", rate === null ? "–" : few(rate), `${number(nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
     ["pass@1, claimed", two(mean(reached)), reached.length ? `${two(Math.min(...reached))} to ${two(Math.max(...reached))}` : "nobody reports it"],
     ["Learned from others", claims.length ? number(sum("foreign_used")) : "–", `groups, as claimed; ${number(sum("own_used"))} own`],
     ["Models, claimed", claims.length ? number(models.size) : "–", claims.length ? `${number(tokenizers.size)} ${tokenizers.size === 1 ? "tokenizer" : "tokenizers"}` : "nobody reports one"],
@@ -105,7 +115,7 @@ function showGraph(all) {
     for (const [teacher, groups] of Object.entries(node.claims?.teachers ?? {})) taught.set(teacher, (taught.get(teacher) ?? 0) + groups);
   }
   const used = (node) => (taught.get(node.id) ?? 0) + (node.claims?.foreign_used ?? 0);
-  const shown = [...all].sort((one, other) => other.present - one.present || used(other) - used(one)).slice(0, IN_PICTURE);
+  const shown = all.filter((node) => node.present || used(node)).sort((one, other) => other.present - one.present || used(other) - used(one)).slice(0, IN_PICTURE);
   shown.sort((one, other) => (name(one) < name(other) ? -1 : 1));
   const places = new Map();
   const room = find("graph").clientWidth - 34;
@@ -171,7 +181,7 @@ const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)
 const COLUMNS = [["Node", 0], ["Heard", 0], ["Step", 1], ["Groups", 1], ["Right", 1], ["Version", 0], ["Model", 0], ["pass@1", 1], ["Learned from", 1], ["Sent", 1]];
 const SEEN = 6;
 
-function showNodes(nodes) {
+function showNodes(nodes, silent) {
   if (!nodes.length) return show(find("nodes"), el("p", { class: "empty" }, "Nodes appear here as soon as something is heard of them."));
   const row = (node) => {
     const claims = node.claims;
@@ -196,7 +206,8 @@ function showNodes(nodes) {
   };
   const over = el("tr", { class: "over" }, el("th", { colspan: SEEN, scope: "colgroup" }, "heard by the observer"), el("th", { colspan: COLUMNS.length - SEEN, scope: "colgroup" }, "claimed by the node"));
   const head = el("tr", null, COLUMNS.map(([title, figure]) => el("th", { scope: "col", class: figure ? "figure" : null }, title)));
-  const more = nodes.length > ROWS ? el("p", { class: "note" }, `${number(nodes.length - ROWS)} more are in swarm.json.`) : null;
+  const left = [[nodes.length - ROWS, "more"], [silent, `${silent === 1 ? "other" : "others"} came and went without a group or a report`]].filter(([count]) => count > 0);
+  const more = left.map(([count, what]) => el("p", { class: "note" }, `${number(count)} ${what}: in swarm.json.`));
   show(find("nodes"),
     el("table", { class: "peers nodes" }, el("thead", null, over, head), el("tbody", null, nodes.slice(0, ROWS).map(row))),
     el("p", { class: "note" }, "Groups: announced while the observer looked. Right: part of their completions, by the author's own rule. Model, pass@1, learned and sent are claims."), more);
@@ -210,7 +221,9 @@ function spark(rows) {
   if (known.length < 2) return null;
   const [first, last] = [known[0][0], known.at(-1)[0]];
   const at = ([time, value]) => `${((76 * (time - first)) / Math.max(1, last - first) + 2).toFixed(1)} ${(18 - 16 * value).toFixed(1)}`;
-  return svg("svg", { class: "spark", width: 80, height: 20, "aria-hidden": "true" }, svg("path", { class: "line own", d: `M${known.map(at).join("L")}` }));
+  const broken = breaks(known.map(([time]) => time));
+  const d = known.map((row, index) => index && !broken[index] ? `L${at(row)}` : `M${at(row)}h0`).join("");
+  return svg("svg", { class: "spark", width: 80, height: 20, "aria-hidden": "true" }, svg("path", { class: "line own", d }));
 }
 
 show(find("history"), CHARTS.map((chart) => chart.element));
