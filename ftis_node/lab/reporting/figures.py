@@ -195,15 +195,16 @@ def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x
     labels = list(dict.fromkeys(label for points in parts.values() for label, *_ in points))
     for axes, (title, points) in zip(grid, parts.items(), strict=True):
         axes.axhline(0, color="#777777", linewidth=1)
+        values = [value for _, value, _ in points]  # in order
         for number, (label, value, around) in enumerate(points):
-            place = value * 1.06 ** (number - (len(points) - 1) / 2)  # so that the bars do not hide one another
+            place = value * 1.1 ** (number - values.index(value) - (values.count(value) - 1) / 2)  # side by side
             colour = PALETTE[labels.index(label)]
             axes.plot([place], [around.mean], "o", color=colour, markersize=4, label=label)
             axes.vlines([place], around.low, around.high, color=colour, linewidth=1.2)
         axes.set_xscale("log")
         axes.set_xticks([0.1, 1, 3], ["0.1", "1", "3"], minor=False)
         axes.set_xticks([], minor=True)
-        axes.set_xlim(0.05, 5)
+        axes.set_xlim(0.04, 6)
         axes.set_title(title)
         axes.set_xlabel(x)
     grid[0].set_ylabel("difference of final pass@1")
