@@ -188,6 +188,7 @@ ROWS = {
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row("lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
+    "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
     "verdicts over the data": Row(
         *(f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}", "holds the questions", "--out"),
         **a_task('{"question": "1+1", "answer": "#### 2"}'),
