@@ -204,10 +204,9 @@ def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x
         axes.set_xscale("log")
         axes.set_xticks([0.1, 1, 3], ["0.1", "1", "3"], minor=False)
         axes.set_xticks([], minor=True)
-        axes.set_xlim(0.04, 6)
-        axes.set_title(title)
-        axes.set_xlabel(x)
-    grid[0].set_ylabel("difference of final pass@1")
+        axes.set(title=title, xlabel=x, xlim=(0.04, 6))
+    means = [around.mean for points in parts.values() for *_, around in points]
+    grid[0].set(ylabel="difference of final pass@1", ylim=(min(means) - 0.05, max(means) + 0.05))
     return _finished(figure, grid, bounded=False)
 
 
