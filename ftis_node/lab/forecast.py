@@ -27,7 +27,7 @@ from ftis_node.worker.planning import wishes
 _LENGTH_SHARE = 0.5
 _PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
-# A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
+# A step of a built-in model on one core, measured with `lab run`; overhead, not arithmetic.
 TINY_STEP_SECONDS, WARM_UP_SECONDS = 0.15, 40.0
 
 # A checkpoint of full training in bf16: fp32 masters and two moments of every parameter; two of them are kept.
