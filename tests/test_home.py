@@ -53,8 +53,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_the_home_and_its_runtime_directory_are_private(home: Home) -> None:
     home.open()
     directory = home.make_runtime()
-    assert mode(home.path) == 0o700
-    assert mode(directory) == 0o700
+    assert mode(home.path) == mode(directory) == 0o700
     assert home.api_socket() == directory / "api.sock"
     assert len(str(directory)) < 60, "a socket's path may have 107 bytes"
 
@@ -199,14 +198,12 @@ def test_a_damaged_record_is_as_good_as_none(home: Home, record: str) -> None:
     home.path.mkdir()
     (home.path / "runtime.json").write_text(record)
     home.open()
-    assert home.runtime() is None
-    assert home.api_socket() is None
+    assert home.runtime() is home.api_socket() is None
 
 
 def test_only_a_runtime_directory_is_ever_removed(home: Home, tmp_path: Path) -> None:
     home.path.mkdir()
-    precious = tmp_path / "thesis"
-    precious.mkdir()
+    (precious := tmp_path / "thesis").mkdir()
     (home.path / "runtime.json").write_text(json.dumps({"pid": os.getpid(), "directory": str(precious)}))
     home.open()
     home.close()

@@ -184,7 +184,7 @@ def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s(
     with Judge("regex", seconds=BOUND) as one:
         assert one.same("a", "a")
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(socket.socket, "makefile", interrupted)
+            patch.setattr(socket.socket, "recv", interrupted)
             one.same("a", "a")
         assert not one.same("a", "b") and one.started == 2
 
@@ -195,6 +195,13 @@ def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ftis_node.tasks.judge._CHILD", broken)
     with Judge() as one, pytest.raises(UserError, match="did not start"):
         one.same("1", "1")
+
+
+def test_a_reply_that_comes_byte_by_byte_is_awaited_no_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import os, time\nos.write(0, b'R')\nwhile os.write(0, b' '): time.sleep(0.01)")
+    monkeypatch.setattr("ftis_node.tasks.judge._CHILD", tmp_path / "child.py")
+    with Judge(seconds=0.1) as one:
+        assert not one.same("1", "1")
 
 
 def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -195,7 +195,8 @@ def _teller(
     def tell(judged: Sequence[Judged]) -> None:
         advance(len(judged))
         if lines is not None:
-            lines.writelines(json.dumps({**of, **_answer(one)}, ensure_ascii=False) + "\n" for one in judged)
+            found = [{**of, **_asked(one), "tokens": one.tokens, **_verdict(one)} for one in judged]
+            lines.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in found)
             lines.flush()
 
     return tell
@@ -274,11 +275,6 @@ def _rate(figures: Evaluation) -> str:
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:5.1f} %"
-
-
-def _answer(one: Judged) -> dict[str, Any]:
-    """A line of `--out`."""
-    return {**_asked(one), "tokens": one.tokens, **_verdict(one)}
 
 
 def _example(one: Judged, other: Judged | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
-from ftis_node.host.files import kept, remove_unfinished, replace_text
+from ftis_node.host.files import kept, remove_unfinished, removed_if_it_fails, replace_bytes, replace_text
 from ftis_node.store.migrations import Schema
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
@@ -168,20 +168,15 @@ class Home:
         try:
             with (self.path / "lock").open("r") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
         return False
 
     def make_runtime(self) -> Path:
         """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
         directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=socket_folder()))
-        try:
+        with removed_if_it_fails(directory):
             self.record_runtime(directory)
-        except BaseException:
-            directory.rmdir()
-            raise
         return directory
 
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
@@ -191,8 +186,7 @@ class Home:
         import psutil
 
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
-        record = Runtime(os.getpid(), str(directory), started)
-        replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
+        replace_bytes(self._runtime_file, msgspec.json.encode(Runtime(os.getpid(), str(directory), started)))
 
     def runtime(self) -> Runtime | None:
         """The record of the running (or last) daemon, or None."""

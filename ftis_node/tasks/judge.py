@@ -107,11 +107,14 @@ class Asked(Scorer):
         connection = self._connection or self._start()
         began = time.monotonic()
         try:
-            connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
+            connection.settimeout(self._seconds)  # of the whole sendall
             connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as file:
-                verdict, grown = json.loads(file.readline(_REPLY_BYTES))
-        except (OSError, ValueError):  # a timeout is the former, a reply that is cut short the latter
+            reply = b""
+            while not reply.endswith(b"\n"):  # a child that was taken over may send a byte now and then
+                connection.settimeout(began + self._seconds - time.monotonic())
+                reply += connection.recv(_REPLY_BYTES - len(reply)) or b"\n"
+            verdict, grown = json.loads(reply)
+        except (OSError, ValueError):  # a timeout; one that is negative, or a reply that is cut short
             verdict, grown = None, True
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
