@@ -88,6 +88,7 @@ if [ "$extras" = auto ]; then extras=${cuda:+gpu}; fi
 constraints=''
 [ ! -f "$source/constraints.txt" ] || constraints=$source/constraints.txt
 [ -z "$constraints" ] && [ -f "$here/../constraints.txt" ] && constraints=$here/../constraints.txt
+[ ! -e "$source" ] || source=$(cd -- "$(dirname -- "$source")" && pwd)/$(basename -- "$source") # pip takes a bare name for an index's
 case $source in /* | ./* | ../*) [ -e "$source" ] || fail "There is nothing at $source." "Name a checkout or a wheel with --from." ;; esac
 wanted=$source${extras:+[$extras]}
 if [ -n "$extras" ] && [ ! -e "$source" ]; then

@@ -32,8 +32,7 @@ def honest(author: bytes = AUTHOR, round_: int = 4, slot: int = 5, made: list[Co
 
 
 def refusal(packet: Packet | bytes, **options: Any) -> Reason:
-    data = packet if isinstance(packet, bytes) else encode(packet)
-    outcome = admit(CONTEXT, AUTHOR, data, **options)
+    outcome = admit(CONTEXT, AUTHOR, packet if isinstance(packet, bytes) else encode(packet), **options)
     assert isinstance(outcome, Rejection), "it was admitted"
     assert outcome.detail.isprintable()
     assert outcome.blame is Blame.AUTHOR

@@ -98,8 +98,7 @@ async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, m
         known.on_handshake(hello, BOB.author)
         found = known.sessions.clock_difference(known.active_view)
         assert found is not None and found.peers == 1 and abs(found.behind - 4 * HOUR) < 60
-        body = packet(BOB.author, 0, 0)
-        mended = announcement(BOB, 0, [body], issued_at=int(real())).encode()
+        mended = announcement(BOB, 0, [packet(BOB.author, 0, 0)], issued_at=int(real())).encode()
         request = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=mended)])
         await alice.swarm.on_exchange(request, BOB.author)
         found = known.sessions.clock_difference(known.active_view)

@@ -72,11 +72,11 @@ def now() -> int:
 def test_what_was_prepared_counts_once_an_author_and_epoch(now: int) -> None:
     """An author that knows the rows ahead, and announces them again and again, round by round."""
     answered = Answered(SHARED)
-    assert answered.refused(announced(1, 1, [0, 1], now), 0.0) == 0
-    assert answered.refused(announced(1, 2, [0, 2], now), 0.0) == 0b01, "slot 0 was there before"
-    assert answered.refused(announced(1, 3, [0, 1, 2, 3], now), 0.0) == 0b0111
-    assert answered.refused(announced(2, 3, [0, 1, 2, 3], now), 0.0) == 0, "others have slots of their own"
-    assert answered.refused(announced(1, 4, [0, 1], now - EPOCH), 0.0) == 0, "the epoch before"
+    assert answered.refused(announced(1, 1, [0, 1], now)) == 0
+    assert answered.refused(announced(1, 2, [0, 2], now)) == 0b01, "slot 0 was there before"
+    assert answered.refused(announced(1, 3, [0, 1, 2, 3], now)) == 0b0111
+    assert answered.refused(announced(2, 3, [0, 1, 2, 3], now)) == 0, "others have slots of their own"
+    assert answered.refused(announced(1, 4, [0, 1], now - EPOCH)) == 0, "the epoch before"
 
 
 @pytest.mark.parametrize(("epochs", "age", "counts"), [(1, 0, True), (-1, 0, True), (2, 0, False), (-2, 0, False)])
@@ -84,7 +84,7 @@ def test_the_epoch_must_agree_with_the_age(now: int, epochs: int, age: float, co
     made = announced(1, 1, [0, 5], now + epochs * EPOCH)
     earlier = msgspec.structs.replace(made, issued_at=made.issued_at - 7 * EPOCH)
     for announced_then, old in ((made, age), (earlier, age + 7 * EPOCH)):
-        assert Answered(SHARED).refused(announced_then, old) == (0 if counts else 0b11)
+        assert Answered(SHARED).in_time(announced_then, old) is counts
 
 
 def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +92,12 @@ def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: p
     answered = Answered(SHARED)
     for author in range(1, 30):
         for age in range(0, 20 * EPOCH, EPOCH):
-            answered.refused(announced(author, age, [0], now - age), age)
+            answered.refused(announced(author, age, [0], now - age))
     remembered = answered._slots
     assert len(remembered) == 5 and all(len(epochs) == common_rows.EPOCHS_MAX for epochs in remembered.values())
 
 
 def test_without_common_rows_nothing_is_remembered(now: int) -> None:
     answered = Answered(RUN)
-    assert answered.refused(announced(1, 1, [0, 1], now), 0.0) == 0 and not answered._slots
+    assert answered.refused(announced(1, 1, [0, 1], now)) == 0 and not answered._slots
     assert CONTEXT.row_of(identity(1).author, 1, 0, now) == CONTEXT.row_of(identity(1).author, 1, 0)

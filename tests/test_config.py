@@ -140,8 +140,7 @@ def test_a_share_of_the_memory_is_a_limit_of_it() -> None:
 
 
 def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
-    cpu = torch.device("cpu")
-    small, whole = (memory_budget(Settings(vram_share=share), cpu) for share in (0.001, 1.0))
+    small, whole = (memory_budget(Settings(vram_share=share), torch.device("cpu")) for share in (0.001, 1.0))
     assert small == round(0.001 * psutil.virtual_memory().total)
     assert whole < psutil.virtual_memory().total
 

@@ -127,8 +127,7 @@ def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(held_out: bool,
 
 def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tmp_path: Path) -> None:
     """Its rows must be the same for everybody: none is cut or left out."""
-    name = model_in(tmp_path / "short", max_position_embeddings=20)
-    engine, facts = loaded("arithmetic", model=name)
+    engine, facts = loaded("arithmetic", model=model_in(tmp_path / "short", max_position_embeddings=20))
     with pytest.raises(UsageError, match=r"prompt of 6 tokens and a completion may have 15, .* room for 20") as told:
         engine.open(arithmetic_run(facts, completion_tokens=15))
     assert "longer context" in told.value.fix
@@ -154,8 +153,7 @@ def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_
 
 
 def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
-    name = model_in(tmp_path / "short", max_position_embeddings=20)
-    engine, facts = loaded("arithmetic", model=name)
+    engine, facts = loaded("arithmetic", model=model_in(tmp_path / "short", max_position_embeddings=20))
     engine.open(arithmetic_run(facts, completion_tokens=14))
     with pytest.raises(UsageError, match=r"Row 1 of harder is a prompt of 8 tokens and a completion may have 16"):
         engine.add_evaluation("harder", "arithmetic-4", None, None)

@@ -119,7 +119,7 @@ def test_prometheus_takes_its_configuration() -> None:
 def test_systemd_takes_the_service(tmp_path: Path) -> None:
     service = read("systemd/ftis-node.service")
     program = "/opt/ftis-node/bin/ftis-node"
-    assert f"ExecStart={program} join" in service
+    assert f"ExecStart={program} join" in service and "landlock_create_ruleset landlock_restrict_self" in service
     file = tmp_path / "ftis-node.service"
     file.write_text(service.replace(program, "/bin/true"))  # it must be there to be checked
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)

@@ -177,8 +177,7 @@ def test_what_the_filter_takes_is_within_its_bound(threshold: float) -> None:
         low = world.advantages <= 0
         d = world.ratio.log()
         divergence = by_completion((-d).exp() - 1 + d) / LENGTHS
-        dropped = low & (divergence >= threshold)
-        share = float(world.drawn_by[dropped].sum())
+        share = float(world.drawn_by[low & (divergence >= threshold)].sum())
         scale = FTIS.truncation * float(world.advantages[low].abs().max()) * world.steepness
         assert float(taken.norm()) <= scale * share + 1e-9
         assert share <= float((world.drawn_by * divergence).sum()) / threshold + 1e-12

@@ -209,8 +209,7 @@ def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
     alone = opened_engine(load={"own_data": str(rows)}, run={"prompt_tokens": 96}, generation_batch=32)
     report = alone.step(batch_of(ROWS, alone.generate(ROWS).groups, uneven=True), own_data=3)
     node = Node(tmp_path, 2, rows)
-    made = node.ask(ask.Generate(ROWS)).groups
-    told = node.ask(ask.Step(batch_of(ROWS, made, uneven=True), own_data=3))
+    told = node.ask(ask.Step(batch_of(ROWS, node.ask(ask.Generate(ROWS)).groups, uneven=True), own_data=3))
     prompts = node.ask(ask.Evaluate(ask.OWN_DATA)).prompts
     node.process.end()
     assert told.own_data_groups == report.own_data_groups == 3
@@ -303,8 +302,7 @@ async def died(kind: type[ask.Request[Any]], folder: Path) -> None:
     assert worker.pid is not None
     parent = psutil.Process(worker.pid)
     if kind is not ask.Load:
-        facts = await load
-        await worker.call(ask.Open(arithmetic_run(facts)))
+        await worker.call(ask.Open(arithmetic_run(await load)))
         made = (await worker.call(ask.Generate(ROWS))).groups
         works: dict[type[ask.Request[Any]], ask.Request[Any]] = {
             ask.Generate: ask.Generate(ROWS * 50),

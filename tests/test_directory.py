@@ -137,8 +137,7 @@ def test_row_38_strangers_who_fill_other_keys_displace_no_peer_of_the_view() -> 
 def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no_room() -> None:
     view = [Identity((5000 + number).to_bytes(32, "big")) for number in range(2 * MAX_KEYS)]
     shelf = Shelf(VALIDATOR, {one.author for one in view}.__contains__)
-    shards = {shard_of(one.author, 3): one for one in view}
-    used = list(shards.items())[:MAX_KEYS]
+    used = list({shard_of(one.author, 3): one for one in view}.items())[:MAX_KEYS]
     for shard, one in used:
         assert shelf.keep(of(one, shard), one.author)
     assert not shelf.keep(of(BOB), BOB.author)

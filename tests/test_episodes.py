@@ -11,6 +11,7 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
 from ftis_node.evaluate.episodes import Episodes
+from ftis_node.evaluate.greedy import judge
 from ftis_node.packet import Completion, Group, Packet, decode, prompt_digests
 from ftis_node.policy.generate.turns import go_on
 from ftis_node.policy.packing import Prefixed
@@ -226,10 +227,14 @@ class Failing(Hints):
         return None
 
 
-def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing() -> None:
+def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EPISODES.score(episode("3"), ROW, Failing()) == Score(0.0, formatted=False, lenient=False)
     assert EPISODES.rewards([episode("3", "\n+=", "3")], ROW, Failing()) == [0.0]
     assert EPISODES.following(episode("3"), ROW, Failing()) == []
+    begun: list[Scorer] = []
+    monkeypatch.setattr(Failing, "begin", lambda self: begun.append(self))
+    assert judge(EPISODES.tokenizer, episode("3"), ROW, Failing(), EPISODES).score.reward == 0.0
+    assert begun, "failures of other questions do not count"
 
 
 # --- in the engine ----------------------------------------------------------------------------------------------------

@@ -295,8 +295,7 @@ def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Pa
 
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_checkpoint_removed_meanwhile_says_try_again(homes: Homes, tmp_path: Path, adapter: bool) -> None:
-    home = shutil.copytree(homes["lora"], tmp_path / "home")
-    found = checkpoint_of(home)
+    found = checkpoint_of(shutil.copytree(homes["lora"], tmp_path / "home"))
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     with hold(found) as held:
         shutil.rmtree(found.path)

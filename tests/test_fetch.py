@@ -33,8 +33,7 @@ Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChu
 
 
 def bodies(count: int, size: int = 1300) -> list[bytes]:
-    rng = random.Random(count)
-    return [rng.randbytes(size) for _ in range(count)]
+    return [random.Random(count).randbytes(size) for _ in range(count)]
 
 
 def targets(contents: list[bytes]) -> list[Target]:
@@ -123,8 +122,7 @@ async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair) 
     contents = bodies(24)
     traffic = Traffic()
     await pair.serve(Uploads(holding(contents[:20]), traffic).serve)
-    wanted = targets(contents)
-    answers = fetch(pair.alice, BOB.author, wanted, pair.traffic)
+    answers = fetch(pair.alice, BOB.author, targets(contents), pair.traffic)
     got = [(target.index, answer.packet or None) async for target, answer in answers]
     assert got == [*enumerate(contents[:20]), *((index, None) for index in range(20, 24))]
     assert pair.traffic.bytes_in == traffic.bytes_out > sum(map(len, contents[:20]))

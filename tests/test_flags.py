@@ -48,8 +48,7 @@ def test_a_flag_counts_more_than_set(words: str, values: dict[str, Any], app: ty
 
 
 def test_every_declared_flag_is_an_option_with_its_help(app: typer.Typer) -> None:
-    options = typer.main.get_command(app).params
-    helps = {option.name: getattr(option, "help", None) for option in options}
+    helps = {option.name: getattr(option, "help", None) for option in typer.main.get_command(app).params}
     assert {name: flag.help for name, flag in FLAGS.items()}.items() <= helps.items()
 
 

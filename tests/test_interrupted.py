@@ -33,8 +33,7 @@ def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, co
         if line.rstrip().endswith(f" {imported}"):
             break
     process.send_signal(signal.SIGINT)
-    rest = process.stderr.read()
-    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    said = [line for line in process.stderr.read().splitlines() if not line.startswith("import time:")]
     assert process.wait() in (130, -signal.SIGINT), said  # the latter: on a busy machine it may be at its very end
     assert not any("Traceback" in line or "KeyboardInterrupt" in line for line in said), said
 

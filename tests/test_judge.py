@@ -10,12 +10,14 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import judge, load_evaluation, load_task, math500, score, scoring
+from ftis_node.tasks import judge, load_evaluation, load_task, math500, score, scoring, verifiers_child
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
 from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES
 
@@ -202,6 +204,13 @@ def test_a_reply_that_comes_byte_by_byte_is_awaited_no_longer(monkeypatch: pytes
     monkeypatch.setattr("ftis_node.tasks.judge._CHILD", tmp_path / "child.py")
     with Judge(seconds=0.1) as one:
         assert not one.same("1", "1")
+
+
+def test_an_environments_reward_that_fails_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer at all would count as a slow one, after three of which the rest of a group is wrong unasked."""
+    monkeypatch.setattr(verifiers_child, "load", lambda name: SimpleNamespace(tasks=[SimpleNamespace(hash="h")]))
+    jail: Any = SimpleNamespace(said=lambda speak, seconds: "")
+    assert verifiers_child.judge(jail, 1.0, "digits")('[0, "h"]', '["no number"]', False) == ""
 
 
 def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

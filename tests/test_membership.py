@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,17 @@ def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes
         greets(alice, who, **changes)
         assert who.author in alice.active_view or changes.get("run_id")
     return [who.author for who in peers]
+
+
+def test_who_greets_again_is_not_asked_first_and_who_may_renew_a_certificate_is_greeted_again(alice: Alone) -> None:
+    for who in (BOB, CAROL, BOB):
+        greets(alice, who)
+    assert alice.sessions[BOB.author].asked >= alice.sessions[CAROL.author].asked > 0
+    for peer in alice.active_view.values():
+        peer.told = frozenset(alice.own_addresses)
+    assert alice.outdated() == []
+    alice._roster = SimpleNamespace(due_at=lambda peer: peer == BOB.author)  # type: ignore[assignment]
+    assert alice.outdated() == [BOB.author], "it may renew the certificate now"
 
 
 # --- meeting ----------------------------------------------------------------------------------------------------------

@@ -95,8 +95,7 @@ def test_where_a_tenth_of_groups_have_a_signal_nine_tenths_of_the_weight_are_oth
     """Foreign groups without one never come into a batch, one's own do, and count."""
     own = [OWN[0], *[OWN[2]] * 9]
     foreign = [changed(OWN[0], source="peer")] * 10
-    report = learner(objective="nois").step([*own, *foreign])
-    share = report.diagnostics.foreign["loss_share"]
+    share = learner(objective="nois").step([*own, *foreign]).diagnostics.foreign["loss_share"]
     assert share == pytest.approx(10 / 11, rel=1e-6) == pytest.approx(12 / (12 + 1.2))
     halved = learner(objective="nois").step([*own, *[changed(group, weight=0.5) for group in foreign]])
     assert halved.diagnostics.foreign["loss_share"] == pytest.approx(5 / 6, rel=1e-6)

@@ -162,8 +162,7 @@ def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
     assert not foreign.judged, "it was picked by its reward, so it says nothing of claims"
     assert foreign.advantage == 0.1 and foreign.scale == 1.0 and foreign.tokens == 3, "λ is the group's, not a sample's"
     assert [sample.advantage for sample in batch("own")] == [-1.0, 1.0], "own groups keep theirs: GRPO"
-    claims = [[-6.0, -7.0, -5.5]]
-    step = packed([[-1.0, -2.0, -0.5]], [foreign.advantage], generator=claims, own=[False])
+    step = packed([[-1.0, -2.0, -0.5]], [foreign.advantage], generator=[[-6.0, -7.0, -5.5]], own=[False])
     torch.testing.assert_close(graded(PRESETS["sgt"], step)[1], torch.full((3,), 0.1 / 3, dtype=torch.float64))
 
 

@@ -164,6 +164,5 @@ def test_neither_a_constant_nor_the_order_changes_advantages(rewards: list[float
 
 
 def test_nothing_at_all_is_no_error() -> None:
-    nothing = {"lengths": torch.zeros(0, dtype=torch.int64)}
-    terms, _ = graded(PRESETS["ftis"], packed([], []) | nothing)
+    terms, _ = graded(PRESETS["ftis"], packed([], []) | {"lengths": torch.zeros(0, dtype=torch.int64)})
     assert terms.value.shape == terms.kept.shape == (0,)

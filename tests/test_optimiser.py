@@ -42,8 +42,7 @@ async def process(**settings: Any) -> Worker:
 
 async def groups(worker: Worker) -> list[StepGroup]:
     """Some of which half the completions are said to be right."""
-    made = (await worker.call(Generate([1, 2]))).groups
-    return batch_of([1, 2], made, uneven=True)
+    return batch_of([1, 2], (await worker.call(Generate([1, 2]))).groups, uneven=True)
 
 
 async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:

@@ -165,6 +165,17 @@ def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: 
         store.close()
 
 
+def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
+    content, body = made(ALICE, 0)[0], b"x" * 100_000
+    store = opened(tmp_path, quota=1 << 22)
+    for number in range(20):
+        key = packet_digest(own := body + bytes([number]))
+        store.add([(Group(ALICE, number, content.packet, key, own), own)], own=False)
+    store.close()
+    opened(tmp_path, quota=1 << 18).close()
+    assert (tmp_path / "store.sqlite").stat().st_size < 1 << 19
+
+
 def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000

@@ -132,8 +132,7 @@ ALONE = {"num_kv_shared_layers": 0}
 def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]) -> None:
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{kind}Config")(**sizes | more)
-    shape = geometry_of(config, "m")
+    shape = geometry_of(getattr(transformers, f"{kind}Config")(**sizes | more), "m")
     text = " ".join(planned(shape, 8, SHORT).reasons)
     assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
     assert ("2.2 to 3.9 times the compute" in text) == (shape.padded != "")

@@ -300,8 +300,7 @@ def names(home: Path, known: dict[Identity, str]) -> None:
 
 def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
     anns = lasting((FOUNDER, ANN))
-    gone = lasting((FOUNDER, ANN), (ANN, BEN), issued_at=1, expires=2)
-    home = home_of(FOUNDER, members=[anns, gone])
+    home = home_of(FOUNDER, members=[anns, lasting((FOUNDER, ANN), (ANN, BEN), issued_at=1, expires=2)])
     rows = {row["id"]: row for row in answer("members", "--home", home)["members"]}
     assert rows[FOUNDER.peer_id]["founder"] and rows[ANN.peer_id]["invited_by"] == FOUNDER.peer_id
     assert rows[ANN.peer_id]["why"] is None and "expired" in rows[BEN.peer_id]["why"]

@@ -255,8 +255,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("first_senders", [9, 20])
 def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders: int, clock: Clock) -> None:
-    honest = {key(number) for number in range(50)}
-    table = Table(600.0, clock, random.Random(0), recorded=honest.__contains__)
+    table = Table(600.0, clock, random.Random(0), recorded={key(number) for number in range(50)}.__contains__)
     flood = iter(range(1000, 1_000_000))
     kept: list[tuple[bytes, int]] = []
     for second in range(12):

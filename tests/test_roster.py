@@ -302,9 +302,10 @@ def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of:
     founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
     joined(founder, ann, invitation(), ANN)
     joined(founder, ben, invitation(), BEN)
-    assert founder.renewal(ANN.author) == b""
+    assert founder.renewal(ANN.author) == b"" and not ann.due_at(FOUNDER.author)
     time.now += 16 * DAY
-    assert ann.renewal(BEN.author) == b""  # she did not issue it
+    assert ann.renewal(BEN.author) == b"" and not ann.due_at(BEN.author)  # she did not issue it
+    assert ann.due_at(FOUNDER.author) and not founder.due_at(ANN.author)
     ann.accept(founder.renewal(ANN.author), FOUNDER.author)
     time.now += 16 * DAY
     assert ann.is_member and founder.admits(ANN.author)

@@ -89,10 +89,11 @@ class Machine:
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.own = Clock(), {100}
         self.settings = Settings(idle_only=True)
-        self._supply, self._listing = place / "power" / "BAT0", place / "pmon"
+        self._power, self._listing = place / "power", place / "pmon"
         self._mains = place / "power" / "AC0" / "online"
         (place / "power").mkdir()
         monkeypatch.setattr(_pslinux, "POWER_SUPPLY_PATH", str(place / "power"))
+        monkeypatch.setattr(schedule_module, "SUPPLIES", place / "power")
         monkeypatch.setattr(schedule_module, "boot_seconds", self.clock)
         program = place / "nvidia-smi"
         program.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(schedule_module.PMON[1:])}" ] && cat {self._listing}\n')
@@ -100,12 +101,12 @@ class Machine:
         monkeypatch.setenv("PATH", f"{place}:/bin:/usr/bin")
         self.schedule = Schedule(lambda: self.settings, lambda: self.own)
 
-    def has_battery(self, *, plugged: bool) -> None:
-        self._supply.mkdir(exist_ok=True)
+    def has_battery(self, *, plugged: bool, name: str = "BAT0") -> None:
+        (supply := self._power / name).mkdir(exist_ok=True)
         self._mains.parent.mkdir(exist_ok=True)
-        for name, value in {"energy_now": 50, "energy_full": 100, "power_now": 10, "capacity": 50}.items():
-            (self._supply / name).write_text(str(value))
-        (self._supply / "status").write_text("Charging" if plugged else "Discharging")
+        for fact, value in {"energy_now": 50, "energy_full": 100, "power_now": 10, "capacity": 50}.items():
+            (supply / fact).write_text(str(value))
+        (supply / "status").write_text("Charging" if plugged else "Discharging")
         self._mains.write_text(str(int(plugged)))
 
     def runs(self, *rows: tuple[int, int, int]) -> None:
@@ -128,9 +129,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine: Machine) -> None:
     machine.own = set()
-    assert await machine.looks() is None, "no battery"
-    machine.has_battery(plugged=False)
+    machine.has_battery(plugged=False, name="hidpp_battery_0")
     assert psutil.sensors_battery() is not None
+    assert await machine.looks() is None, "a wireless mouse's"
+    machine.has_battery(plugged=False)
     assert "battery" in str(await machine.looks())
     machine.has_battery(plugged=True)
     assert await machine.looks() is None

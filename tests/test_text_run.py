@@ -264,8 +264,7 @@ def test_packets_of_the_other_kind_are_refused(chars: Opened) -> None:
     tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
     for one, other in ((engine, token_context), (tokens, context)):
         (group,) = one.generate([0], AUTHOR, 7, 1).groups
-        packet = replace(decode(group.packet), run_id=other.run_id)
-        found = admit(other, AUTHOR, encode(packet))
+        found = admit(other, AUTHOR, encode(replace(decode(group.packet), run_id=other.run_id)))
         assert isinstance(found, Rejection) and found.reason is Reason.OTHER_VERSION
     with pytest.raises(PacketError, match="token ids"):
         engine.packets.completions(group.packet, own=False)

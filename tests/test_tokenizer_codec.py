@@ -35,8 +35,7 @@ def encoded(kind: str, text: str) -> list[int]:
 
 def completion(ids: list[int], finished: bool = True) -> Completion:
     """Claims whose sums are exact: −1/8, −2/8, … The last id is an end, if finished."""
-    claims = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
-    return Completion(np.array(ids, np.uint32), claims, finished)
+    return Completion(np.array(ids, np.uint32), -np.arange(1, len(ids) + 1, dtype=np.float32) / 8, finished)
 
 
 def as_text(text: str | bytes, *pieces: int, end: float | None = None) -> TextCompletion:

@@ -45,8 +45,7 @@ def opened(server: VllmServer, folder: Path, own_data: str | None = None, **sett
 
 
 def step(engine: Engine) -> Any:
-    made = engine.generate(ROWS)
-    return engine.step(batch_of(ROWS, made.groups, uneven=True)).generator
+    return engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).generator
 
 
 # --- a server that is there -------------------------------------------------------------------------------------------
@@ -54,6 +53,7 @@ def step(engine: Engine) -> Any:
 
 def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path) -> None:
     engine = opened(server, tmp_path)
+    (tmp_path / "ftis-node").mkdir()  # somebody's checkout
     seen = []
     for _ in range(4):
         told = step(engine)
@@ -61,7 +61,7 @@ def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path:
         seen.append(completions_of(engine.generate(ROWS).groups[0])[0].logprobs.tolist())
     assert len(set(map(tuple, seen))) == 4, "the weights did change"
     assert len(set(server.loaded)) == len(server.loaded) == 5, "each under a name of its own"
-    assert [path.name for path in tmp_path.iterdir()] == server.loaded[-1:], "older ones are gone"
+    assert {path.name for path in tmp_path.iterdir()} == {server.loaded[-1], "ftis-node"}, "older ones are gone"
     assert list(server.adapters) == server.loaded[-1:]
 
 
@@ -89,8 +89,7 @@ def test_rows_of_the_owners_own_are_never_told_to_it(server: VllmServer, tmp_pat
     rows = tmp_path / "mine.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
     engine = opened(server, tmp_path / "weights", own_data=str(rows))
-    made = engine.generate(ROWS)
-    report = engine.step(batch_of(ROWS, made.groups, uneven=True), own_data=3)
+    report = engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True), own_data=3)
     assert report.own_data_groups == 3 and report.generator.away is None
     known = {tuple(prompt) for prompt in engine.prompts}
     assert all(tuple(prompt) in known for asked in server.asked for prompt in asked["prompt"])

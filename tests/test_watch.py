@@ -429,8 +429,7 @@ async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -
         with pytest.raises(UserError, match="private"):
             await Observer(Home(tmp_path / "eve"), settings, [ann.address]).run(lambda page: None, 0.1)
         ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=86400, membership=86400)
-        invited = Observer(Home(tmp_path / "cara"), settings, (), ticket)
-        facts, _ = await invited.run(lambda page: None, 0.5)
+        facts, _ = await Observer(Home(tmp_path / "cara"), settings, (), ticket).run(lambda page: None, 0.5)
         assert facts.private and len(roster.book.issued[founder.author]) == 1 and not ann.swarm.membership.active_view
         other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=86400)
         with pytest.raises(UsageError, match="The invitation is to run"):

@@ -58,8 +58,7 @@ async def worker() -> AsyncIterator[Worker]:
 @on_one_loop
 async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
     assert worker.pid is not None and worker.pid != os.getpid()
-    calls = [worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)]
-    answers = await asyncio.gather(*calls)
+    answers = await asyncio.gather(*[worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)])
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
     assert len({decode(group.packet).prompt_digest for answer in answers for group in answer.groups}) == 12
 

@@ -119,8 +119,7 @@ def generate(asked: Measured) -> None:
         policy, batch = small_policy(), asked.size.completions
     else:
         policy, batch = sized_policy(asked.settings(), asked.size, random_weights=asked.random_weights)
-    figures = bench_generate(policy, asked.size, batch=batch, repeats=asked.times, tell=_tell)
-    _print(figures, 27, asked.json)
+    _print(bench_generate(policy, asked.size, batch=batch, repeats=asked.times, tell=_tell), 27, asked.json)
 
 
 @app.command("step")

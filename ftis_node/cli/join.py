@@ -132,7 +132,7 @@ def join(
         peers=named,
         on_lan=_on_lan(layers) if alone else (),
         run=run,
-        name=name,
+        name=name.encode(errors="replace").decode(),  # another coding's bytes are no text
         paused=paused,
         private=private,
         invitation=invited,

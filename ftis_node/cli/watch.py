@@ -54,7 +54,7 @@ def watch(
     addresses = addresses_in(peers)
     if not addresses and invited is None and not place.run_file.exists():
         raise UsageError("No swarm is named.", "Give an invitation, ftis:…, or --peers.")
-    settings = given.with_values(listen=False).on(place)("arithmetic")[0]
+    settings = given.with_values(listen=False, announce=()).on(place)("arithmetic")[0]
     place.open()
     if invited is not None:
         tell_invitation(invited)

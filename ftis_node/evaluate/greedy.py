@@ -211,6 +211,7 @@ def judge(
     """The verdict on one completion."""
     text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
     if episodes is not None:
+        scorer.begin()  # `following` counts a group's answers; each question is a group of its own here
         score = episodes.score(completion, example, scorer) or Score(0.0, formatted=False, lenient=False)
     else:
         score = verdict(text, completion.finished, example, scorer)

@@ -50,9 +50,7 @@ class Scripted(InProcess):
         self._seed = seed
 
     async def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, Generate):
-            return cast(Answer, self._generate(request))
-        return await super().call(request)
+        return cast(Answer, self._generate(request)) if isinstance(request, Generate) else await super().call(request)
 
     def _generate(self, request: Generate) -> Generated:
         answers, rng = [], random.Random(f"{self._seed}/{list(request.rows)}")

@@ -57,7 +57,9 @@ class TrialSpec(BaseModel):
         for warm in filter(None, (one["warm"] for one in fields["members"])):
             if warm["long"] is None:
                 del warm["long"]
-        files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
+        named = {"data": self.data, "eval_data": self.eval_data, **{one.name: one.data for one in self.evaluate}}
+        named["task"] = self.task if Path(self.task).is_file() else ""
+        files = {name: _sha256(path) for name, path in named.items() if path}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
         older = {"gradients": None}  # what could be asked for once; ids stay what they were
         return {**fields, **older, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}

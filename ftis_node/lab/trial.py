@@ -7,6 +7,7 @@ the same numbers; at a free pace it begins anew, for what was under way is lost 
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -255,6 +256,7 @@ class Trial:
             **self._spent(),
         }
         if self.spec.pace == "lockstep":
+            os.fsync(self._log.fileno())  # as long as is said, also after a power loss
             replace_text(self.directory / "resume.json", json.dumps(resume))
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - began

@@ -126,9 +126,11 @@ class Batch:
         rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
         advantages = objective.advantages(rewards).tolist()
         every = objective.judges_all and any(advantages)
-        judged = after_both(rewards.tolist(), [one is not None for part in parts for one in part.completions], rng)
+        readable = [one is not None for part in parts for one in part.completions]
+        judged = after_both(rewards.tolist(), readable, rng)
         scale = objective.sample_scale(len(rewards))
         if objective.imitation is not None and all(part.source != own for part in parts):
+            rewards = rewards * torch.tensor(readable)  # what this node cannot write it cannot imitate
             advantages, scale = imitated(rewards.tolist(), objective.imitation), 1.0  # λ of the group, not of its 1/G
             judged = [False] * len(judged)  # the one that is computed was picked by its reward
         samples: list[Sample] = []

@@ -146,12 +146,7 @@ def build_components(
         run_file=run_file,
         reputation=reputation,
         max_age=announced_age(run, settings.max_age),
-        trade=Trade(
-            context,
-            store,
-            lambda: stepper.want(),
-            lambda arrived: stepper.on_groups(arrived),
-        ),
+        trade=Trade(context, store, lambda: stepper.want(), lambda arrived: stepper.on_groups(arrived)),
         peer_cache=home.peers,
         roster=roster_of(home, run, identity, invitation),
         describe=describe,

@@ -214,8 +214,7 @@ class Saving:
         """The status of the newest checkpoint."""
         age = None if self._saved_at is None else self._clock() - self._saved_at
         due = max(0.0, self._due_in()) if self._unsaved else None
-        step = None if age is None else self.saved_step
-        return CheckpointStatus(step, self.next_bytes or None, age, due)
+        return CheckpointStatus(None if age is None else self.saved_step, self.next_bytes or None, age, due)
 
     @property
     def writing(self) -> bool:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from enum import Enum, auto
+from pathlib import Path
 
 import psutil
 
@@ -21,8 +22,14 @@ QUIET_SECONDS = 60.0  # without another program until the node goes on
 BUSY_PERCENT = 10  # of the GPU's time that a program takes
 PMON = ("nvidia-smi", "pmon", "-c", "1", "-s", "u")
 PMON_SECONDS = 10.0
+SUPPLIES = Path("/sys/class/power_supply")  # of Linux
 
 logger = logging.getLogger(__name__)
+
+
+def _has_battery() -> bool:
+    """Whether this machine may have one: of a machine without, psutil takes a wireless mouse's."""
+    return not SUPPLIES.exists() or any(SUPPLIES.glob("BAT*"))
 
 
 class Schedule:
@@ -59,20 +66,17 @@ class Schedule:
             return f"It is outside of its hours ({settings.hours}); it goes on at {next_opening(spans, now):%a %H:%M}."
         if not settings.idle_only:
             return None
-        battery = psutil.sensors_battery()
+        battery = psutil.sensors_battery() if _has_battery() else None
         if battery is not None and battery.power_plugged is False:
             return f"The machine runs on its battery ({battery.percent:.0f} %)."
-        if await self._others_on_card():
-            return "Another program uses the GPU."
-        return None
+        return "Another program uses the GPU." if await self._others_on_card() else None
 
     async def _others_on_card(self) -> bool:
         """Whether another program was seen twice on this node's GPU, and within the last minute."""
         now = boot_seconds()
         if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
             self._looked = now
-            busy = self._sees_others(await self._pmon())
-            self._busy_looks = self._busy_looks + 1 if busy else 0
+            self._busy_looks = self._busy_looks + 1 if self._sees_others(await self._pmon()) else 0
             if self._busy_looks >= BUSY_LOOKS:
                 self._busy_at = now
         return now - self._busy_at < QUIET_SECONDS

@@ -133,11 +133,11 @@ class Node:
         components = self._components
         if components is None:
             raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
+        await self._page.show(changed(self.settings, values, self._first))  # which may fail: then nothing has changed
         self.settings = settings = changed(self.settings, values, self._first)
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
         components.go_by(settings)
         set_level(settings.log_level)
-        await self._page.show(settings)
         await self._commands.look()
         new = {name: settings.model_dump(mode="json")[name] for name in values}
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))

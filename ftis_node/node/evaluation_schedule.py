@@ -85,6 +85,4 @@ class EvaluationSchedule:
 
     def due(self) -> bool:
         """Whether another evaluation as long as the latest fits into the share."""
-        if self._began is None:
-            return True
-        return self._spent + self._latest <= SHARE * (self._clock() - self._began)
+        return self._began is None or self._spent + self._latest <= SHARE * (self._clock() - self._began)

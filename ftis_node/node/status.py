@@ -164,8 +164,7 @@ def network_status(swarm: Swarm) -> answers.Network:
     membership = swarm.membership
     clock = membership.sessions.clock_difference(membership.active_view)
     reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
-    p2pd = part(answers.P2pd, membership.health)
-    return answers.Network(reach, restarts, p2pd, part(answers.Clock, clock))
+    return answers.Network(reach, restarts, part(answers.P2pd, membership.health), part(answers.Clock, clock))
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:

@@ -91,8 +91,7 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
         own_reward=mean([r for group in own for r in group.rewards]),
         foreign_reward=mean([r for scored in foreign for r in scored.rewards]),
         batch=Digests(
-            own=[group.group.digest.hex() for group in own],
-            foreign=[scored.group.digest.hex() for scored in foreign],
+            own=[group.group.digest.hex() for group in own], foreign=[scored.group.digest.hex() for scored in foreign]
         ),
     )
 

@@ -129,12 +129,14 @@ def _by_sample(
     return segment_sum(torch.where(live, outer * term, torch.zeros_like(term)), samples.owner, samples.lengths.numel())
 
 
-def clip_active(samples: Samples, importance: Importance, clip: Clip) -> Tensor:
+def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
     new, base = samples.new.detach(), samples.start
     if importance.through_ratio:
         new, base = samples.by_token(samples.by_chunk(new)), samples.by_token(samples.generator)
-    ratio = clamped_log_ratio(new, base).exp()
-    advantages = samples.advantages[samples.owner]
+    log_ratio, advantages = clamped_log_ratio(new, base), samples.advantages[samples.owner]
+    if of == "sequence":
+        log_ratio = (samples.sum_counted(log_ratio) / samples.lengths.clamp(min=1))[samples.owner]
+    ratio = log_ratio.exp()
     clipped = clip.of(ratio)
     return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))

@@ -173,7 +173,7 @@ class Objective:
             sample_log_ratio=segment_sum(log_ratio, owner, samples.lengths.numel()),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
-            clipped=clip_active(samples, importance, clip),
+            clipped=clip_active(samples, importance, clip, self.ratio),
             truncated=samples.by_token(log_ratio.exp() > self.truncation) & importance.truncates,
         )
 

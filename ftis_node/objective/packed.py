@@ -20,8 +20,7 @@ def segment_sum(values: Tensor, owner: Tensor, samples: int) -> Tensor:
 
 def segment_max(values: Tensor, owner: Tensor, samples: int) -> Tensor:
     """Largest of each sample's tokens: `[T]`, owner int64 `[T]` → `[samples]`."""
-    lowest = values.new_full((samples,), -torch.inf)
-    return lowest.scatter_reduce(0, owner, values, reduce="amax")
+    return values.new_full((samples,), -torch.inf).scatter_reduce(0, owner, values, reduce="amax")
 
 
 def check(lengths: Tensor, tokens: dict[str, Tensor], samples: dict[str, Tensor]) -> None:

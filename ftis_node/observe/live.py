@@ -162,8 +162,7 @@ def _peers(peers: Sequence[PeerRow], most: int) -> Table:
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer.used)[:most]:
         traffic = (number(peer.bytes_in, ".2f", 1e-6), number(peer.bytes_out, ".2f", 1e-6))
-        cells = (f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing)
-        table.add_row(*map(words, cells))
+        table.add_row(*map(words, (f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing)))
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))
     return table

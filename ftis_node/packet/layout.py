@@ -191,6 +191,4 @@ def bin_prefix(size: int) -> bytes:
     """The shortest msgpack prefix of `size` raw bytes; msgpack's own packer would want the bytes as well."""
     if size < 1 << 8:
         return struct.pack(">BB", 0xC4, size)
-    if size < 1 << 16:
-        return struct.pack(">BH", 0xC5, size)
-    return struct.pack(">BI", 0xC6, size)
+    return struct.pack(">BH", 0xC5, size) if size < 1 << 16 else struct.pack(">BI", 0xC6, size)

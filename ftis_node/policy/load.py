@@ -40,6 +40,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     source = resolve(name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where_to_look(source))
+        tokenizer.clean_up_tokenization_spaces = False  # or two nodes read one completion as two texts
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
     if len(tokenizer) < 2:  # transformers makes an empty one where there is no file

@@ -72,4 +72,5 @@ def public_name(name: str) -> str:
         UsageError: as `resolve`.
     """
     source = Path(resolve(name))
-    return name if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
+    public = name if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
+    return public.encode(errors="replace").decode()  # a folder's name may be no text

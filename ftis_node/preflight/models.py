@@ -126,8 +126,7 @@ def workload(case: Case) -> Workload:
     """The caps to plan with: those of the run, else of the task; a task that peers are still to name may be long."""
     batch_groups = case.settings.batch_groups
     if case.run_file is not None:
-        run = case.run_file.run
-        return Workload(**run.caps, batch_groups=batch_groups)
+        return Workload(**case.run_file.run.caps, batch_groups=batch_groups)
     caps = CAPS.get(case.task_name if case.task_known else "", CAPS["gsm8k"])  # a file has the caps of gsm8k
     if case.task is not None:
         caps = (case.task.prompt_tokens, case.task.completion_tokens)

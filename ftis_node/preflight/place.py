@@ -128,7 +128,8 @@ def disk(case: Case) -> Iterator[Finding]:
     if kind in NETWORK_FILE_SYSTEMS | NETWORK_FUSE:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
         yield Finding("disk", "warn", text, "Name a --home on a disk of this machine.")
-    free, there = shutil.disk_usage(place).free, bytes_under(case.home.path)
+    files = [file.stat().st_size for file in case.home.path.glob("*") if file.is_file()]  # not a service's models
+    free, there = shutil.disk_usage(place).free, bytes_under(case.home.checkpoints) + sum(files)
     one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
     checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
     need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
@@ -143,8 +144,9 @@ def disk(case: Case) -> Iterator[Finding]:
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
     cache = existing_folder(Path(constants.HF_HUB_CACHE))
-    free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
-    text = f"{rounded(free)} are free in {cache}; {case.settings.model} takes about {rounded(need)} there."
+    free -= need if os.stat(place).st_dev == os.stat(cache).st_dev else free - shutil.disk_usage(cache).free
+    need = 2 * case.shape.parameters  # hub models are in bf16 as a rule
+    text = f"{rounded(max(0, free))} are left in {cache}; {case.settings.model} takes about {rounded(need)} there."
     advice = "Make room there, or set HF_HOME to a folder on another disk."
     yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
 

@@ -3,7 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -136,6 +136,7 @@ class PacketStore:
             steps = pending_steps(self._db, path)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; `_durably` also outlives power loss
+            self._db.execute("PRAGMA secure_delete = OFF")  # packets are public; Debian's SQLite overwrites with zeros
             if steps:
                 with self._durably():  # all of them or none
                     for step in steps:
@@ -147,6 +148,11 @@ class PacketStore:
             self._zero = max(time.time(), float(latest)) - boot_seconds()
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
+            free, pages = (self._db.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
+            if 2 * free > pages:
+                with suppress(sqlite3.OperationalError):  # a full disk: at the next start, then
+                    self._db.execute("VACUUM")
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except UserError:
             self._db.close()
             raise

@@ -56,17 +56,17 @@ class Answered:
         # author → epoch → a bit mask of slots
         self._slots: Bounded[bytes, Bounded[int, int]] = Bounded(AUTHORS_MAX)
 
-    def refused(self, announcement: Announcement, age: float) -> int:
-        """Note a new announcement of this age, in seconds. Return a bit mask of its packets that do not count.
+    def in_time(self, announcement: Announcement, age: float) -> bool:
+        """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""
+        apart = self._run.epoch_at(announcement.issued_at) - self._run.epoch_at(unix_seconds() - age)
+        return abs(apart) <= TOLERANCE or all(ref.slot >= self._run.common for ref in announcement.packets)
 
-        These are the common slots that its author has answered before, and all if its epoch disagrees with the age.
-        """
+    def refused(self, announcement: Announcement) -> int:
+        """Note a new announcement. Return a bit mask of its packets in common slots that its author has answered."""
         common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self._run.common}
         if not common:
             return 0
         epoch = self._run.epoch_at(announcement.issued_at)
-        if abs(epoch - self._run.epoch_at(unix_seconds() - age)) > TOLERANCE:
-            return sum(1 << index for index in common)
         epochs = self._slots.setdefault(announcement.author, Bounded(EPOCHS_MAX))
         before = epochs.get(epoch, 0)
         epochs[epoch] = before | sum(1 << slot for slot in common.values())

@@ -296,6 +296,8 @@ class Gossip:
             self._sessions[first_sender].note_time(announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED
+        if self._run.common and not self._answered.in_time(announcement, entry.age_ms / 1000):
+            return Outcome.OLD
         if not self._checks.take(first_sender):
             return Outcome.UNCHECKED
         if not announcement.verify():
@@ -315,19 +317,19 @@ class Gossip:
         elif outcome is Outcome.OLD:
             self._reputation.late(announcement.author)
         elif outcome is Outcome.NEW:
-            self._mark_done(announcement, entry.age_ms / 1000)
+            self._mark_done(announcement)
         return outcome
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
         return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
 
-    def _mark_done(self, announcement: Announcement, age: float) -> None:
+    def _mark_done(self, announcement: Announcement) -> None:
         """Mark the packets that need not be pulled: those known already, those that teach nothing by the hint, and
         parts that do not count."""
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
-            known.done |= self._answered.refused(announcement, age)
+            known.done |= self._answered.refused(announcement)
             for index, ref in enumerate(announcement.packets):
                 if self._seen(announcement.author, announcement.round, ref.slot) or not teaches(self._run, ref.right):
                     known.done |= 1 << index

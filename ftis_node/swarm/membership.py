@@ -136,9 +136,13 @@ class Membership:
             return Reachability.DIRECT
         return Reachability.RELAYED if any(map(is_relayed, self.own_addresses)) else Reachability.OUTBOUND_ONLY
 
-    def misled(self) -> list[bytes]:
-        """The peers of the view that know other addresses of this node than it has now."""
-        return [peer.id for peer in self.active_view.values() if peer.told != frozenset(self.own_addresses)]
+    def outdated(self) -> list[bytes]:
+        """The peers of the view to shake hands with again, in a random order: who knows other addresses of this node
+        than it has now, and who may renew its certificate."""
+        now, roster = frozenset(self.own_addresses), self._roster
+        view = self.active_view.values()
+        found = [peer.id for peer in view if peer.told != now or (roster is not None and roster.due_at(peer.id))]
+        return self._rng.sample(found, len(found))
 
     def _only_dials(self) -> bool:
         """Whether the node does not listen, or AutoNAT found that no peer can dial it."""

@@ -110,7 +110,9 @@ class Overview:
         for peer in list(self._swarm.membership.active_view.values()):
             seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen), self._spares)
             seen.version = peer.agent.removeprefix("ftis-node/")
-            seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
+            if peer.addresses:  # who only dials names none
+                relayed = all(map(is_relayed, peer.addresses))
+                seen.reach = "relayed" if relayed else "direct" if peer.found else seen.reach
         for known in self._swarm.gossip.table:
             if self._looked <= known.heard < boot:
                 self._announced(known, now - (boot - known.heard))

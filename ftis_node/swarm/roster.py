@@ -183,6 +183,11 @@ class Roster:
         self.save()
         return encode(self.book.chain(renewed))
 
+    def due_at(self, peer: bytes) -> bool:
+        """Whether this peer issued this node's certificate, and may renew it now."""
+        own = self._own
+        return own is not None and own.issuer == peer and self._clock() >= (own.issued_at + own.expires) / 2
+
     def accept(self, granted: bytes, peer: bytes) -> None:
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
         invitation, or a certificate of that peer's, which is to be renewed."""

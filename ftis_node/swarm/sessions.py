@@ -35,8 +35,8 @@ class Session:
     was 0, by its latest message: own corrections of the clock change nothing. unsure: a message of it may have been
     lost. dropped: it mentioned more than this node, which had enough, would remember; it is asked again when that is
     used up. owed: announcements that this node requested in its last answer. asked: when either last asked the other
-    for news (`boot_seconds`); 0: not yet. lacking: announcements that the peer mentioned, by id. reports, records:
-    what it was told: the time of each author's self-report; members' records.
+    for news, or they shook hands (`boot_seconds`). lacking: announcements that the peer mentioned, by id. reports,
+    records: what it was told: the time of each author's self-report; members' records.
     """
 
     limits: Limits | None = None
@@ -87,7 +87,7 @@ class Sessions(dict[bytes, Session]):
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun.limits, begun.observer, begun.asked = limits, observer, 0.0
+        begun.limits, begun.observer, begun.asked = limits, observer, boot_seconds()  # none is first by greeting anew
         begun.reports.clear()
         begun.records.clear()
         self[peer] = begun

@@ -378,7 +378,7 @@ class Swarm:
                 known.recall()
                 await self._look_up()
             strangers = self._strangers()[: 1 if self._settled() else self._exchange_peers]
-            strangers += self.membership.misled()[: self._exchange_peers]
+            strangers += self.membership.outdated()[: self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.wake()

@@ -136,8 +136,7 @@ class HubDataset(Source):
         if left_out:
             logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
         train, held_out = split(source.name, tuple(rows))
-        data = hashlib.sha256(content).hexdigest()
-        return Task.by_rule(source.name, train, held_out, data, self.rule)
+        return Task.by_rule(source.name, train, held_out, hashlib.sha256(content).hexdigest(), self.rule)
 
 
 def _rows_file(source: DatasetSplit) -> Path:

@@ -183,9 +183,7 @@ def answer_of(text: str) -> str | None:
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None
     between, opened, answer = text.partition("</think>")[2].partition("<answer>")
-    if not opened or between.strip(_SPACE):
-        return None
-    return answer.removesuffix("</answer>")
+    return answer.removesuffix("</answer>") if opened and not between.strip(_SPACE) else None
 
 
 def _last_integer(text: str) -> int | None:
@@ -195,9 +193,7 @@ def _last_integer(text: str) -> int | None:
     if found is None:
         return None
     fraction = found["fraction"] or ""
-    if fraction.strip(".0"):
-        return None
-    return parse_integer(found[0].removesuffix(fraction))
+    return None if fraction.strip(".0") else parse_integer(found[0].removesuffix(fraction))
 
 
 def score_mathematics(same: Callable[..., bool], text: str, gold: str) -> Score:

@@ -340,7 +340,7 @@ def judge(jail: ModuleType, seconds: float, name: str) -> Callable[[str, str, bo
             episode = play(loaded, task, json.loads(answers))
             return json.dumps([episode.messages, episode.over, float(episode.reward)])
 
-        return jail.said(speak, seconds) or None
+        return str(jail.said(speak, seconds))  # empty where it failed: as a rule the reward did, at nonsense
 
     return played
 

@@ -67,8 +67,7 @@ class Frame:
 
     @cached_property
     def _special(self) -> tuple[str, ...]:
-        added = self.tokenizer.added_tokens_decoder.values()
-        return tuple(token.content for token in added if token.special)
+        return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
 
     @cached_property
     def _plain(self) -> Any:

@@ -56,8 +56,7 @@ def opened(model: str, run: tuple[tuple[str, Any], ...]) -> Engine:
     engine = Engine()
     made = spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": "lying"}], run=dict(run))
     settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
-    facts = Load(settings=settings, task="arithmetic").answered_by(engine)
-    Open(run_of(made, facts)).answered_by(engine)
+    Open(run_of(made, Load(settings=settings, task="arithmetic").answered_by(engine))).answered_by(engine)
     return engine
 
 

@@ -139,8 +139,7 @@ def opened_engine(
 ) -> Engine:
     """An engine with its model loaded and its run begun; load, run: what else it is to load, and changes of the run."""
     engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), task, **load)
-    engine.open(arithmetic_run(facts, **run))
+    engine.open(arithmetic_run(engine.load(arithmetic_settings(**settings), task, **load), **run))
     return engine
 
 

@@ -93,8 +93,7 @@ class Talker:
 
 
 def made_by(who: Identity, round: int = 0, packets: int = 2, **options: int) -> Announcement:
-    bodies = [packet(who.author, round, slot) for slot in range(packets)]
-    return announcement(who, round, bodies, **options)
+    return announcement(who, round, [packet(who.author, round, slot) for slot in range(packets)], **options)
 
 
 def mention(made: Announcement | int, **fields: Any) -> ftis_pb2.Mention:

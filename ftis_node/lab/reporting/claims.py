@@ -12,10 +12,10 @@ not worse   t test of mean of d > −margin, one-sided           permutation if 
 A claim is reproduced if the adjusted p of the test for it is below 0.05, else not reproduced if that of a test against
 it is, else inconclusive. The order matters: a difference that is significant but smaller than the margin still is
 "same", and a real gain that is smaller than the margin still is "greater"; the notes say so. A seed that collapsed
-counts in every test with the value it has: one in eight is enough to leave "same", "not worse" and "greater"
-inconclusive. The interval that is told is of the pairs in which no cell collapsed. Of collapses too rare for the seeds
-to show any, no verdict says anything. For costs (time, generated) less is better, so "not worse" takes d with its sign
-exchanged, and there is no margin unless the claim states one in the cost's unit.
+counts in every test with the value it has: one in eight is enough to leave "same" inconclusive, and in the first cell
+"not worse" and "greater". The interval that is told is of the pairs in which no cell collapsed. Of collapses too rare
+for the seeds to show any, no verdict says anything. For costs (time, generated) less is better, so "not worse" takes d
+with its sign exchanged, and there is no margin unless the claim states one in the cost's unit.
 
 Families. Holm (1979) needs only valid p values, not tests of one kind. So the p values *for* all claims of a family are
 adjusted together, whatever their kind: with 95 % none of the family is called reproduced wrongly. The p values
@@ -148,8 +148,7 @@ def _decisive(
     if claim.compare == "same":
         return p_same, p if abs(mean) >= margin else 1.0
     if claim.compare == "not worse":
-        worse = mean < 0 if claim.measure == "final" else mean > 0
-        return p_not_worse, p if worse else 1.0
+        return p_not_worse, p if (mean < 0 if claim.measure == "final" else mean > 0) else 1.0
     as_claimed = mean > 0 if claim.compare == "greater" else mean < 0
     return (p, p_same) if as_claimed else (1.0, min(p, p_same))
 

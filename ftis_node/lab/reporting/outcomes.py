@@ -71,10 +71,10 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
     book.write(
         "## Final pass@1",
         f"A seed's value is the mean of its last {tail} evaluations after step 0 (fewer where there are fewer). "
-        "A seed has *collapsed* if it ends below half of its own start. In brackets the 95 % interval of the mean over "
-        "seeds that did not (the wider of Student's and the studentised bootstrap's), and of the share of those that "
-        f"did (Clopper and Pearson). {sum(row['collapsed'] for row in rows)} of {sum(map(_seeds, rows))} values are of "
-        f"collapsed seeds; where none of {most} did, up to {100 * collapse_share(0, most).high:.0f} % may.",
+        "A seed has *collapsed* if it ends below half of its own start and 0.1 under it. In brackets the 95 % interval "
+        "of the mean over the others (the wider of Student's and the studentised bootstrap's), and of the share of the "
+        f"collapsed (Clopper and Pearson). {sum(row['collapsed'] for row in rows)} of {sum(map(_seeds, rows))} values "
+        f"are of collapsed seeds; where none of {most} did, up to {100 * collapse_share(0, most).high:.0f} % may.",
     )
     every = ((*where, seed, f"{value:.6g}") for *where, values in _finals(results) for seed, value in values.items())
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)

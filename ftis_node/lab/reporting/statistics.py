@@ -32,7 +32,7 @@ RESAMPLED_FROM = 4  # values on; of three a single one, drawn three times, would
 ALL_RESAMPLES_UP_TO = 9  # values, of which all 24,310 resamples are weighed
 RESAMPLES = 9_999  # drawn for more values than that
 LEAST_SPREAD = 0.1  # of the sample's: what a resample has at least, for one value drawn again and again has none
-ROUNDING = 1e-12  # of the values' size: what arithmetic may add to equal numbers
+ROUNDING = 5e-6  # of the values' size: what their six digits may add to equal numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ async function poll() {
   if (document.hidden) return;
   let changed;
   try {
-    changed = await Promise.all(["status", "peers", "history", "completions"].map(ask));
+    const parts = ["peers", "history", "completions"].map((what) => ask(what).catch(() => false)); // a slow one keeps its last
+    changed = await Promise.all([ask("status"), ...parts]);
   } catch (error) {
     return showTrouble(error);
   }

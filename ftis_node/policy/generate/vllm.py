@@ -102,8 +102,7 @@ class Server:
             what = f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it."
             fix = f"Start it with --api-key, and give the same key to this node in the environment as {KEY}."
             raise UsageError(what, fix)
-        place = Path(folder).expanduser().absolute()
-        return cls(url.rstrip("/"), place, key)
+        return cls(url.rstrip("/"), Path(folder).expanduser().absolute(), key)
 
     def connect(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
@@ -235,7 +234,7 @@ class Server:
 
     def _clean(self, kept: str = "") -> None:
         """Remove older weights from the folder."""
-        for old in self.folder.glob("ftis-*"):
+        for old in self.folder.glob("ftis-[0-9]*-" + "[0-9a-f]" * 8):  # it may be a folder with other things, too
             if old.name not in (kept, self._name):
                 shutil.rmtree(old, ignore_errors=True)
 
