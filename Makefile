@@ -114,8 +114,8 @@ lab-quick: $(DEV)
 	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
 
-# What README and the table of docs/evidence rest on, anew: it says how long, takes hours of CPU, and goes on where it was. Full reports in
-# build/lab, short ones in docs/evidence; reports of other experiments there keep the values of the commit that they name.
+# Most of what README and the table of docs/evidence rest on, anew: it says how long, takes hours of CPU, and goes on where it was. Full
+# reports in build/lab, short ones in docs/evidence; reports of other experiments there keep the values of the commit that they name.
 EVIDENCE := objectives truncation expertise shares time-to-score tokenizers tokenizer-pairs confirmation horizontal-swarm \
   maxrl parity larger
 evidence: $(DEV)
