@@ -144,7 +144,8 @@ def disk(case: Case) -> Iterator[Finding]:
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
     cache = existing_folder(Path(constants.HF_HUB_CACHE))
-    free -= need if os.stat(place).st_dev == os.stat(cache).st_dev else free - shutil.disk_usage(cache).free
+    # On one disk the home's growth comes first.
+    free = free - need if os.stat(place).st_dev == os.stat(cache).st_dev else shutil.disk_usage(cache).free
     need = 2 * case.shape.parameters  # hub models are in bf16 as a rule
     text = f"{rounded(max(0, free))} are left in {cache}; {case.settings.model} takes about {rounded(need)} there."
     advice = "Make room there, or set HF_HOME to a folder on another disk."

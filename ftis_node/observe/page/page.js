@@ -75,12 +75,21 @@ async function ask(what) {
   return changed;
 }
 
+// A node whose status comes is there: a part that is slow keeps what it showed.
+async function askPatiently(what) {
+  try {
+    return await ask(what);
+  } catch (error) {
+    if (error.name !== "TimeoutError") throw error;
+    return false;
+  }
+}
+
 async function poll() {
   if (document.hidden) return;
   let changed;
   try {
-    const parts = ["peers", "history", "completions"].map((what) => ask(what).catch(() => false)); // a slow one keeps its last
-    changed = await Promise.all([ask("status"), ...parts]);
+    changed = await Promise.all([ask("status"), ...["peers", "history", "completions"].map(askPatiently)]);
   } catch (error) {
     return showTrouble(error);
   }
