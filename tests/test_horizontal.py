@@ -21,7 +21,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import Completion, Group, encode, prompt_digests
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm import common_rows, ftis_pb2
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.common_rows import Answered, OwnSlots
@@ -112,13 +112,12 @@ def test_nodes_begin_at_different_rows() -> None:
     assert len(first) > 10
 
 
-def test_row_50_a_second_announced_part_of_an_author_and_slot_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_50_a_second_announced_part_of_an_author_and_slot_does_not_count() -> None:
     answered, now = Answered(RUN), 1_760_000_000
-    monkeypatch.setattr(common_rows, "unix_seconds", lambda: float(now))
     refs = [PacketRef(slot, bytes(32), 100, 1) for slot in (3, 4)]
     for number, refused in ((1, 0), (2, 0b11)):
         made = announce(identity(1), run_id=RUN.id, round=number, policy_step=0, issued_at=now, packets=refs)
-        assert answered.refused(made, 0.0) == refused
+        assert answered.refused(made) == refused
 
 
 # --- foreign parts ----------------------------------------------------------------------------------------------------
