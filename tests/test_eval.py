@@ -287,6 +287,7 @@ def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_is_chosen_for_the_memory_there_is() -> None:
-    sizes = [batch_that_fits(tiny_policy(), 64, 64, budget) for budget in (0, 1 << 20, 1 << 23, 1 << 40)]
+    policy = tiny_policy()
+    sizes = [batch_that_fits(policy, 64, 64, budget) for budget in (0, 1 << 20, 1 << 23, 1 << 40)]
     assert sizes[0] == 1 and sizes[-1] == 256
     assert sizes == sorted(sizes)

@@ -33,7 +33,8 @@ Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChu
 
 
 def bodies(count: int, size: int = 1300) -> list[bytes]:
-    return [random.Random(count).randbytes(size) for _ in range(count)]
+    rng = random.Random(count)
+    return [rng.randbytes(size) for _ in range(count)]
 
 
 def targets(contents: list[bytes]) -> list[Target]:

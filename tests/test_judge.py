@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -209,7 +208,7 @@ def test_a_reply_that_comes_byte_by_byte_is_awaited_no_longer(monkeypatch: pytes
 def test_an_environments_reward_that_fails_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer at all would count as a slow one, after three of which the rest of a group is wrong unasked."""
     monkeypatch.setattr(verifiers_child, "load", lambda name: SimpleNamespace(tasks=[SimpleNamespace(hash="h")]))
-    jail: Any = SimpleNamespace(said=lambda speak, seconds: "")
+    jail = SimpleNamespace(said=lambda speak, seconds: "")
     assert verifiers_child.judge(jail, 1.0, "digits")('[0, "h"]', '["no number"]', False) == ""
 
 
