@@ -13,8 +13,8 @@ A claim is reproduced if the adjusted p of the test for it is below 0.05, else n
 it is, else inconclusive. The order matters: a difference that is significant but smaller than the margin still is
 "same", and a real gain that is smaller than the margin still is "greater"; the notes say so. A seed that collapsed
 counts in every test with the value it has: one in eight is enough to leave "same" inconclusive, and in the first cell
-"not worse" and "greater". The interval that is told is of the pairs in which no cell collapsed. No verdict says anything
-of collapses too rare for the seeds to show. For costs (time, generated) less is better, so "not worse" takes d
+"not worse" and "greater". The interval that is told is of the pairs in which no cell collapsed. No verdict says
+anything of collapses too rare for the seeds to show. For costs (time, generated) less is better, so "not worse" takes d
 with its sign exchanged, and there is no margin unless the claim states one in the cost's unit.
 
 Families. Holm (1979) needs only valid p values, not tests of one kind. So the p values *for* all claims of a family are
