@@ -30,16 +30,9 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
     for chunks in (None, torch.arange(9)):
         tokens = drawn()
         claims = tokens["start"] - torch.linspace(-1, 1, 9)
-        terms = PRESETS[name].terms(
-            **tokens,
-            generator=claims,
-            lengths=LENGTHS,
-            advantages=ADVANTAGES,
-            ended=torch.tensor([True, False, True]),
-            own=torch.tensor([True, False, False]),
-            gate=-2.0,
-            chunks=chunks,
-        )
+        samples = {"ended": torch.tensor([True, False, True]), "own": torch.tensor([True, False, False])}
+        tokens |= {"generator": claims, "lengths": LENGTHS, "advantages": ADVANTAGES, **samples}
+        terms = PRESETS[name].terms(**tokens, gate=-2.0, chunks=chunks)
         terms.value.sum().backward()
         found.append([tokens["new"].grad, *(value.detach() for value in vars(terms).values())])
     for plain, chunked in zip(*found, strict=True):
@@ -57,6 +50,14 @@ def test_by_hand() -> None:
     torch.testing.assert_close(gradient, 2.0 * weights / 3)
     torch.testing.assert_close(terms.divergence, (torch.expm1(-d) + d).mean()[None])
     torch.testing.assert_close(terms.sample_log_ratio, torch.tensor([-0.3], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("first", "clipped"), [(-3.001, False), (-3.5, True)])
+def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool) -> None:
+    """R = 1 in the first case: log ρ of the chunks is 0.001 and −0.001."""
+    batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1])
+    terms, gradient = graded(PRESETS["gspo"], batch)
+    assert terms.clipped.eq(clipped).all() and gradient.eq(0.0).eq(clipped).all()
 
 
 @pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])

@@ -172,7 +172,9 @@ def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
         key = packet_digest(own := body + bytes([number]))
         store.add([(Group(ALICE, number, content.packet, key, own), own)], own=False)
     store.close()
-    opened(tmp_path, quota=1 << 18).close()
+    store = opened(tmp_path, quota=1 << 18)
+    store.add([made(ALICE, 20)], own=False)
+    store.close()
     assert (tmp_path / "store.sqlite").stat().st_size < 1 << 19
 
 

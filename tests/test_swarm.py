@@ -221,6 +221,7 @@ async def test_who_waited_longest_is_asked_first(swarms: Swarms, monkeypatch: py
     peers = [identity(number).author for number in range(2, 8)]
     for place, peer in enumerate(peers):
         swarm.membership.sessions[peer].asked = 1.0 + place
+    swarm.membership.sessions.begin(peers[5])  # to greet anew is no way to the front
     swarm.membership.active_view.update((peer, Peer(peer, [], "", True)) for peer in reversed(peers))
     await eventually(lambda: asked == peers, "all six were asked in turn")
 

@@ -19,8 +19,7 @@ TRIAL_SCHEMA = 1
 class TrialSpec(BaseModel):
     """One cell with one seed: everything in a lab file that decides what happens. until: the pass@1 that ends it.
 
-    members: with all settings that are set, layer upon layer. Not the code (a trial says which commit ran it) nor the
-    weights behind a model's name.
+    members: with all settings, layer upon layer. Not the code (a trial names its commit) nor a named model's weights.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -57,12 +56,13 @@ class TrialSpec(BaseModel):
         for warm in filter(None, (one["warm"] for one in fields["members"])):
             if warm["long"] is None:
                 del warm["long"]
-        named = {"data": self.data, "eval_data": self.eval_data, **{one.name: one.data for one in self.evaluate}}
+        named = {one.name: one.data or (one.task if Path(one.task).is_file() else "") for one in self.evaluate}
+        named |= {"data": self.data, "eval_data": self.eval_data}
         named["task"] = self.task if Path(self.task).is_file() else ""
         files = {name: _sha256(path) for name, path in named.items() if path}
         rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
-        older = {"gradients": None}  # what could be asked for once; ids stay what they were
-        return {**fields, **older, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
+        # Gradients could be asked for once; ids stay what they were.
+        return {**fields, "gradients": None, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
 
     def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences unless they are named.

@@ -113,30 +113,29 @@ def _by_sample(
     samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
 ) -> Tensor:
     """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
-    new = torch.where(live, samples.new, torch.zeros_like(samples.new))
-    base = samples.generator if importance.through_ratio else samples.by_chunk(samples.start)
-    advantages = samples.advantages[samples.owner]
+    new, advantages = torch.where(live, samples.new, torch.zeros_like(samples.new)), samples.advantages[samples.owner]
     if ratio == "detached":
-        log_ratio = samples.by_token(clamped_log_ratio(samples.by_chunk(new.detach()), base))
-        term = clip.of(log_ratio.exp()) * advantages * new
+        term = clip.of(_log_ratio(samples, new.detach(), live, importance, ratio).exp()) * advantages * new
     else:
-        counts = samples.lengths.numel()
-        counted = samples.of_chunks(live)
-        owner = samples.of_chunks(samples.owner)
-        before = segment_sum(torch.where(counted, base, torch.zeros_like(base)), owner, counts)
-        mean = (segment_sum(new, samples.owner, counts) - before) / samples.lengths.clamp(min=1)
-        term = surrogate(clamped_log_ratio(mean, torch.zeros_like(mean))[samples.owner], advantages, clip)
+        term = surrogate(_log_ratio(samples, new, live, importance, ratio), advantages, clip)
     return segment_sum(torch.where(live, outer * term, torch.zeros_like(term)), samples.owner, samples.lengths.numel())
+
+
+def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importance, of: Ratio) -> Tensor:
+    """log R of each token, `[T]`: its own, its chunk's, or its sample's over what is `live`."""
+    if of == "token" and not importance.through_ratio:
+        return clamped_log_ratio(new, samples.start)
+    base = samples.generator if importance.through_ratio else samples.by_chunk(samples.start)
+    if of != "sequence":
+        return samples.by_token(clamped_log_ratio(samples.by_chunk(new), base))
+    log_ratio = torch.where(samples.of_chunks(live), samples.by_chunk(new) - base, torch.zeros_like(base))
+    total = segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel())
+    mean = total / samples.lengths.clamp(min=1)
+    return clamped_log_ratio(mean, torch.zeros_like(mean))[samples.owner]
 
 
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
-    new, base = samples.new.detach(), samples.start
-    if importance.through_ratio:
-        new, base = samples.by_token(samples.by_chunk(new)), samples.by_token(samples.generator)
-    log_ratio, advantages = clamped_log_ratio(new, base), samples.advantages[samples.owner]
-    if of == "sequence":
-        log_ratio = (samples.sum_counted(log_ratio) / samples.lengths.clamp(min=1))[samples.owner]
-    ratio = log_ratio.exp()
-    clipped = clip.of(ratio)
+    ratio = _log_ratio(samples, samples.new.detach(), samples.counted, importance, of).exp()
+    clipped, advantages = clip.of(ratio), samples.advantages[samples.owner]
     return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))

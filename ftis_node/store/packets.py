@@ -134,6 +134,7 @@ class PacketStore:
             self._rounds = RoundNumbers(self._db, run_id, first_round, clock)
             self._bytes = 0
             steps = pending_steps(self._db, path)
+            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; `_durably` also outlives power loss
             self._db.execute("PRAGMA secure_delete = OFF")  # packets are public; Debian's SQLite overwrites with zeros
@@ -148,11 +149,6 @@ class PacketStore:
             self._zero = max(time.time(), float(latest)) - boot_seconds()
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
-            free, pages = (self._db.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
-            if 2 * free > pages:
-                with suppress(sqlite3.OperationalError):  # a full disk: at the next start, then
-                    self._db.execute("VACUUM")
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except UserError:
             self._db.close()
             raise
@@ -196,6 +192,10 @@ class PacketStore:
                 if not own:
                     self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now - age))
             self._make_room()
+        free, pages = (self._db.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
+        if 2 * free > pages:  # the quota was reduced: 4 MiB at a time go back to the disk
+            with suppress(sqlite3.OperationalError):  # a full disk: at the next packet, then
+                self._db.executescript("PRAGMA incremental_vacuum(1024)")  # `execute` would free one page
         for group, body in groups:
             self._remember(group.digest, body)
 

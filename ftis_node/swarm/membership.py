@@ -247,7 +247,7 @@ class Membership:
         why = roster.meet(peer, request.certificates)
         refused = self._redeem(request, answer, peer) if request.invitation else why
         if why is None and not answer.granted:
-            answer.granted = roster.renewal(peer)
+            answer.granted = roster.renewal(peer, request.certificates)
         return why and refused
 
     def _redeem(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:

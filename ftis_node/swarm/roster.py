@@ -174,14 +174,18 @@ class Roster:
         self.save()  # or the invitation could be used again after a power loss
         return encode(self.book.chain(held))
 
-    def renewal(self, peer: bytes) -> bytes:
-        """A new chain for a member that this node invited, and whose certificate's time is half over; else nothing."""
+    def renewal(self, peer: bytes, shown: bytes) -> bytes:
+        """A new chain for a member that this node invited, and whose certificate's time is half over; the same again
+        while the chain that it shows is an older one; else nothing."""
         held, now = self._issued_to(peer), self._clock()
-        if held is None or self.book.why_refused(held, now) or now < (held.issued_at + held.expires) / 2:
+        if held is None or self.book.why_refused(held, now):
             return b""
-        renewed = self._issue(peer, held.expires - held.issued_at, invites=held.invites)
+        if now >= (held.issued_at + held.expires) / 2:
+            held = self._issue(peer, held.expires - held.issued_at, invites=held.invites)
+        elif held.signature in shown:
+            return b""
         self.save()
-        return encode(self.book.chain(renewed))
+        return encode(self.book.chain(held))
 
     def due_at(self, peer: bytes) -> bool:
         """Whether this peer issued this node's certificate, and may renew it now."""

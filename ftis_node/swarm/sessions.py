@@ -35,8 +35,8 @@ class Session:
     was 0, by its latest message: own corrections of the clock change nothing. unsure: a message of it may have been
     lost. dropped: it mentioned more than this node, which had enough, would remember; it is asked again when that is
     used up. owed: announcements that this node requested in its last answer. asked: when either last asked the other
-    for news, or they shook hands (`boot_seconds`). lacking: announcements that the peer mentioned, by id. reports,
-    records: what it was told: the time of each author's self-report; members' records.
+    for news, or they first shook hands (`boot_seconds`). lacking: announcements that the peer mentioned, by id.
+    reports, records: what it was told: the time of each author's self-report; members' records.
     """
 
     limits: Limits | None = None
@@ -83,11 +83,11 @@ class Sessions(dict[bytes, Session]):
 
     def begin(self, peer: bytes, limits: Limits | None = None, *, observer: bool = False) -> Session:
         """Forget what a peer was told, for it may have restarted; and not what it mentioned, for it may not have."""
-        begun = self.pop(peer, None) or Session()
+        begun = self.pop(peer, None) or Session(asked=boot_seconds())  # who greets anew keeps its turn
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun.limits, begun.observer, begun.asked = limits, observer, boot_seconds()  # none is first by greeting anew
+        begun.limits, begun.observer = limits, observer
         begun.reports.clear()
         begun.records.clear()
         self[peer] = begun

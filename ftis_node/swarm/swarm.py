@@ -263,7 +263,7 @@ class Swarm:
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
         if not known and peer in self.membership.active_view and not self._settled():
-            self.wake()  # it may have packets that no other peer has
+            self.wake()
             self._to_greet.set()  # this also saves it in the cache for the next start
         return answer
 

@@ -119,7 +119,7 @@ class Asked(Scorer):
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
-        self.unanswered += verdict is None
+        self.unanswered += verdict is None or verdict == ""
         if self._left is not None:  # what a jail inside has ended is wrong, and took long
             self._left -= verdict is None or (not verdict and time.monotonic() - began > self._seconds / 2)
         if grown:
@@ -197,7 +197,7 @@ class Judge(Asked):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if self.unanswered:
-            logger.warning("%d answers were given no verdict in time; they count as wrong.", self.unanswered)
+            logger.warning("%d answers were given no verdict; they count as wrong.", self.unanswered)
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, matches the regular expression `gold`, or
