@@ -117,7 +117,7 @@ lab-quick: $(DEV)
 # Most of what README and the table of docs/evidence rest on, anew: it says how long, takes hours of CPU, and goes on where it was. Full
 # reports in build/lab, short ones in docs/evidence; reports of other experiments there keep the values of the commit that they name.
 EVIDENCE := objectives truncation expertise shares time-to-score tokenizers tokenizer-pairs confirmation horizontal-swarm \
-  maxrl parity larger
+  lora maxrl parity larger
 evidence: $(DEV)
 	@for name in $(EVIDENCE); do $(BIN)/ftis-node lab run $$name --dry-run; done | awk '{print} /^About/ {all += $$2} \
 	  END {printf "In all about %.1f hours of one core, less what is in build/lab/cache.\n", all}'
