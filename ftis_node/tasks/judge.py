@@ -119,7 +119,7 @@ class Asked(Scorer):
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
-        self.unanswered += verdict is None or verdict == ""
+        self.unanswered += verdict in (None, "")
         if self._left is not None:  # what a jail inside has ended is wrong, and took long
             self._left -= verdict is None or (not verdict and time.monotonic() - began > self._seconds / 2)
         if grown:
