@@ -1,9 +1,10 @@
-"""Counts lines of code, and what a user meets, against the budgets of CONTRIBUTING.md; the exit code is 1 if one is
-exceeded.
+"""Counts tokens of code, and what a user meets, against the budgets of CONTRIBUTING.md.
 
     python -m tests.budget
 
-A line of code holds a token of the program: blank lines, comments and docstrings do not count, nor does generated code.
+A token is one of the program: comments, docstrings, line ends and indentation do not count, nor does generated code. So
+the count is the same however the code is laid out. The exit code is 1 if a count of tokens is more than 2 % above its
+budget, or another count above its own.
 """
 
 import ast
@@ -21,20 +22,37 @@ from tests.support.command_lines import root
 ROOT = Path(__file__).parent.parent
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-PROGRAMS = ("fuzz", "hostile", "manual")  # run by hand, or by `make test-all`
 METRIC = re.compile(r"`(?!\w+_p\d+`)[^`]+`")
 ROW = re.compile(r"^\| ([a-z]+) \|.*\| ([\d,]+) \|$", re.MULTILINE)
+ROOM = 1.02  # so that a mend passes
 
 
-def lines_of(source: str) -> int:
-    """The number of lines of code in a program's text."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {line for token in tokens if token.type not in LAYOUT for line in range(token.start[0], token.end[0] + 1)}
+def tokens_of(source: str) -> int:
+    """The number of tokens in a program's text."""
+    docstring_lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             docstring = node.body[0]
-            lines -= set(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
-    return len(lines)
+            docstring_lines |= set(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in LAYOUT and token.start[0] not in docstring_lines for token in tokens)
+
+
+def tokens_of_parts() -> dict[str, int]:
+    """The tokens of the product, of the lab, and of the tests with their programs."""
+    counts = {"product": 0, "lab": 0, "tests": 0}
+    for path in [*ROOT.glob("ftis_node/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        if path.name.endswith("_pb2.py"):
+            continue
+        folder, below = path.relative_to(ROOT).parts[:2]
+        if folder == "tests":
+            part = "tests"
+        elif below == "lab":
+            part = "lab"
+        else:
+            part = "product"
+        counts[part] += tokens_of(path.read_text(encoding="utf-8"))
+    return counts
 
 
 def commands_in(group: Any) -> int:
@@ -44,10 +62,8 @@ def commands_in(group: Any) -> int:
 
 
 def surface() -> dict[str, int]:
-    """What a user meets, counted. metrics: names that rows of metrics.md explain, without percentiles; words: of README
-    and docs/*.md."""
+    """What a user meets, counted. metrics: names that rows of metrics.md explain, without percentiles."""
     metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
     return {
         "settings": len(Settings.model_fields),
         "commands": commands_in(root()),
@@ -55,23 +71,20 @@ def surface() -> dict[str, int]:
         "metrics": sum(
             len(METRIC.findall(row.split(" (")[0])) for row in metrics.splitlines() if row.startswith("* `")
         ),
-        "words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
     }
 
 
 def main() -> int:
-    counts = {"product": 0, "lab": 0, "tests": 0, "programs": 0}
-    for path in [*ROOT.glob("ftis_node/**/*.py"), *ROOT.glob("tests/**/*.py")]:
-        parts = path.relative_to(ROOT).parts
-        if not path.name.endswith("_pb2.py"):
-            code = "lab" if parts[1] == "lab" else "product"
-            test = "programs" if parts[1] in PROGRAMS else "tests"
-            counts[test if parts[0] == "tests" else code] += lines_of(path.read_text(encoding="utf-8"))
+    """Print each count beside its budget; return the exit code."""
     budgets = {name: int(limit.replace(",", "")) for name, limit in ROW.findall((ROOT / "CONTRIBUTING.md").read_text())}
-    everything = counts | surface()
-    for name, count in everything.items():
-        print(f"{name}: {count:,} of {budgets[name]:,}{' lines' if name in counts else ''}")
-    return any(count > budgets[name] for name, count in everything.items())
+    exceeded = False
+    for name, count in tokens_of_parts().items():
+        print(f"{name}: {count:,} of {budgets[name]:,} tokens")
+        exceeded |= count > budgets[name] * ROOM
+    for name, count in surface().items():
+        print(f"{name}: {count:,} of {budgets[name]:,}")
+        exceeded |= count > budgets[name]
+    return int(exceeded)
 
 
 if __name__ == "__main__":
