@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
-  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -79,6 +79,11 @@ gpu-wheels: $(DEV)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps --only-binary=:all: \
 	  --python-version $(GPU_PYTHON) --implementation cp $(foreach n,_2_34 _2_28 _2_24 _2_17 2014 1,--platform \
 	  manylinux$(n)_x86_64) -d build/gpu-wheels $(GPU_WHEELS)
+
+# Three real models (MODELS=folder, else the hub's) beside plain transformers and peft; ARGS="--only coder-0.5b --parts text",
+# ARGS="--dtype bfloat16" on a CPU with AMX. What was found is kept in build/real-suite.
+real: $(DEV)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} MODELS="$(MODELS)" $(BIN)/python -m tests.manual.real $(ARGS)
 
 # The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
 # PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.

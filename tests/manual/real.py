@@ -1,0 +1,136 @@
+"""``make real``: real pretrained models through every door, beside plain transformers and peft; a table at the end.
+
+    python -m tests.manual.real [--models FOLDER] [--only NAME,…] [--parts asked,text,…] [--again] [--json]
+
+A model is a folder in FOLDER (the environment variable MODELS), else one of the hub's. Each part of each model is a
+process of its own. What it found is kept in build/real-suite/MODEL.PART.json and not measured again without `--again`,
+so the same command goes on where it was. Exit codes: 0; 1, a check failed; 2, there is no model or no such part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "build" / "real-suite"
+# By the name of their folder: the hub's id, and whether a step of all its weights fits into 16 GB.
+MODELS = {
+    "coder-0.5b": ("Qwen/Qwen2.5-Coder-0.5B-Instruct", True),
+    "gemma3-270m": ("google/gemma-3-270m", True),
+    "coder-1.5b": ("Qwen/Qwen2.5-Coder-1.5B-Instruct", False),
+}
+# Parts that need two models, by the models' names.
+PAIRS = {"exchange": ("coder-0.5b", "coder-0.5b"), "text-run": ("coder-0.5b", "gemma3-270m")}
+LIMIT = 1800.0  # seconds of one part
+
+
+def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> list[dict[str, Any]]:
+    """The checks of one part, made in this process: rows of `check`, `passed` and `figure`."""
+    from tests.manual.real_pairs import PAIR_PARTS
+    from tests.manual.real_parts import PARTS
+
+    if part in PAIR_PARTS:
+        found = PAIR_PARTS[part](sources[0], sources[1], dtype)
+    else:
+        found = PARTS[part](sources[0], dtype, full=MODELS[names[0]][1])
+    return [{"check": check, "passed": passed, "figure": figure} for check, passed, figure in found]
+
+
+def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> dict[str, Any]:
+    """Make a part's checks in a process that ends after `LIMIT`; keep and return what it found."""
+    line = [sys.executable, "-m", "tests.manual.real", "--into", str(file), "--parts", part, "--dtype", dtype]
+    line += ["--only", ",".join(names), "--sources", *sources]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    file.unlink(missing_ok=True)
+    began = time.monotonic()
+    try:
+        code = subprocess.run(line, cwd=ROOT, env=environment, timeout=LIMIT, check=False).returncode
+        why = f"its process ended with code {code}"
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {LIMIT:g} s"
+    if file.exists():
+        rows = json.loads(file.read_text())
+    else:
+        rows = [{"check": part, "passed": False, "figure": why}]
+    found = {"part": part, "models": list(names), "dtype": dtype, "seconds": time.monotonic() - began, "checks": rows}
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a row for each check."""
+    lines = ["| model | part | check | | figure |", "|---|---|---|---|---|"]
+    for one in found:
+        models = " + ".join(dict.fromkeys(one["models"]))
+        for row in one["checks"]:
+            verdict = "ok" if row["passed"] else "FAILED"
+            lines.append(f"| {models} | {one['part']} | {row['check']} | {verdict} | {row['figure']} |")
+    seconds = sum(one["seconds"] for one in found)
+    failed = sum(not row["passed"] for one in found for row in one["checks"])
+    count = sum(len(one["checks"]) for one in found)
+    return "\n".join([*lines, "", f"{count - failed} of {count} checks hold; {seconds / 60:.0f} minutes."])
+
+
+def sources_in(folder: str | None) -> dict[str, str]:
+    """Where each model is found: its folder, or the hub's id if no folder of models is named."""
+    if folder is None:
+        return {name: hub for name, (hub, _) in MODELS.items()}
+    places = {name: Path(folder).resolve() / name for name in MODELS}
+    return {name: str(place) for name, place in places.items() if (place / "config.json").exists()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the checks that are not made yet; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=os.environ.get("MODELS") or None, help="A folder of models' folders.")
+    parser.add_argument("--only", help="Only these models, by commas.")
+    parser.add_argument("--parts", help="Only these parts, by commas.")
+    parser.add_argument("--dtype", default="float32", help="bfloat16 is faster on a CPU with AMX.")
+    parser.add_argument("--again", action="store_true", help="Make the checks again that are made.")
+    parser.add_argument("--json", action="store_true", help="Print JSON in place of the table.")
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sources", nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.into is not None:
+        rows = measured(asked.parts, asked.only.split(","), asked.sources, asked.dtype)
+        asked.into.write_text(json.dumps(rows))
+        return 0
+    from tests.manual.real_pairs import PAIR_PARTS
+    from tests.manual.real_parts import PARTS
+
+    sources = sources_in(asked.models)
+    names = asked.only.split(",") if asked.only else list(sources)
+    parts = asked.parts.split(",") if asked.parts else [*PARTS, *PAIR_PARTS]
+    if not names or (missing := set(names) - set(sources)):
+        print(f"There is no model {', '.join(sorted(missing)) if names else ''} in {asked.models}.", file=sys.stderr)
+        return 2
+    if unknown := set(parts) - set(PARTS) - set(PAIR_PARTS):
+        print(f"There is no part {', '.join(sorted(unknown))}.", file=sys.stderr)
+        return 2
+    work = [(part, (name,)) for name in names for part in PARTS if part in parts]
+    work += [(part, pair) for part, pair in PAIRS.items() if part in parts and set(pair) <= set(names)]
+    OUT.mkdir(parents=True, exist_ok=True)
+    found = []
+    for part, subjects in work:
+        file = OUT / f"{'+'.join(dict.fromkeys(subjects))}.{part}.json"
+        if file.exists() and not asked.again:
+            kept = json.loads(file.read_text())
+        else:
+            print(f"{' + '.join(subjects)}: {part} …", file=sys.stderr, flush=True)
+            kept = run(part, subjects, [sources[name] for name in subjects], asked.dtype, file)
+        found.append(kept)
+    print(json.dumps(found, indent=1) if asked.json else table(found))
+    return int(any(not row["passed"] for one in found for row in one["checks"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""The parts of `make real` that one model is enough for: what this project makes of it beside plain transformers.
+
+Each takes a model's folder or hub id and a dtype, and gives the name of each check, whether it holds, and its figure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
+from ftis_node.config.settings import Settings
+from ftis_node.export.model import export
+from ftis_node.objective import PRESETS
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.tokenizer.chat import message_of
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import ModelFacts
+from ftis_node.worker.restore import find_checkpoint, settings_for
+from tests.support.small_models import batch_of
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+CLOSE = 0.02  # nats a token, between layouts of one model
+ROWS = 300  # of GSM8K
+SOLUTIONS = 50
+GREEDY_TOKENS = 32
+STEP_TOKENS = 24  # the cap of what is sampled for a step
+STEP_OBJECTIVES = ("ftis", "gated", "gspo")
+
+
+class Check(NamedTuple):
+    """One finding: what was compared, whether it is as it should be, and the figure for the table."""
+
+    check: str
+    passed: bool
+    figure: str
+
+
+Part = Callable[..., Iterator[Check]]
+
+
+def opened(source: str, dtype: str, *, cap: int = STEP_TOKENS, **chosen: Any) -> tuple[Engine, ModelFacts, Run]:
+    """A model on the first rows of GSM8K, in a run of its own, as a node opens it."""
+    asked_for: dict[str, Any] = {"model": source, "device": "cpu", "dtype": dtype, "lora": True}
+    settings = Settings(**asked_for | {"batch_groups": 2, "eval_prompts": 4, "micro_batch_tokens": 1024} | chosen)
+    engine = Engine()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "gsm8k-begin.jsonl"
+        lines = (DATA / "gsm8k_train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        data.write_text("".join(lines[:ROWS]), encoding="utf-8")
+        facts = engine.load(settings, "gsm8k", data=str(data), caps={"group": 4, "completion_tokens": cap})
+    run = run_for(facts.shared(), group=4, completion_tokens=cap)
+    engine.open(run)
+    return engine, facts, run
+
+
+# --- asked: ids of prompts and of ends, beside the model's own files -------------------------------------------------
+
+
+def asked(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
+    """Prompts as transformers' own tokenizer and chat template write them, and ends as the generation config has."""
+    engine, _, run = opened(source, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    rows = range(0, len(engine.prompts), 97)
+    wrong = [row for row in rows if engine.prompts[row] != expected_prompt(tokenizer, run, engine.task.train[row])]
+    how = "chat" if run.chat else "plain text"
+    yield Check(f"prompt ids, {how}", not wrong, f"{len(rows) - len(wrong)} of {len(rows)} prompts equal")
+    generation = GenerationConfig.from_pretrained(source).eos_token_id
+    ends = {generation} if isinstance(generation, int) else set(generation)
+    yield Check("ends", ends == set(run.eos), f"{sorted(run.eos)}, the generation config has {sorted(ends)}")
+    named = set(range(len(tokenizer)))
+    rows_there = engine.policy.causal_lm.get_input_embeddings().num_embeddings
+    sampled = min(len(named), rows_there)
+    yield Check("ids that can be sampled", engine.policy.vocabulary == sampled, f"{engine.policy.vocabulary}")
+
+
+def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
+    """The prompt's ids by transformers alone: its chat template, or its tokenizer with what it puts in front."""
+    if run.chat:
+        turn = [{"role": "user", "content": message_of(run.template, example.question).strip()}]
+        written = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = tokenizer(written, add_special_tokens=False)["input_ids"]
+        return ids
+    ids = tokenizer(run.template.replace("{question}", example.question))["input_ids"]
+    return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+
+
+# --- text: log-probs of worked solutions, and greedy text -------------------------------------------------------------
+
+
+def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
+    """Nats a token on worked solutions, in the run's template and as plain text; greedy text beside `generate`."""
+    engine, facts, run = opened(source, dtype)
+    policy, tokenizer = engine.policy, AutoTokenizer.from_pretrained(source)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
+    solutions = solutions_by_question()
+    solved = [row for row, example in enumerate(engine.task.train) if example.question in solutions]
+    solved.sort(key=lambda row: len(solutions[engine.task.train[row].question]))
+    plain_run = run_for(facts.shared() | {"chat": ""}, group=4, template="{question}", completion_tokens=STEP_TOKENS)
+    for name, asked_in in (("in the template", run), ("as plain text", plain_run)):
+        engine.open(asked_in)
+        ours, theirs = [], []
+        for row in solved[:SOLUTIONS]:
+            example = engine.task.train[row]
+            solution = tokenizer(solutions[example.question], add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                group = Prefixed(engine.prompts[row], [np.array(solution)])
+                ours.append(completion_logprobs(policy, [group], 1.0)[0])
+            theirs.append(plain_logprobs(model, expected_prompt(tokenizer, asked_in, example), solution))
+        mine, other = -torch.cat(ours).mean(), -torch.cat(theirs).mean()
+        figure = f"{mine:.3f} nats a token, transformers {other:.3f}"
+        yield Check(f"{len(ours)} solutions {name}", bool((mine - other).abs() <= CLOSE), figure)
+    if dtype == "float32":
+        engine.open(run)
+        yield greedy(engine, run, model, tokenizer, solved[:4])
+
+
+def greedy(engine: Engine, run: Run, model: Any, tokenizer: Any, rows: Sequence[int]) -> Check:
+    """The likeliest tokens after some prompts, beside those of `generate` with the same ends."""
+    sampling = Sampling(GREEDY_TOKENS, 1.0, run.eos, greedy=True)
+    ours = generate(engine.policy, [engine.prompts[row] for row in rows], group=1, sampling=sampling)
+    equal = 0
+    for row, (completion,) in zip(rows, ours, strict=True):
+        prompt = torch.tensor([expected_prompt(tokenizer, run, engine.task.train[row])])
+        config = GenerationConfig(max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=list(run.eos))
+        with torch.no_grad():
+            written = model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
+        equal += completion.token_ids.tolist() == written[0, prompt.shape[1] :].tolist()
+    return Check(f"{GREEDY_TOKENS} greedy tokens", equal == len(rows), f"{equal} of {len(rows)} equal to `generate`")
+
+
+def solutions_by_question() -> dict[str, str]:
+    """GSM8K's worked solutions."""
+    lines = (DATA / "gsm8k_train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines[:ROWS]]
+    return {row["question"]: row["answer"] for row in rows}
+
+
+def plain_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+    """Log-probs `[T]` of the completion's tokens by the model's own forward pass, over all of its rows."""
+    ids = torch.tensor([[*prompt, *completion]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
+    return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+
+
+# --- losses: every objective on one recorded batch --------------------------------------------------------------------
+
+
+def losses(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
+    """Each named objective's loss and gradient on samples that the model made now: finite, and ρ = 1 at first."""
+    engine, _, run = opened(source, dtype)
+    groups = engine.training_groups(batch_of([0, 1], engine.generate([0, 1]).groups, uneven=True))
+    parts = [(group.prompt_ids, group.parts[0].completions) for group in groups]
+    with torch.no_grad():
+        prefixed = [Prefixed(prompt, [one.token_ids for one in made if one is not None]) for prompt, made in parts]
+        trainer, _ = completion_logprobs(engine.policy, prefixed, run.temperature)
+    completions = [one for _, made in parts for one in made if one is not None]
+    sampler = torch.from_numpy(np.concatenate([one.logprobs for one in completions]))
+    lengths = torch.tensor([len(one) for one in completions])
+    apart = float((trainer - sampler).abs().mean())
+    yield Check("trainer beside sampler", apart <= (1e-3 if dtype == "float32" else 0.05), f"{apart:.2g} nats a token")
+    for name, objective in PRESETS.items():
+        advantages = torch.cat([objective.advantages(torch.tensor([1.0, 0.0, 0.0, 1.0])) for _ in parts])
+        new = trainer.clone().requires_grad_()
+        shown = {"new": new, "start": trainer, "generator": sampler, "lengths": lengths, "advantages": advantages}
+        own = torch.ones(len(completions), dtype=torch.bool)
+        terms = objective.terms(**shown, own=own, gate=-10.0)
+        loss = -(terms.value * objective.sample_scale(4)).sum()
+        (slope,) = torch.autograd.grad(loss, new)
+        ratio = float(terms.log_ratio.mean().exp())
+        sound = math.isfinite(float(loss)) and bool(slope.isfinite().all()) and float(slope.norm()) > 0
+        as_one = abs(ratio - 1) <= (1e-3 if dtype == "float32" else 0.05)
+        yield Check(
+            f"loss `{name}`", sound and as_one, f"{float(loss):.3g}, gradient {float(slope.norm()):.3g}, ρ {ratio:.4f}"
+        )
+
+
+# --- steps: training in both ways, and what export makes of it --------------------------------------------------------
+
+
+def steps(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
+    """Steps by three objectives with LoRA and, where there is room, of all weights; their exports read back."""
+    for lora in (True, False) if full else (True,):
+        kind = "LoRA" if lora else "full"
+        engine, facts, run = opened(source, dtype, lora=lora)
+        for name in STEP_OBJECTIVES:
+            engine.learner.objective = PRESETS[name]
+            report = engine.step(batch_of([0, 1], engine.generate([0, 1]).groups, uneven=True))
+            sound = report.skipped is None and math.isfinite(report.loss) and report.gradient_norm > 0
+            yield Check(f"step, {kind}, `{name}`", sound, f"loss {report.loss:.3g}, norm {report.gradient_norm:.3g}")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        yield Check(f"memory, {kind}", True, f"peak {peak:.1f} GB, planned {facts.plan.memory.total / 1e9:.1f}")
+        with tempfile.TemporaryDirectory() as folder:
+            yield from exports(engine, run, source, Path(folder), lora=lora)
+        del engine
+
+
+def exports(engine: Engine, run: Run, source: str, folder: Path, *, lora: bool) -> Iterator[Check]:
+    """A checkpoint's export, read by plain transformers and peft, beside the model that was trained."""
+    (folder / "home").mkdir()
+    (folder / "home" / "run.toml").write_text(dump_run_file(RunFile(run=run)))
+    checkpoints = Checkpoints(folder / "home" / "checkpoints")
+    directory = checkpoints.begin(3)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": f"{source} ({engine.policy.kind})"})
+    prompt, solution = engine.prompts[1], np.array(engine.prompts[0][-24:])
+    with torch.no_grad():
+        expected = completion_logprobs(engine.policy, [Prefixed(prompt, [solution])], 1.0)[0]
+    dtype = str(engine.policy.dtype).removeprefix("torch.")
+    for adapter in (False, True) if lora else (False,):
+        found = find_checkpoint(str(folder / "home"))
+        assert found is not None
+        settings, _ = settings_for(found, source, {"device": "cpu", "dtype": dtype}, "")
+        target = folder / f"adapter-{adapter}"
+        export(found, settings, target, adapter=adapter)
+        if adapter:
+            base = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+            plain = PeftModel.from_pretrained(base, target).eval().get_base_model()
+        else:
+            plain = AutoModelForCausalLM.from_pretrained(target).eval()
+        apart = float((plain_logprobs(plain, prompt, solution.tolist()) - expected).abs().mean())
+        what = "adapter, read by peft" if adapter else "export, read by transformers"
+        limit = 2e-3 if dtype == "float32" else 0.1
+        yield Check(f"{what}, {'LoRA' if lora else 'full'}", apart <= limit, f"{apart:.2g} nats a token apart")
+        shutil.rmtree(target)
+
+
+PARTS: dict[str, Part] = {"asked": asked, "text": text, "losses": losses, "steps": steps}
