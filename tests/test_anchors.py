@@ -87,7 +87,7 @@ def test_one_step_at_1e_6_leaves_98_to_99_percent_of_bf16_weights_as_they_were(d
     before = weight.detach().clone()
     optimiser = Optimiser({"w": weight}, Settings(warmup_steps=0, weight_decay=0.0), 1e-6)
     weight.grad = torch.randn(len(weight), generator=random).bfloat16()
-    optimiser.step(norm=optimiser.gradient_norm(), scale=1.0, updates=0)
+    optimiser.step(norm=optimiser.gradient_norm(), scale=1.0)
     share = float((weight == before).float().mean())
     assert share == pytest.approx(1 - math.erf(2**-11 / deviation / math.sqrt(2)), abs=5e-4)
     assert share == pytest.approx(still, abs=1e-3)

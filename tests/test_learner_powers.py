@@ -194,12 +194,16 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget:
 # --- warm-up --------------------------------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_grows_over_the_warm_up() -> None:
-    subject = learner(warmup_steps=4, learning_rate=1e-3)
+def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a_restart() -> None:
     rates = []
+    state: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
     for _ in range(6):
-        subject.step(OWN)
+        subject = learner(warmup_steps=4, learning_rate=1e-3)
+        if state is not None:
+            subject.restore(*state, steps=2 * len(rates))
+        assert subject.step(OWN[2:]).skipped and subject.step(OWN).skipped is None
         rates.append(subject.optimiser._adam.param_groups[0]["lr"])
+        state = subject.state()
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
 
 

@@ -55,7 +55,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize(("first", "clipped"), [(-3.001, False), (-3.5, True)])
 def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool) -> None:
     """R = 1 in the first case: log ρ of the chunks is 0.001 and −0.001."""
-    batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1])
+    batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1], own=[False])
     terms, gradient = graded(PRESETS["gspo"], batch)
     assert terms.clipped.eq(clipped).all() and gradient.eq(0.0).eq(clipped).all()
 

@@ -81,7 +81,8 @@ def dppo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: b
 
 
 def gspo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
-    return clipped((new - generator).mean().exp(), advantage, 3e-4, 4e-4)
+    base = start if own else generator  # nothing of its own is cut before something moved
+    return clipped((new - base).mean().exp(), advantage, 3e-4, 4e-4)
 
 
 def cispo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:

@@ -16,6 +16,7 @@ from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokeniz
 
 GROUPS, SIZE, LONGEST = 5, 4, 12
 EOS = 1  # also the pad token, as so often
+MINE = (torch.arange(SIZE) < SIZE // 2).repeat(GROUPS)
 K1 = {"divergence": "k1", "threshold": 0.5}
 CORRECTION = {"correction": True, "mode": "token_truncate", "clip_max": 2.0}
 
@@ -112,6 +113,9 @@ class Oracle:
         trainer.use_vllm = not vanilla
         trainer.off_policy_mask_threshold = objective.threshold
         trainer.get_off_policy_mask = k3_reverse_mask if objective.divergence == "k3_reverse" else self.k1_mask
+        old = batch.generator if vanilla else batch.start
+        if objective.ratio == "sequence":
+            old = torch.where(MINE[:, None], batch.start, old)
         log_ratio = batch.start - batch.generator
         whole = log_ratio.sum(1, keepdim=True).exp()
         ratios = {
@@ -126,7 +130,7 @@ class Oracle:
             "completion_ids": batch.completion_ids,
             "completion_mask": batch.completion_mask,
             "advantages": batch.advantages,
-            "old_per_token_logps": batch.generator if vanilla else batch.start,
+            "old_per_token_logps": old,
             "sampling_per_token_logps": batch.generator,
             "importance_sampling_ratio": ratios[objective.importance],
             "num_items_in_batch": batch.completion_mask.sum(),
@@ -176,6 +180,7 @@ def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, T
         generator=batch.packed(batch.generator),
         lengths=batch.lengths,
         advantages=batch.advantages,
+        own=MINE,
     )
     dropped = ~terms.kept
     divisor = objective.batch_divisor(

@@ -321,11 +321,11 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     trained = dict(model.named_parameters())
     optimiser = Optimiser(trained, Settings(), 1e-4)
-    for updates in range(2):  # the first makes the optimiser's state
+    for _ in range(2):  # the first makes the optimiser's state
         for parameter in trained.values():
             parameter.grad = torch.zeros_like(parameter)
         with Alive() as alive:
-            optimiser.step(norm=1.0, scale=1.0, updates=updates)
+            optimiser.step(norm=1.0, scale=1.0)
     need = estimate(geometry_of(config, "small"), SHORT, full(dtype=dtype), "cpu")
     assert need.update == pytest.approx(alive.peak, rel=0.1)
 

@@ -144,7 +144,7 @@ class Settings(BaseModel):
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Default: the task's, for tiny-a, -b, -c arithmetic's; else 1e-6 for full training, 1e-4 for LoRA."""
     warmup_steps: int = Field(5, ge=0)
-    """[steps] The learning rate rises to its value within so many."""
+    """[updates] The learning rate rises to its value within so many; steps without a signal make none."""
     optimiser: Literal["adamw", "adamw8bit"] | None = None
     """adamw8bit needs bitsandbytes; on a CPU it is slow. Default: what fits."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.999)

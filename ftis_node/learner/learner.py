@@ -293,7 +293,7 @@ class Learner:
             return loss, norm * scale, "loss or gradient was not finite" + " in float16" * self.loss_scale.used
         factor = self.loss_factor(batch)
         with self._team.bound() if self._team is not None else contextlib.nullcontext():
-            self.optimiser.step(norm=norm * factor, scale=scale / factor, updates=self.steps)
+            self.optimiser.step(norm=norm * factor, scale=scale / factor)
         return loss, norm * scale, None
 
     # --- diagnostics ----------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class Optimiser:
     A bf16 weight of size 1 has steps of 2⁻⁸: an update of 1e-6 would be rounded away, every time. Such a parameter has
     a master copy in fp32, which the update goes to and the weight is rounded from.
 
+    updates: how often the weights changed; the warm-up counts these. A checkpoint has the number as AdamW's own `step`.
+
     Where weights are in shards, each rank updates its part of the others too (ZeRO, arXiv 1910.02054, stage 1).
     """
 
@@ -45,6 +47,7 @@ class Optimiser:
         Raises:
             UsageError: 8-bit AdamW is wanted and bitsandbytes is missing.
         """
+        self.updates = 0
         self._trainable = dict(trainable)
         self._team = team if any(map(sharded, trainable.values())) else None  # then whose parts make up every parameter
         self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
@@ -68,18 +71,17 @@ class Optimiser:
         norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
-    def step(self, *, norm: float, scale: float, updates: int) -> None:
+    def step(self, *, norm: float, scale: float) -> None:
         """Take one step on the gradients that lie in the parameters, and drop them. On a GPU that has too little memory
         for this at the moment it is tried again.
 
         Args:
             norm: what `gradient_norm` gave.
             scale: what the gradient is multiplied by before it is clipped.
-            updates: steps taken before; the warm-up counts them.
         """
         factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
         for group in self._adam.param_groups:
-            group["lr"] = self._rate * min(1.0, (updates + 1) / max(self._warmup, 1))
+            group["lr"] = self._rate * min(1.0, (self.updates + 1) / max(self._warmup, 1))
         trying: Callable[[Callable[[], None]], None] = patiently if self._retried else lambda attempt: attempt()
         gradients = self._gradients()
         self.drop_gradients()
@@ -93,6 +95,7 @@ class Optimiser:
                     self._masters[name].grad = None
                     if not self._alike(name):
                         self._part(self._trainable[name]).copy_(self._masters[name])
+        self.updates += 1
         if self._team is not None:
             self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
 
@@ -161,6 +164,7 @@ class Optimiser:
             for position, name in enumerate(self._trainable)
             if name in entries
         }
+        self.updates = max((int(entry["step"]) for entry in restored.values()), default=0)
         self._adam.state.clear()  # a GPU has no room for two of each
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
 

@@ -49,4 +49,4 @@ def _made(settings: Settings, device: torch.device) -> tuple[Optimiser, dict[str
 def _step(optimiser: Optimiser, weights: dict[str, Parameter]) -> None:
     for weight in weights.values():
         weight.grad = torch.linspace(-1, 2, weight.numel(), device=weight.device)
-    optimiser.step(norm=optimiser.gradient_norm(), scale=1.0, updates=0)
+    optimiser.step(norm=optimiser.gradient_norm(), scale=1.0)

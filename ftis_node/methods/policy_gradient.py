@@ -19,7 +19,7 @@ def dapo() -> Parts:
 
 
 def gspo() -> Parts:
-    """One ratio, (Πₜ ρₜ)^(1/|a|), clipped at 3e-4 and 4e-4 (`ratio=sequence`).
+    """One ratio, (Πₜ ρₜ)^(1/|a|), of own samples (Πₜ Rₜ)^(1/|a|), clipped at 3e-4 and 4e-4 (`ratio=sequence`).
 
     Of others: all as its own. Source: 2507.18071.
     """

@@ -89,8 +89,10 @@ def values(
     the denominator as the policy at the start of the step; otherwise the clip would never act. With chunks, ρ is a
     chunk's, and Σ_t is then over chunks.
 
-    ratio: `sequence` has one R for all tokens of a sample, (Π_t R_t)^{1/|a_i|} (GSPO, arXiv 2507.18071); `detached`
-    multiplies sg(clip(R)) Â with log π_new (CISPO, arXiv 2506.13585).
+    ratio: `sequence` has one R for all tokens of a sample, (Π_t R_t)^{1/|a_i|} (GSPO, arXiv 2507.18071). Of own samples
+    it is π_new / π_start with any importance: sampler and trainer round differently, by more than GSPO's clip, which
+    would cut most samples before anything moved. `detached` multiplies sg(clip(R)) Â with log π_new (CISPO, arXiv
+    2506.13585).
     """
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
@@ -125,9 +127,12 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
     """log R of each token, `[T]`: its own, its chunk's, or its sample's over what is `live`."""
     if of == "token" and not importance.through_ratio:
         return clamped_log_ratio(new, samples.start)
-    base = samples.generator if importance.through_ratio else samples.by_chunk(samples.start)
+    start = samples.by_chunk(samples.start)
+    base = samples.generator if importance.through_ratio else start
     if of != "sequence":
         return samples.by_token(clamped_log_ratio(samples.by_chunk(new), base))
+    own = samples.of_chunks(samples.own[samples.owner])
+    base = torch.where(own, start, base)
     log_ratio = torch.where(samples.of_chunks(live), samples.by_chunk(new) - base, torch.zeros_like(base))
     total = segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel())
     mean = total / samples.lengths.clamp(min=1)
