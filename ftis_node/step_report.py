@@ -1,9 +1,13 @@
 """The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`; and what compute processes
-tell of their GPU. Imports no torch."""
+tell of their GPU and of their work. Imports no torch."""
 
 from typing import Any
 
 import msgspec
+
+from ftis_node.text import duration
+
+SURE_SECONDS = 2.0  # an estimate from less says little
 
 Figures = dict[str, float]
 """The figures of some samples by name; `objective.diagnostics.Diagnostics.summary` says what each is."""
@@ -50,6 +54,44 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int = 0
     utilization: float | None = None
     graphs: bool = False
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """What a process is doing now.
+
+    what    a present participle: "generating", "loading the model"
+    done    how many are done, `of` so many (None: not known), of `unit`
+    tokens  how many were made for it so far
+    seconds since it began; left: seconds that the rest will take at this pace, None: not known yet
+    """
+
+    what: str
+    done: int = 0
+    of: int | None = None
+    unit: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+    left: float | None = None
+
+    def sentence(self) -> str:
+        """The same for people: "Generating: 12 of 48 completions, 61 tokens a second, about 40 s left"."""
+        parts = []
+        if self.of is not None:
+            parts.append(f"{self.done} of {self.of} {self.unit}")
+        if self.tokens and self.seconds > 0:
+            parts.append(f"{self.tokens / self.seconds:.0f} tokens a second")
+        if self.left is not None and self.seconds > SURE_SECONDS:
+            parts.append(f"about {duration(self.left)} left")
+        elif not parts:
+            parts.append(duration(self.seconds))
+        return f"{self.what[:1].upper()}{self.what[1:]}: {', '.join(parts)}"
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """What is seen of a compute process from outside; None: it has no GPU, or does nothing."""
+
+    gpu: GpuFigures | None = None
+    doing: Doing | None = None
 
 
 class Generator(msgspec.Struct, frozen=True):

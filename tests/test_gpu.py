@@ -12,12 +12,12 @@ from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe.answers import read
 from ftis_node.observe.live import gpu_line, node_view
-from ftis_node.step_report import GpuFigures
+from ftis_node.step_report import GpuFigures, Watched
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
-from ftis_node.worker.messages import Gpu
+from ftis_node.worker.messages import Watch
 from tests.support.small_models import arithmetic_settings
 from tests.support.statuses import JOINING, TRAINING, answered
 
@@ -29,7 +29,7 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
     assert gpu_figures(torch.device("cuda:99")) is None
     engine = Engine()
     engine.load(arithmetic_settings(), "arithmetic")
-    assert engine.gpu() is None
+    assert engine.watch() == Watched()
 
 
 def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
@@ -45,18 +45,18 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
 
 
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(compute, "GPU_SECONDS", 0.0)
+    monkeypatch.setattr(compute, "WATCH_SECONDS", 0.0)
     seen: list[GpuFigures | None] = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
 
     class Worker:
         pid = None
 
-        async def call(self, request: Gpu) -> GpuFigures:
-            seen.append(process.gpu)
+        async def call(self, request: Watch) -> Watched:
+            seen.append(process.watched.gpu)
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
-            return GpuFigures(**BUSY)
+            return Watched(GpuFigures(**BUSY))
 
     await process._watch(Worker())  # type: ignore[arg-type]
-    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.gpu is None
+    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.watched == Watched()

@@ -53,9 +53,11 @@ def detach(
             status = _status(place, daemon.pid)
             if status is not None and status.state != "LOADING":
                 return status, daemon.pid
-            if status is not None and status.reason != told:
-                told = status.reason
-                tell(told)
+            if status is not None:
+                working = f" {status.doing.sentence()}." if status.doing is not None else ""
+                if status.reason + working != told:
+                    told = status.reason + working
+                    tell(told)
             elif not told and time.monotonic() - began > SILENT_SECONDS:
                 told = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
                 tell(told)

@@ -68,22 +68,20 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
-        from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
 
-        from ftis_node.observe.terminal import slow_bar
+        from ftis_node.observe.terminal import shown_work
 
         disable_progress_bar()  # transformers shows a bar even for work that takes no time
+        stack.enter_context(shown_work())
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         lines = stack.enter_context(_opened(out)) if out is not None else None
         cap = completion_tokens or chosen.completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
-        total = len(examples) * (2 if compare else 1)
-        advance = stack.enter_context(slow_bar("questions", total, TimeElapsedColumn()))
         of = {"of": "checkpoint"} if compare else {}
-        ours = _measure(first, asked, _teller(advance, lines, of))
-        theirs = _measure(second, asked, _teller(advance, lines, {"of": "base"})) if second is not None else None
+        ours = _measure(first, asked, _teller(lines, of))
+        theirs = _measure(second, asked, _teller(lines, {"of": "base"})) if second is not None else None
     shown = _shown(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
         listed = {"examples": [_example(*pair) for pair in shown]} if compare or show else {}
@@ -189,11 +187,8 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     return _Result(chosen, outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
 
-def _teller(
-    advance: Callable[[int], None], lines: IO[str] | None, of: Mapping[str, str]
-) -> Callable[[Sequence[Judged]], None]:
+def _teller(lines: IO[str] | None, of: Mapping[str, str]) -> Callable[[Sequence[Judged]], None]:
     def tell(judged: Sequence[Judged]) -> None:
-        advance(len(judged))
         if lines is not None:
             found = [{**of, **_asked(one), "tokens": one.tokens, **_verdict(one)} for one in judged]
             lines.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in found)

@@ -36,6 +36,7 @@ def export(
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.export.model import export as write
+    from ftis_node.observe.terminal import shown_work
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     if to_hub is None and (public or yes):
@@ -52,7 +53,8 @@ def export(
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
         disable_progress_bar()
-        written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+        with shown_work():
+            written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
     if to_hub is not None:
         from ftis_node.export.model import upload
 

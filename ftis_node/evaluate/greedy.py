@@ -13,6 +13,7 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
+from ftis_node.host.doing import doing
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.turns import go_on
@@ -144,18 +145,21 @@ def evaluate(
     began = time.perf_counter()
     room = room or Room(batch)
     judged: list[Judged] = []
-    while (start := len(judged)) < len(prompts):
-        groups = _sample(policy, prompts[start:], sampling, room)
-        if episodes is not None:
-            some = slice(start, start + len(groups))
-            groups = play(policy, episodes, prompts[some], groups, examples[some], scorer, sampling, room=room)
-        done = [
-            judge(policy.tokenizer, completion, example, scorer, episodes)
-            for (completion,), example in zip(groups, examples[start:], strict=False)
-        ]
-        judged += done
-        if tell is not None:
-            tell(done)
+    with doing("evaluating", len(prompts), "questions"):
+        while len(judged) < len(prompts):
+            some = slice(len(judged), None)
+            groups = _sample(policy, prompts[some], sampling, room)
+            some = slice(len(judged), len(judged) + len(groups))
+            if episodes is not None:
+                shown = (prompts[some], groups, examples[some])
+                groups = play(policy, episodes, *shown, scorer, sampling, room=room)
+            done = [
+                judge(policy.tokenizer, completion, example, scorer, episodes)
+                for (completion,), example in zip(groups, examples[some], strict=True)
+            ]
+            judged += done
+            if tell is not None:
+                tell(done)
     return GreedyResult(judged, time.perf_counter() - began, room.size)
 
 

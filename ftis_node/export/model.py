@@ -18,6 +18,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
+from ftis_node.host.doing import doing
 from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
@@ -116,13 +117,15 @@ def _write_model(
     model: Any = policy.model
     if checkpoint.lora:
         try:
-            model = model.merge_and_unload(safe_merge=True)
+            with doing("merging the LoRA layers"):
+                model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
             raise UserError(f"{checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint.") from error
     model.set_attn_implementation("sdpa")  # not the package's own, which nobody else has
     model.config._name_or_path = ""
     model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
-    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    with doing("writing the weights"):
+        model.save_pretrained(folder, max_shard_size=shard_bytes)
     return str(policy.dtype).removeprefix("torch.")
 
 

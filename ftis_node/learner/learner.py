@@ -13,6 +13,7 @@ from torch import Tensor
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
+from ftis_node.host.doing import advance, doing
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
 from ftis_node.learner.fsdp import sharded
@@ -113,7 +114,8 @@ class Learner:
         start: list[Tensor] = []
         gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
-            computed, norm = self._gradient_without_overflow(batch, start)
+            with doing("training", len(batch.computed), "completions"):
+                computed, norm = self._gradient_without_overflow(batch, start)
             self._tell(diagnostics, computed, inner)
             loss, norm, skipped = self._apply(batch, computed, norm)
             if skipped:
@@ -216,6 +218,7 @@ class Learner:
                     check()
             with contextlib.nullcontext() if shards is None else shards.bound(by_size=True):
                 computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
+                advance(len(computed[-1].samples), tokens=len(computed[-1].logprobs))
                 overflows = self.loss_scale.used and not math.isfinite(self.optimiser.gradient_norm())
                 if shards.most(int(overflows)) if shards is not None and self.loss_scale.used else overflows:
                     break

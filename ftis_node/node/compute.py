@@ -16,17 +16,18 @@ from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
-from ftis_node.step_report import GpuFigures, TakenStep
+from ftis_node.step_report import TakenStep, Watched
 from ftis_node.store.home import Home
 from ftis_node.tasks.task import told_if_few
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import Gpu, Interrupt, Load, ModelFacts
+from ftis_node.worker.messages import Interrupt, Load, ModelFacts, Watch
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 INTERRUPT_SECONDS = 4.0  # a step stops after its present token or micro-batch
-GPU_SECONDS = 2.0  # between measurements of the GPU
+WATCH_SECONDS = 1.0  # between two looks at the process
+TOLD_SECONDS = 30.0  # between two log lines about work that takes long
 UNWRITABLE = (
     "The tokenizer of %s has no token for some letters of the prompts or tags of %s, which get lost: %s. Use a model "
     "with another tokenizer, or a task in its letters."
@@ -49,7 +50,7 @@ class ComputeProcess:
         """
         self.worker = Worker()
         self.loaded: ModelFacts | None = None
-        self.gpu: GpuFigures | None = None  # None: no GPU, or no figures
+        self.watched = Watched()  # the latest look at it
         self.restarts = 0
         self.options = options
         self._home = home
@@ -71,6 +72,7 @@ class ComputeProcess:
             output = self.options.output
             self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
+        self._watching = asyncio.create_task(self._watch(self.worker))
         run = run_file.run if run_file is not None else None
         files = self.options.files()
         if settings.engine == "vllm" and settings.vllm_folder is None:
@@ -90,8 +92,6 @@ class ComputeProcess:
                 must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
             )
         )
-        if facts.device.startswith("cuda"):
-            self._watching = asyncio.create_task(self._watch(self.worker))
         if facts.unwritable:
             logger.warning(UNWRITABLE, settings.model, facts.task, facts.unwritable)
         if few := told_if_few(facts.held_out):
@@ -127,7 +127,7 @@ class ComputeProcess:
         if watching is not None:
             watching.cancel()
             await asyncio.wait({watching})
-        self.gpu = None
+        self.watched = Watched()
         await self.worker.stop()
 
     async def interrupt(self, work: asyncio.Task[None]) -> bool:
@@ -139,11 +139,17 @@ class ComputeProcess:
         return work.done() and isinstance(work.exception(), (WorkerFault, type(None)))
 
     async def _watch(self, worker: Worker) -> None:
+        """Look at the process again and again; log what it does where that takes long."""
+        told = boot_seconds()
         with contextlib.suppress(WorkerDied, WorkerFault):
             while True:
-                self.gpu = await worker.call(Gpu())
-                await asyncio.sleep(GPU_SECONDS)
-        self.gpu = None
+                self.watched = await worker.call(Watch())
+                work, now = self.watched.doing, boot_seconds()
+                if work is not None and min(work.seconds, now - told) >= TOLD_SECONDS:
+                    told = now
+                    logger.info("%s", work.sentence())
+                await asyncio.sleep(WATCH_SECONDS)
+        self.watched = Watched()
 
     def saved(self, written: int) -> None:
         """Note the number of written checkpoints; a new one resets the count of failures."""

@@ -481,7 +481,8 @@ class Node:
             objective=self.settings.objective,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
-            gpu=self._compute.gpu,
+            gpu=self._compute.watched.gpu,
+            doing=self._compute.watched.doing,
         )
         if components is None:
             return status

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ftis_node.errors import UserError
-from ftis_node.step_report import Generator, GpuFigures
+from ftis_node.step_report import Doing, Generator, GpuFigures
 
 Kind = TypeVar("Kind")
 
@@ -114,7 +114,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 class Status(NodeState, frozen=True, kw_only=True):
     """A node's status. From `step` on, a node that has not joined its run writes nothing: step and network are None.
 
-    worker_memory_bytes: resident bytes of the compute process, not on a GPU. bytes_in, bytes_out: network traffic.
+    worker_memory_bytes: resident bytes of the compute process, not on a GPU. doing: what it does now.
+    bytes_in, bytes_out: network traffic.
     """
 
     kind: str | None = None
@@ -125,6 +126,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     worker_restarts: int = 0
     worker_memory_bytes: int | None = None
     gpu: GpuFigures | None = None
+    doing: Doing | None = None
     step: int | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     pass_at_1_before: float | None = None

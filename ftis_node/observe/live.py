@@ -78,7 +78,7 @@ class _View:
 
     def panel(self, cut: _Cut) -> Panel:
         status = self.status
-        parts: list[list[RenderableType]] = [[_headline(status)]]
+        parts: list[list[RenderableType]] = [[_headline(status), *_doing(status)]]
         if status.advice:
             parts[0].append(words(f"→ {status.advice}", "bold"))
         if status.step is not None and cut.figures:
@@ -122,6 +122,11 @@ def _headline(status: Status) -> Text:
     if status.finishing:
         text.append("  It ends after this step.")
     return text
+
+
+def _doing(status: Status) -> list[RenderableType]:
+    """The work under way, in a line of its own."""
+    return [] if status.doing is None else [words(f"  {status.doing.sentence()}", "dim", whole=False)]
 
 
 def _figures(status: Status) -> Table:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from ftis_node.host.doing import now
 from ftis_node.text import escaped
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.progress import Progress, ProgressColumn, TextColumn
 
 QUIET_SECONDS = 2.0  # what takes no longer needs no progress
@@ -59,7 +61,20 @@ def slow_bar(form: str, total: int, time: ProgressColumn, **fields: Any) -> Iter
 
 
 @contextmanager
-def shown_late(progress: Progress) -> Iterator[None]:
+def shown_work() -> Iterator[None]:
+    """Show on stderr what this process is doing (`host.doing`), once the block has taken `QUIET_SECONDS`."""
+    from rich.live import Live
+
+    def line() -> Text:
+        work = now()
+        return words("" if work is None else work.sentence(), "dim", whole=False)
+
+    with shown_late(Live(get_renderable=line, console=console(stderr=True), transient=True, refresh_per_second=2)):
+        yield
+
+
+@contextmanager
+def shown_late(progress: Progress | Live) -> Iterator[None]:
     """Show a progress once the block has taken `QUIET_SECONDS`, until it ends."""
     timer = threading.Timer(QUIET_SECONDS, progress.start)
     timer.daemon = True

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.memory import Dtype
+from ftis_node.host.doing import doing
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.fused import lay_in_one
@@ -74,7 +75,7 @@ def load_policy(settings: Settings) -> Policy:
     try:
         where = where_to_look(source)
         config = transformers.AutoConfig.from_pretrained(source, **where)
-        with _cast_later() as casts:
+        with doing("loading the weights"), _cast_later() as casts:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source,
                 output_loading_info=True,
@@ -154,7 +155,8 @@ def make_policy(
     policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine_here, graphs=graphs)
     if understood(policy.causal_lm):
         lay_in_one(policy.causal_lm)
-    policy = ready(policy)
+    with doing("checking the fast paths"):
+        policy = ready(policy)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
             what = f"{settings.model} has no gradient checkpointing."

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from ftis_node.host.doing import advance
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
 from ftis_node.policy.policy import Policy
@@ -18,7 +19,7 @@ def reference(
 ) -> list[list[Completion]]:
     """One batch; see `generate.generate`. Of the noise only its first number matters, as a seed."""
     ids, mask = (table.to(policy.device).repeat_interleave(group, 0) for table in left_padded(prompts))
-    tempered = _Tempered(policy.vocabulary, sampling.temperature)
+    tempered = _Tempered(policy.vocabulary, sampling.temperature, sampling.max_new_tokens)
     with _plain_settings(policy.causal_lm), _seeded(noise, policy.device):
         whole = policy.causal_lm.generate(
             input_ids=ids,
@@ -30,6 +31,7 @@ def reference(
             logits_processor=LogitsProcessorList([tempered]),
         )
     drawn = whole[:, ids.shape[1] :]
+    advance(len(drawn))
     logprobs = tempered.logprobs(drawn[:, -1:])
     return to_completions(drawn.cpu().numpy(), logprobs.cpu().numpy(), sampling.eos, group)
 
@@ -40,9 +42,10 @@ class _Tempered(LogitsProcessor):  # type: ignore[misc]
     It is the last processor, and the only one, so that the draw is from what it returns; a draw shows in the next call.
     """
 
-    def __init__(self, vocabulary: int, temperature: float) -> None:
+    def __init__(self, vocabulary: int, temperature: float, max_new_tokens: int) -> None:
         self._vocabulary = vocabulary
         self._temperature = temperature
+        self._cap = max_new_tokens
         self._latest: Tensor | None = None
         self._columns: list[Tensor] = []
 
@@ -52,6 +55,8 @@ class _Tempered(LogitsProcessor):  # type: ignore[misc]
         tempered = torch.full_like(scores, -torch.inf, dtype=torch.float32)
         tempered[:, : self._vocabulary] = (scores[:, : self._vocabulary].float() / self._temperature).log_softmax(-1)
         self._latest = tempered
+        rows = len(scores)
+        advance(tokens=rows, begun=rows * len(self._columns) / self._cap)
         return tempered
 
     def logprobs(self, last: Tensor) -> Tensor:

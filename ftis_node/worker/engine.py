@@ -17,6 +17,7 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
+from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
@@ -31,7 +32,7 @@ from ftis_node.policy.load import choose_device, load_policy, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way
-from ftis_node.step_report import GpuFigures, StepReport
+from ftis_node.step_report import StepReport, Watched
 from ftis_node.tasks import Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.score_columns import ScoreColumns
@@ -119,7 +120,8 @@ class Engine:
             UserError: the data or the model cannot be loaded.
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
-        self.task = load_task(task, **files, reward=reward, code=code)
+        with doing("reading the task"):
+            self.task = load_task(task, **files, reward=reward, code=code)
         if must_fit:
             refuse_unskilled(self.task)
         if own_data is not None:
@@ -181,7 +183,8 @@ class Engine:
         scorer, self._side_scorer = (self._scorers.enter_context(scoring(run.reward, task.scorer)) for _ in range(2))
         count, cap = self._settings.eval_prompts, run.completion_tokens
         where = (run, packets, self.policy.name, self._context)
-        prompts, asked = prompts_of(*where, task, count)
+        with doing("tokenising the prompts"):
+            prompts, asked = prompts_of(*where, task, count)
         self._rows = TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
         room = Room(self._sizes.generation_batch, self._settings.generation_batch)
         self.evaluations, held_out = Evaluations(run, packets, room), task.asked(count)
@@ -234,16 +237,18 @@ class Engine:
             self.policy.server.prepare(self.policy, self.learner.steps)
         cap = self.run.completion_tokens
         noise = noise_of(seeds or self.seeds(len(rows)), asked.completions, cap) if rows else None
-        with self._phase("generate"):
+        completions = len(rows) * asked.completions
+        with self._phase("generate"), doing("generating", completions, "completions"):
             groups = self._sample(asked, rows, noise)
         packets = [
             self.packets.write(Slot(author, round, slot, policy_step), asked.text(row), asked.prompts[row], group)
             for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True)
         ]
-        with self.usage.of("score"):
-            rewards = [
-                self._rewards(asked, row, packet, asked.scorer) for row, packet in zip(rows, packets, strict=True)
-            ]
+        rewards = []
+        with self.usage.of("score"), doing("scoring", len(rows), "groups"):
+            for row, packet in zip(rows, packets, strict=True):
+                rewards.append(self._rewards(asked, row, packet, asked.scorer))
+                advance(1)
         answers = [m.ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
         return m.Generated(answers, time.perf_counter() - began, self._generating.size)
 
@@ -328,10 +333,13 @@ class Engine:
         """Take back an interrupt: what it was for has ended."""
         forget()
 
-    def gpu(self) -> GpuFigures | None:
-        """The GPU's figures, see `gpu_figures`; runs in a thread of its own."""
-        policy = self.policy
-        return gpu_figures(policy.device, policy.graphs and policy.lean and policy.engine == "native" and not failed())
+    def watch(self) -> Watched:
+        """The GPU's figures, see `gpu_figures`, and the work under way; runs in a thread of its own."""
+        policy: Policy | None = getattr(self, "policy", None)  # there is none while it is being loaded
+        if policy is None:
+            return Watched(None, now())
+        graphs = policy.graphs and policy.lean and policy.engine == "native" and not failed()
+        return Watched(gpu_figures(policy.device, graphs), now())
 
     def save(self, directory: str) -> None:
         """Write weights, optimiser and random states into an existing directory. Raises UserError if it is full."""

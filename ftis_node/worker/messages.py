@@ -18,7 +18,7 @@ from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.plan import Plan
-from ftis_node.step_report import GpuFigures, StepReport
+from ftis_node.step_report import StepReport, Watched
 from ftis_node.tasks import TextCaps
 
 HEADER = struct.Struct("<I")
@@ -301,10 +301,10 @@ class Forget(Request[None], frozen=True):
     op = "forget"
 
 
-class Gpu(Request[GpuFigures | None], frozen=True):
-    """Measure the GPU; None on a CPU, and without a measurement."""
+class Watch(Request[Watched], frozen=True):
+    """Look at the process: its GPU, and what it is doing."""
 
-    op = "gpu"
+    op = "watch"
 
 
 class Save(Request[None], frozen=True):

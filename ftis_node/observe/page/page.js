@@ -4,6 +4,7 @@ import { Chart, TIME } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
 import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
+const SURE_SECONDS = 2; // an estimate from less says little
 const POLL = 2000;
 const PATIENCE = 8000;
 
@@ -142,7 +143,8 @@ function showStatus() {
   const waiting = status.waiting_for ? ` Waiting for ${status.waiting_for}.` : "";
   const pausing = status.pausing && status.state !== "PAUSED" ? " It pauses after this step." : "";
   const finishing = status.finishing ? " It ends after this step." : "";
-  const told = el("span", null, `${status.reason}${waiting}${pausing}${finishing} `);
+  const work = status.doing ? ` ${working(status.doing)}` : "";
+  const told = el("span", null, `${status.reason}${waiting}${pausing}${finishing}${work} `);
   show(find("reason"), told, el("span", { class: "advice" }, commands(status.advice ?? "")));
   const id = (status.addresses?.[0] ?? "").split("/p2p/").pop();
   const facts = [
@@ -154,6 +156,16 @@ function showStatus() {
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
   showNetwork(status);
+}
+
+/** What the compute process does now, in a sentence. */
+function working({ what, done, of, unit, tokens, seconds: since, left }) {
+  const parts = [];
+  if (of !== null) parts.push(`${number(done)} of ${number(of)} ${plain(unit)}`);
+  if (tokens && since) parts.push(`${number(Math.round(tokens / since))} tokens a second`);
+  if (left !== null && since > SURE_SECONDS) parts.push(`about ${lasting(left)} left`);
+  else if (!parts.length) parts.push(lasting(since));
+  return `${plain(what[0].toUpperCase() + what.slice(1))}: ${parts.join(", ")}.`;
 }
 
 /** A sentence of the node's in which commands stand between backticks. */

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.fit.memory import PROMPT_WIDTHS
+from ftis_node.host.doing import advance
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
@@ -192,10 +193,15 @@ class _Places:
         self._unseen.append(token)
 
     def look(self) -> None:
-        """See which rows have ended. The host waits for the device."""
+        """See which rows have ended, and note the progress. The host waits for the device."""
         recent = torch.stack(self._unseen).cpu().numpy()
         self._unseen = []
-        self._over = self._over | self._ends[recent].any(0) | (self._steps >= self._cap)
+        before = self._over
+        self._over = before | self._ends[recent].any(0) | (self._steps >= self._cap)
+        under_way = ~self._over
+        begun = float(self._steps[under_way].sum()) / self._cap
+        ended = int((self._over & ~before).sum())
+        advance(ended, tokens=len(recent) * int((~before).sum()), begun=begun)
 
 
 def _table(drawn: Sequence[tuple[Ids, Ids, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:

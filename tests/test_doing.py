@@ -1,0 +1,77 @@
+"""What a process says of its work, and what people see of it."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftis_node.host.doing import advance, doing, now
+from ftis_node.observe.live import node_view
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.ready import ready
+from ftis_node.step_report import Doing
+from ftis_node.worker.engine import Engine
+from tests.support.small_models import arithmetic_settings, batch_of, opened_engine
+from tests.support.statuses import JOINING, answered
+
+
+def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind() -> None:
+    with doing("evaluating", 4, "questions"):
+        with doing("generating", 2, "completions"):
+            advance(1, tokens=30, begun=0.5)
+        work = now()
+    assert work is not None and (work.what, work.done, work.of, work.tokens) == ("evaluating", 1, 4, 30)
+    assert work.left == pytest.approx(work.seconds * 2.5 / 1.5)
+    assert now() is None
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        (Doing("generating", 9, 48, "rows", 610, 10.0, 30.0), "9 of 48 rows, 61 tokens a second, about 30 s left"),
+        (Doing("evaluating", 0, 16, "questions", 0, 1.0, 9.0), "0 of 16 questions"),
+        (Doing("loading the weights", seconds=68.0), "1 min 8 s"),
+    ],
+)
+def test_a_person_reads_how_far_it_is_and_how_long_yet(work: Doing, sentence: str) -> None:
+    assert work.sentence() == f"{work.what.capitalize()}: {sentence}"
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(node_view(answered(**JOINING | {"doing": work})))
+    assert sentence in console.export_text()
+
+
+def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch: Any) -> None:
+    seen: dict[str, Doing] = {}
+    engine = opened_engine()
+
+    def watched(*told: Any, **more: Any) -> None:
+        advance(*told, **more)
+        work = engine.watch().doing
+        assert work is not None
+        seen[work.what] = work
+
+    for name in ("ftis_node.policy.generate.native.advance", "ftis_node.learner.learner.advance"):
+        monkeypatch.setattr(name, watched)
+    generated = engine.generate([0, 1])
+    engine.step(batch_of([0, 1], generated.groups, uneven=True))
+    engine.evaluate()
+    completions = 2 * engine.run.group
+    assert (seen["generating"].done, seen["generating"].of) == (completions, completions)
+    assert seen["training"].done == seen["training"].of == completions
+    assert seen["evaluating"].done == seen["evaluating"].of > 0
+    assert all(work.tokens > 0 for work in seen.values()) and now() is None
+
+
+def test_loading_says_so(monkeypatch: Any) -> None:
+    seen: list[str] = []
+    before = Engine().watch().doing
+
+    def checked(policy: Policy) -> Policy:
+        work = now()
+        seen.append(work.what if work is not None else "")
+        return ready(policy)
+
+    monkeypatch.setattr("ftis_node.policy.load.ready", checked)
+    Engine().load(arithmetic_settings(), "arithmetic")
+    assert before is None and seen == ["checking the fast paths"]
