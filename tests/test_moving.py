@@ -1,7 +1,9 @@
-"""A machine whose network comes late, and changes: two real nodes in network namespaces, as root."""
+"""Machines whose network comes late, and changes; friends in one room: real nodes in network namespaces, as root."""
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ftis_node.lab.bench.namespaces import namespaces
 from tests.support.daemons import until
 from tests.support.swarm import identity
 
@@ -76,3 +79,77 @@ def test_nodes_meet_when_an_interface_comes_up_and_again_when_addresses_change(t
         with node(a, 1, tmp_path, "10.203.9.7") as moved:
             moved("10.203.9.3")
             waiting("10.203.9.7")
+
+
+FRIEND = """
+import asyncio, json, sys
+from pathlib import Path
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.invitation import read_line
+from tests.test_private import private_member, ticket_of
+
+async def main(number, path, host):
+    path, line = Path(path), Path(path, f"ticket-{number}")
+    ticket = read_line(line.read_text(), 0.0) if line.exists() else None
+    async with private_member(int(number), path, ticket, cache=True, host=host, port=4001) as (node, _):
+        for other in (2, 3) if number == "1" and not line.exists() else ():
+            Path(path, f"ticket-{other}").write_text(ticket_of(node).text)
+        while True:
+            view = [peer_id(peer) for peer in node.swarm.membership.active_view]
+            Path(path, number).write_text(json.dumps([view, len(node.admitted)]))
+            node.make(1)
+            await asyncio.sleep(0.5)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@contextlib.contextmanager
+def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterator[Callable[..., None]]:
+    """A member of a private run; what is yielded waits until it has met all of these, and got more groups."""
+    seen = path / str(number)
+    seen.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", place, sys.executable, "-c", FRIEND, str(number), str(path), host]
+    )
+
+    def now() -> tuple[list[str], int]:
+        try:
+            view, groups = json.loads(seen.read_text())
+        except (OSError, ValueError):
+            return [], 0
+        return view, groups
+
+    def meets(*others: int) -> None:
+        wanted, before = {identity(other).peer_id for other in others}, now()[1]
+        until(lambda: wanted <= set(now()[0]), f"{number} meets {others}", process)
+        until(lambda: now()[1] > before, f"{number} gets groups", process)
+
+    try:
+        yield meets
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_row_78_friends_of_one_inviter_meet_and_go_on_without_it(tmp_path: Path) -> None:
+    with namespaces(3, None, "ftis-r") as ((a, own), (b, _), (c, _)):
+        with contextlib.ExitStack() as room:
+            with friend(a, 1, tmp_path, own) as founder:
+                until(lambda: (tmp_path / "ticket-3").exists(), "invitations")
+                ann = room.enter_context(friend(b, 2, tmp_path))
+                ben = room.enter_context(friend(c, 3, tmp_path))
+                ann(1, 3)
+                ben(1, 2)
+                founder(2, 3)
+            ann(3)
+            ben(2)
+        ip("-n", a, "addr", "del", f"{own}/24", "dev", "eth0")
+        ip("-n", a, "addr", "add", "10.203.0.77/24", "dev", "eth0")
+        with friend(a, 1, tmp_path, "10.203.0.77") as founder, friend(b, 2, tmp_path) as ann:
+            founder(2)
+            ann(1)
+            with friend(c, 3, tmp_path) as ben:
+                ben(1, 2)

@@ -14,6 +14,7 @@ from ftis_node.swarm.addresses import peer_at, varied
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
 from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.local_networks import LocalNetworks
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire.transport import Listening
 
@@ -98,10 +99,12 @@ class AddressBook:
         sessions: Sessions,
         rng: random.Random,
         cache: Path | None = None,
+        private: bool = False,
     ) -> None:
         """
         Args:
             own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts.
+            private: the run has members.
         """
         self.referrers = Referrers()
         self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
@@ -113,8 +116,9 @@ class AddressBook:
         self._known = KnownAddresses.read(cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
-        self._skipped: set[str] = set()  # addresses that are in the log as not dialled
+        self._skipped: Bounded[str, str] = Bounded(PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
         self.scope = self._known.scope(how)
+        self.local, self._private = LocalNetworks(how.host), private
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._passive_view
@@ -137,8 +141,12 @@ class AddressBook:
         return found
 
     def recall(self) -> None:
-        """Add the peers of previous starts to the candidates."""
+        """Add the peers of previous starts to the candidates: these claimed their addresses themselves."""
         self.hear(self._known.met)
+        for text in self._known.met:
+            candidate = self._passive_view.get(peer_at(text) or b"")
+            if candidate is not None and text in candidate.addresses and text not in self._trusted:
+                candidate.addresses[text] = peer_at(text)
 
     def save(self, view: Iterable[Iterable[Sequence[str]]], elsewhere: Container[bytes | None] = ()) -> None:
         """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
@@ -152,7 +160,7 @@ class AddressBook:
             return
         known = self._known
         good, claimed = (
-            [t for texts in some for t in varied(filter(self.scope.reach, texts), ADDRESSES_TOLD)] for some in view
+            [t for texts in some for t in varied(filter(self._reach, texts), ADDRESSES_TOLD)] for some in view
         )
         met = set(map(peer_at, (*good, *claimed)))
         left = [text for text in known.met if peer_at(text) not in met]
@@ -175,7 +183,9 @@ class AddressBook:
         news = False
         for text in addresses[:PASSIVE_VIEW_MAX]:
             peer = peer_at(text)
-            if peer is None or peer == self._own or (referrer is not None and not self.may_dial(text)):
+            if peer is None or peer == self._own:
+                continue
+            if referrer is not None and text not in self._addresses(peer) and not self.may_dial(text, referrer):
                 continue
             if (candidate := self._passive_view.get(peer)) is None:
                 news |= peer not in self._view
@@ -183,7 +193,7 @@ class AddressBook:
             candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
-            elif referrer is None:
+            elif referrer is None and candidate.addresses[text] != peer:
                 candidate.addresses[text] = None
         return news
 
@@ -235,20 +245,46 @@ class AddressBook:
         waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self._view)
         return min(filter(None, waits), default=math.inf)
 
-    def may_dial(self, address: str) -> bool:
-        """Whether the node dials this address; of one that it skips the log says why, once."""
-        why = "" if address in self._on_lan else self.scope.why_not(address)
-        if why and address not in self._skipped and len(self._skipped) < PASSIVE_VIEW_MAX:
-            self._skipped.add(address)
+    def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
+        """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
+        why = self._why_not(address, referrer)
+        if not why:
+            self._skipped.pop(address, None)
+        elif address not in self._skipped:
+            self._skipped[address] = why
             logger.info("%s is not dialled: %s.", address, why)
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
         those budgets are used up."""
-        found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text)}
+        found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text, who)}
         affordable = [text for text, referrer in found.items() if referrer is None or self._dials.take(referrer)]
         return affordable if affordable or not found else None
+
+    def skipped(self) -> dict[bytes, str]:
+        """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
+        found = dict[bytes, str]()
+        for text, why in self._skipped.items():
+            peer = peer_at(text)
+            if peer is not None and peer not in self._view:
+                found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
+        dialled = [peer for peer in found if any(not self._why_not(*one) for one in self._addresses(peer).items())]
+        return {peer: why for peer, why in found.items() if peer not in dialled}
+
+    def _reach(self, address: str) -> bool:
+        """Whether the node dials an address that its peer itself claims."""
+        return not self._why_not(address, peer_at(address))
+
+    def _why_not(self, address: str, referrer: bytes | None) -> str:
+        """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or a peer that the
+        owner named in a local network, may lie in the local networks too."""
+        why = "" if address in self._on_lan else self.scope.why_not(address)
+        if not why or referrer is None or referrer != peer_at(address):
+            return why
+        if self._private or self.local.has(referrer, self._trusted):
+            return self.local.why_not(address)
+        return why
 
     # --- what came of it ------------------------------------------------------------------------------------------
 

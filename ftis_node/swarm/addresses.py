@@ -133,6 +133,14 @@ def is_plain(address: str) -> bool:
     return (port >= FIRST_PORT or port == HTTPS_PORT) and (host is None or not _is_nobody(host[1]))
 
 
+def host_and_port(address: str) -> tuple[IPv4Address | IPv6Address | None, int]:
+    """The host and the port of a plain address; (None, 0) for any other, and for a name."""
+    found, host = _HOST_AND_PORT.fullmatch(address), _IP.match(address)
+    if found is None or host is None or not is_plain(address):
+        return None, 0
+    return _place(host[1]), int(found[1] or found[2])
+
+
 def varied(addresses: Iterable[str], most: int) -> list[str]:
     """Pick at most `most` of these ranked addresses, taking turns between scopes and families (IPv4, IPv6). So peers
     with one family only, or in the same private network, can dial one of them too."""

@@ -12,6 +12,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import kept, replace_bytes
 from ftis_node.swarm.addresses import NetworkScope, peer_at
 from ftis_node.swarm.certificates import Book
+from ftis_node.swarm.local_networks import LocalNetworks
 from ftis_node.swarm.wire.transport import Listening
 
 NAMED_MAX, MET_MAX = 16, 128
@@ -56,6 +57,10 @@ class KnownAddresses(msgspec.Struct):
         """Each address, and why a start with these settings does not dial it, "" if it does: in a private run with this
         book nobody who was a member and is none any more."""
         scope, now = self.scope(settings, owners), unix_seconds()
+        local, named = LocalNetworks(settings.host), (*owners, *self.peers, *self.given)
         for text in self.all:
-            left = book is not None and book.has_left(peer_at(text) or b"", now)
-            yield text, "its node is no member any more" if left else scope.why_not(text)
+            peer, why = peer_at(text) or b"", scope.why_not(text)
+            if why and text in self.met and (book is not None or local.has(peer, named)):
+                why = local.why_not(text)
+            left = book is not None and book.has_left(peer, now)
+            yield text, "its node is no member any more" if left else why

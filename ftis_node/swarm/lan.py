@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
@@ -22,6 +21,7 @@ from ftis_node.packet import RUN_ID_BYTES
 from ftis_node.swarm.addresses import FIRST_PORT, is_plain
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain
 from ftis_node.swarm.identity import author_of, peer_id
+from ftis_node.swarm.local_networks import Interface, own_interfaces
 
 SERVICE = "_ftis-node._tcp.local."
 ASKED_MAX = 64  # at a time for their records
@@ -31,8 +31,6 @@ TASK_MAX = WORD_MAX = 64
 ANSWER_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
-
-Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 @dataclass(frozen=True)
@@ -169,14 +167,3 @@ async def look_around(host: str, seconds: float) -> list[LanNode]:
     finally:
         await lan.close()
     return sorted(found.values(), key=lambda node: (node.run, node.peer))
-
-
-def own_interfaces() -> list[tuple[str, Interface]]:
-    """This machine's addresses with their networks, each with the name of its interface."""
-    found = []
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.netmask and "%" not in one.address:
-                width = bin(int(ipaddress.ip_address(one.netmask))).count("1")
-                found.append((name, ipaddress.ip_interface(f"{one.address}/{width}")))
-    return found

@@ -19,6 +19,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR, PROTOCOL_MI
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Bounded, Limits
+from ftis_node.swarm.places import Places
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.sessions import LOOKS_ON, SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
@@ -95,8 +96,9 @@ class Membership:
         self.health: Health | None = None
         self.sessions = Sessions(self.active_view)
         self.addresses = AddressBook(
-            identity.author, transport.listening, self.active_view, self.sessions, self._rng, cache
+            identity.author, transport.listening, self.active_view, self.sessions, self._rng, cache, roster is not None
         )
+        self._places = Places(run_file.run.id, identity, self.welcomes) if roster is not None else None
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
@@ -105,6 +107,7 @@ class Membership:
         self._traffic = traffic
         self._observing = observing
         self.own_addresses: list[str] = []
+        self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
         self._warned: set[bytes] = set()  # peers whose silence is in the log
 
     @property
@@ -125,6 +128,8 @@ class Membership:
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
             return self.own_addresses
         self.health = await self._transport.health() or self.health
+        if self._places is not None and self._transport.listening.listen:  # from there it can be dialled in any case
+            self._near_addresses = self.addresses.local.own(found)
         if self._only_dials():  # peers must not waste time on addresses that do not answer
             found = [address for address in found if is_relayed(address)]
         self.own_addresses = varied(found, MAX_ADDRESSES)
@@ -139,10 +144,14 @@ class Membership:
     def outdated(self) -> list[bytes]:
         """The peers of the view to shake hands with again, in a random order: who knows other addresses of this node
         than it has now, and who may renew its certificate."""
-        now, roster = frozenset(self.own_addresses), self._roster
+        now, roster = self._tells(), self._roster
         view = self.active_view.values()
         found = [peer.id for peer in view if peer.told != now or (roster is not None and roster.due_at(peer.id))]
         return self._rng.sample(found, len(found))
+
+    def _tells(self) -> frozenset[str]:
+        """All addresses that this node tells its peers now."""
+        return frozenset((*self.own_addresses, *self._near_addresses))
 
     def _only_dials(self) -> bool:
         """Whether the node does not listen, or AutoNAT found that no peer can dial it."""
@@ -183,6 +192,7 @@ class Membership:
         if self._roster is not None and answer.granted:
             self._roster.accept(answer.granted, peer)
         self._admit(peer, answer, found=True, links=links)
+        self.hear_places(answer.places, PEERS_IN_A_HANDSHAKE + 1, peer)
         known.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
 
@@ -234,7 +244,9 @@ class Membership:
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request, found=False)
+            self.hear_places(request.places, 1, peer)
             answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE if room else 0, peer))
+            answer.places.extend(self.some_places(PEERS_IN_A_HANDSHAKE if room else 0, peer))
         self._traffic.answer(peer, answer.ByteSize())
         return answer
 
@@ -306,6 +318,26 @@ class Membership:
         chosen = self._rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
+    def some_places(self, count: int, besides: bytes) -> list[bytes]:
+        """Places of random peers of the view of a private run, as these signed them."""
+        if self._places is None:
+            return []
+        known = [self._places.of(peer) for peer in self.active_view if peer != besides]
+        found = [place.encoded for place in known if place is not None]
+        return self._rng.sample(found, min(count, len(found)))
+
+    def hear_places(self, places: Sequence[bytes], most: int, peer: bytes) -> bool:
+        """Take at most so many places of members that a peer sends. Return whether any is of a new peer."""
+        if self._places is None:
+            return False
+        news = False
+        for place in self._places.hear(places, most, peer):
+            news |= self.addresses.hear(place.addresses, place.member)
+        known, own = self.active_view.get(peer), self._places.of(peer)
+        if known is not None and own is not None:
+            known.addresses = list(dict.fromkeys((*known.addresses, *own.addresses)))[:MAX_ADDRESSES]
+        return news
+
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
         elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
@@ -317,6 +349,8 @@ class Membership:
         hello.observer = self._observing
         if self._roster is not None:
             hello.certificates = self._roster.own
+        if self._places is not None and not self._observing and (own := self._places.own(self._near_addresses)):
+            hello.places.append(own)
         return hello
 
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
@@ -333,12 +367,12 @@ class Membership:
         if known is None:
             self._make_room_in_view(found)
         claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
-        addresses = ranked(text for text in claims if self.addresses.may_dial(text) or is_plain(text))
+        addresses = ranked(text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text))
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
             self.active_view[peer] = known = Peer(peer, [], agent, found)
-        known.links, known.told = links or known.links, frozenset(self.own_addresses)
+        known.links, known.told = links or known.links, self._tells()
         addresses.sort(key=lambda text: text.rpartition("/p2p/")[0] not in known.links)
         known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
         self.addresses.met(peer, addresses, found=found)

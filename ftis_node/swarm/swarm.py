@@ -279,6 +279,7 @@ class Swarm:
         if limits.room > 0:
             self._tell(answer, peer)
             answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
+            answer.places.extend(self.membership.some_places(PEERS_TOLD, peer))
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
@@ -330,6 +331,7 @@ class Swarm:
                 return
             self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
+            self._greet_if(self.membership.hear_places(answer.places, PEERS_TOLD, peer))
             self._greet_if(known.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
         if request is not None:
             self.gossip.unsent(request, peer)

@@ -1,0 +1,141 @@
+"""The local networks in which this node listens: where members of its private run may be dialled at their own word."""
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from pathlib import Path
+
+import psutil
+
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.swarm.addresses import FIRST_PORT, host_and_port, is_relayed, peer_at, scope
+
+READ_SECONDS = 2.0  # for so long an answer of the kernel is used again
+WIDEST = {4: 24, 6: 64}  # prefixes; of a wider network the part around this machine
+NETWORK_DEVICES = Path("/sys/class/net")
+# Networks of virtual machines that are no bridges for the kernel, and bridges where /sys shows another namespace.
+VIRTUAL = ("docker", "br-", "virbr", "lxcbr", "lxdbr", "cni", "podman", "vboxnet", "vmnet", "veth")
+
+Interface = IPv4Interface | IPv6Interface
+FAR = "outside the networks in which this node listens; if it is yours, name it with --peers"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the kernel says. near: /24 or /64, or narrower, of each own address. bridges: whole networks."""
+
+    near: tuple[Interface, ...] = ()
+    bridges: tuple[Interface, ...] = ()
+    gateways: frozenset[IPv4Address | IPv6Address] = frozenset()
+
+
+class LocalNetworks:
+    """What may be dialled in the networks of this machine's interfaces, which may come, change and go."""
+
+    def __init__(self, host: str) -> None:
+        """
+        Args:
+            host: the address that the node listens on, as in the settings.
+        """
+        self._host = host
+        self._read_at = -READ_SECONDS
+        self._found = _Found()
+
+    def why_not(self, address: str) -> str:
+        """Why this private address is not dialled at its owner's word; "" if it is."""
+        place, port = host_and_port(address)
+        if place is None or is_relayed(address) or scope(address) != "private":
+            return "a member may only name a plain address of a private network"
+        if port < FIRST_PORT:
+            return f"a member may only name a port from {FIRST_PORT} on"
+        found = self._read()
+        networks = [own.network for own in found.near if place in own.network]
+        if not networks:
+            return FAR
+        if any(place in bridge.network for bridge in found.bridges):
+            return "in the network of a container bridge of this machine"
+        if place in found.gateways:
+            return "the gateway of this network"
+        if any(place == own.ip for own in found.near):
+            return "of this machine itself; if it is yours, name it with --peers"
+        if any(network.num_addresses > 2 and place in (network[0], network[-1]) for network in networks):
+            return "no host of its network has it"
+        return ""
+
+    def has(self, peer: bytes, addresses: Iterable[str]) -> bool:
+        """Whether one of these addresses is the peer's, and in these networks."""
+        return any(peer_at(text) == peer and not self.why_not(text) for text in addresses)
+
+    def own(self, addresses: Iterable[str]) -> list[str]:
+        """Those of this node's addresses that a neighbour may dial."""
+        places = {own.ip for own in self._read().near}
+        return [
+            text
+            for text in addresses
+            if scope(text) == "private" and not is_relayed(text) and host_and_port(text)[0] in places
+        ]
+
+    def _read(self) -> _Found:
+        now = boot_seconds()
+        if now >= self._read_at + READ_SECONDS:
+            self._read_at = now
+            self._found = _found(self._host)
+        return self._found
+
+
+def own_interfaces() -> list[tuple[str, Interface]]:
+    """This machine's addresses with their networks, each with the name of its interface."""
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.netmask and "%" not in one.address:
+                width = bin(int(ipaddress.ip_address(one.netmask))).count("1")
+                found.append((name, ipaddress.ip_interface(f"{one.address}/{width}")))
+    return found
+
+
+def _found(host: str) -> _Found:
+    try:
+        listens = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return _Found()
+    near, bridges = list[Interface](), list[Interface]()
+    for name, own in own_interfaces():
+        if own.is_loopback or own.is_link_local:
+            continue
+        if _is_virtual(name):
+            bridges.append(own)
+        elif listens.is_unspecified or listens == own.ip:
+            width = max(own.network.prefixlen, WIDEST[own.version])
+            near.append(ipaddress.ip_interface(f"{own.ip}/{width}"))
+    return _Found(tuple(near), tuple(bridges), frozenset(_gateways()))
+
+
+def _is_virtual(name: str) -> bool:
+    """Whether an interface leads to containers or virtual machines: a bridge without any device below it, or one that
+    is named so."""
+    if (NETWORK_DEVICES / name / "bridge").exists():
+        return not _has_device(name)
+    return name.startswith(VIRTUAL)
+
+
+def _has_device(name: str, depth: int = 4) -> bool:
+    """Whether an interface is a device, or has one below it: a bridge's ports, a VLAN's interface."""
+    place = NETWORK_DEVICES / name
+    if (place / "device").exists():
+        return True
+    below = [one.name.removeprefix("lower_") for one in place.glob("lower_*")]
+    return depth > 0 and any(_has_device(one, depth - 1) for one in below)
+
+
+def _gateways() -> Iterable[IPv4Address | IPv6Address]:
+    """The next hops of this machine's routes."""
+    with suppress(OSError, ValueError, IndexError):  # no Linux
+        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+            yield IPv4Address(bytes.fromhex(line.split()[2])[::-1])
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/net/ipv6_route").read_text().splitlines():
+            yield IPv6Address(bytes.fromhex(line.split()[4]))

@@ -1,0 +1,90 @@
+"""Places: where a member of a private run says that it may be dialled in its local networks.
+
+A member signs its place and members pass it on, so that two that were never connected can meet: nobody's word about
+another is taken (`local_networks`). A public address needs none, for any peer may name it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+
+import msgspec
+
+from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.swarm.addresses import varied
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.signed import Malformed, Signed, decode
+
+DIAL_MAX = 4
+PLACE_BYTES_MAX = 1024
+KEPT_MAX = 256
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 1.0, 64.0  # of signatures, of each peer that passes places on
+
+
+class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """member: 38-byte peer id. issued_at: unix seconds. dial: multiaddrs without ``/p2p/MEMBER``."""
+
+    member: bytes
+    issued_at: int
+    dial: tuple[str, ...]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Whole multiaddrs of the member."""
+        return [f"{text}/p2p/{peer_id(self.member)}" for text in self.dial[:DIAL_MAX]]
+
+    @property
+    def encoded(self) -> bytes:
+        """Its bytes, as members pass it on."""
+        return msgspec.msgpack.encode(self)
+
+
+class Places:
+    """This node's own place, and the newest that it knows of each other member."""
+
+    def __init__(self, run_id: bytes, identity: Identity, admits: Callable[[bytes], bool]) -> None:
+        """
+        Args:
+            admits: whether a key is a member's.
+        """
+        self._run_id, self._identity, self._admits = run_id, identity, admits
+        self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
+        self._kept: Bounded[bytes, Place] = Bounded(KEPT_MAX)  # by member
+        self._own: Place | None = None
+
+    def own(self, addresses: Sequence[str]) -> bytes:
+        """This node's place as it is sent: it may be dialled at these addresses; empty without any."""
+        suffix = f"/p2p/{self._identity.peer_id}"
+        dial = tuple(text.removesuffix(suffix) for text in varied(addresses, DIAL_MAX))
+        if self._own is None or self._own.dial != dial:
+            before = self._own.issued_at if self._own is not None else 0
+            at = max(int(unix_seconds()), before + 1)
+            made = Place(run_id=self._run_id, member=self._identity.author, issued_at=at, dial=dial)
+            self._own = made.signed_by(self._identity)
+        return self._own.encoded if dial else b""
+
+    def of(self, member: bytes) -> Place | None:
+        """The newest place of a member that is known."""
+        return self._kept.get(member)
+
+    def hear(self, places: Sequence[bytes], most: int, peer: bytes) -> list[Place]:
+        """Take places that a peer sends; return those that are new, and prove to be a member's own word."""
+        found = []
+        for data in islice(places, most):
+            with suppress(Malformed):
+                place = decode(data, Place, PLACE_BYTES_MAX, "a member's place")
+                if self._is_new(place, peer) and self._checks.take(peer) and place.verify(place.member):
+                    self._kept[place.member] = place
+                    found.append(place)
+        return found
+
+    def _is_new(self, place: Place, peer: bytes) -> bool:
+        """Whether its signature is to be checked. A member's own word to this node counts after its clock was set back,
+        too."""
+        if place.run_id != self._run_id or place.member == self._identity.author or not self._admits(place.member):
+            return False
+        kept = self._kept.get(place.member)
+        if kept is None:
+            return True
+        return place != kept if place.member == peer else place.issued_at > kept.issued_at
