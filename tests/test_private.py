@@ -57,8 +57,8 @@ async def private_member(
     home = path / f"roster-{number}"
     home.mkdir(exist_ok=True)
     roster = Roster(PRIVATE.id, FOUNDER.peer_id, identity(number), home / "members", home / "orders", ticket)
-    bootstraps = ticket.addresses if ticket is not None else []
-    async with member(number, path, bootstraps, run=PRIVATE, roster=roster, **options) as node:
+    given = ticket.addresses if ticket is not None else []
+    async with member(number, path, given=given, run=PRIVATE, roster=roster, **options) as node:
         yield node, roster
 
 

@@ -65,7 +65,7 @@ def net(
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
     from ftis_node.config.settings import collect
-    from ftis_node.observe.answers import Status
+    from ftis_node.observe.answers import Peers, Status
     from ftis_node.observe.api import ask
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
@@ -73,9 +73,12 @@ def net(
     addresses, at = addresses_in(peers), Home(home.expanduser())
     try:
         status = ask(at.api_socket(), "/status", Status) if not addresses else None
+        known = ask(at.api_socket(), "/peers", Peers) if status else None
     except UserError:
-        status = None
-    found = iter(of_a_running_node(status)) if status else looked_around(look_around(chosen, at, addresses, seconds))
+        status = known = None
+    found = (
+        iter(of_a_running_node(status, known)) if status else looked_around(look_around(chosen, at, addresses, seconds))
+    )
     raise typer.Exit(_report(found, json=json))
 
 

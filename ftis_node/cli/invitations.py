@@ -76,7 +76,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     book = _book(place, run)
     heard, now, rows = _heard(place, run), unix_seconds(), []
     names, looking = heard.names, heard.observers
-    for key in dict.fromkeys((book.founder, *(member for tree in book.issued.values() for member in tree))):
+    for key in book.keys:
         held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
         ends = held and min(one.expires for one in book.chain(held))
         row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
@@ -219,7 +219,7 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
     try:
         return author_of(text)
     except ValueError as error:
-        now, known = unix_seconds(), {book.founder, *(member for tree in book.issued.values() for member in tree)}
+        now, known = unix_seconds(), book.keys
         named = [one for one in known if names.get(peer_id(one)) == text and book.why_no_member(one, now) is None]
         if not named:
             what = f"No member calls itself {text!r}, and as a peer id it is {error}."

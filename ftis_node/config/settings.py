@@ -191,8 +191,8 @@ class Settings(BaseModel):
         tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
     ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
-    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; they learn of this one's open run.")] = False
-    """Find nodes of the run on the local network by mDNS, and announce this one there; never of a private run."""
+    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; an open run is named there.")] = False
+    """Find nodes of the run on the local network by mDNS, and announce this one there; of a private run to members."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
     MiB and 30 minutes. The rate has no limit."""

@@ -11,6 +11,7 @@ from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.loops import forever
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.demand import announced_age
 from ftis_node.node.options import JoinOptions
@@ -46,6 +47,7 @@ CHECKPOINTS = CHECKPOINTS_KEPT + 1  # most checkpoints on disk at a time, while 
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
 OLDER_METRICS_BYTES = 256 << 20  # compressed; at most an eighth of what `disk_gb` leaves
 LEAST_PACKETS = 16 << 20
+LAN_SECONDS = 15.0  # until nodes on the local network are compared with members that became known
 
 logger = logging.getLogger(__name__)
 
@@ -254,17 +256,37 @@ async def open_network(
 async def open_lan(
     stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p, about: dict[str, str]
 ) -> None:
-    """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
-    if run.founder:
-        logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
-        return
-    from ftis_node.swarm.lan import Lan
+    """Meet nodes of the same local network; without multicast go on without. A node that only dials tells nothing.
 
-    lan = Lan(transport.listening.host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
+    Args:
+        about: what an open run's node tells of itself.
+    """
+    from ftis_node.swarm.lan import Lan, LanNode, MembersOnLan
+
+    roster = swarm.roster
+
+    def heard(node: LanNode) -> None:
+        if node.run == run.id:
+            swarm.hear_on_lan(node.addresses)
+
+    members = MembersOnLan(run.id, roster.members if roster is not None else tuple, swarm.hear_member_on_lan)
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(LAN_SECONDS)
+            members.look()
+
+    lan = Lan(transport.listening.host, heard, members.hear)
     stack.push_async_callback(lan.close)
     try:
         await lan.start()
-        await lan.tell(run, author, transport.port, **about)
+        if transport.listening.listen:
+            if roster is None:
+                await lan.tell(run, author, transport.port, **about)
+            else:
+                await lan.tell_members(run.id, author, transport.port)
+        if roster is not None:
+            stack.callback(asyncio.create_task(forever(look)).cancel)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 

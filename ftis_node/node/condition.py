@@ -1,6 +1,6 @@
 """A node's condition: one word, one sentence, and advice if a person can do something about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -58,6 +58,7 @@ class Signs:
     clock           difference between this node's clock and its peers', None if no peer sent its time
     replayed        announcements refused because of their time, since the start
     shut_out        why the node is no member of its private run any more, empty if it is
+    skipped         peers of which no address is dialled, and why, each in a phrase
     home            the flag by which a command names this node: `Home.flag`
     """
 
@@ -77,6 +78,7 @@ class Signs:
     clock: ClockDifference | None = None
     replayed: int = 0
     shut_out: str = ""
+    skipped: Sequence[str] = ()
     home: str = ""
 
 
@@ -93,9 +95,9 @@ def condition(signs: Signs) -> Condition:
         speak = f"{counted(signs.other_protocol, 'peer')} that cannot be worked with: another version of the protocol"
         return Condition(State.ALONE, f"No peers but {speak}. Training alone.", _UPGRADE + signs.home + "` says which.")
     if not signs.peers:
-        return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
+        return Condition(State.ALONE, f"No peers: training alone, and looking for some.{_skipped(signs)}", _ALONE)
     state, how = _REACHED[signs.reachability]
-    reason = f"Training with {counted(signs.peers, 'peer')}{how}."
+    reason = f"Training with {counted(signs.peers, 'peer')}{how}.{_skipped(signs)}"
     if _solved(signs):
         reason += f" The task is solved: pass@1 is {signs.pass_at_1:.2f}, and all completions of a prompt are alike."
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_SHOWN:
@@ -112,6 +114,14 @@ _REACHED = {
     Reachability.OUTBOUND_ONLY: (State.OUTBOUND_ONLY, _OUT),
 }
 SET_CLOCK = "Compare with a clock that is right: `date -u`. If this machine's is wrong: `timedatectl set-ntp true`."
+
+
+def _skipped(signs: Signs) -> str:
+    """A sentence about the first peer of which no address is dialled, and how many more there are."""
+    if not signs.skipped:
+        return ""
+    others = f" And {len(signs.skipped) - 1} more: `ftis-node peers{signs.home}`." if len(signs.skipped) > 1 else ""
+    return f" {signs.skipped[0]}.{others}"
 
 
 def _whose(clock: ClockDifference) -> str:

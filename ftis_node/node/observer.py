@@ -13,7 +13,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.loops import listen
-from ftis_node.node.assembly import check_peers, open_network
+from ftis_node.node.assembly import check_peers, open_lan, open_network
 from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
@@ -120,6 +120,8 @@ class Observer:
         overview = Overview(swarm, run, None, home.swarm_history)
         await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
         stack.push_async_callback(swarm.close)
+        if settings.lan:
+            await open_lan(stack, swarm, run, identity.author, transport, {})
         check_peers(swarm.membership, self._bootstraps, home.path, run)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview

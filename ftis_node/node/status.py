@@ -113,6 +113,8 @@ def signs(
     """
     membership, stepper, roster = parts.swarm.membership, parts.stepper, parts.swarm.roster
     why = roster.shut_out if roster is not None else ""
+    private, skipped = roster is not None, membership.skipped()
+    told = [f"{peer_id(peer)}: {reason}" for peer, reason in skipped.items() if private or not membership.active_view]
     return Signs(
         peers=len(membership.active_view),
         sought=sought,
@@ -130,6 +132,7 @@ def signs(
         clock=membership.sessions.clock_difference(membership.active_view),
         replayed=parts.swarm.gossip.counts[Outcome.REPLAYED],
         shut_out=with_names(why, names) if why else "",
+        skipped=[with_names(one, names) for one in told],
         home=parts.home.flag,
     )
 
@@ -211,7 +214,7 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
         }
         for peer in swarm.membership.active_view.values()
     ]
-    left_out = {**swarm.membership.refused, **swarm.reputation.left_alone()}
+    left_out = {**swarm.membership.skipped(), **swarm.membership.refused, **swarm.reputation.left_alone()}
     rows = [{"id": peer_id(peer), "reason": reason} for peer, reason in left_out.items()]
     observers = [peer_id(peer) for peer, session in swarm.membership.sessions.items() if session.observer]
     return {"peers": peers, "left_out": rows, "observers": observers, "names": names}

@@ -15,7 +15,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
-from ftis_node.observe.answers import Status
+from ftis_node.observe.answers import Peers, Status
 from ftis_node.preflight.case import Finding, Verdict
 from ftis_node.store.home import Home, socket_folder
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
@@ -28,7 +28,7 @@ from ftis_node.swarm.roster import read_book
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.swarm.wire.transport import Unreachable
-from ftis_node.text import counted, duration
+from ftis_node.text import called, counted, duration, with_names
 
 PATIENCE = 5.0  # seconds for peers to send their run; a node that starts waits for `patience`
 KEPT_TRIED = 8  # of the addresses that a home keeps, until one answers
@@ -38,8 +38,8 @@ FORWARD = (
 )
 
 
-def of_a_running_node(status: Status) -> list[Finding]:
-    """Findings about the network from the status of a running daemon."""
+def of_a_running_node(status: Status, known: Peers | None = None) -> list[Finding]:
+    """Findings about the network from the status of a running daemon, and from its peers."""
     found = [_addresses(status.addresses)]
     network = status.network
     if network is None:
@@ -52,6 +52,10 @@ def of_a_running_node(status: Status) -> list[Finding]:
     else:
         advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
         found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
+    if known is not None:
+        for one in known.left_out:
+            text = f"{called(one.id, known.names)} is left out: {with_names(one.reason, known.names)}."
+            found.append(Finding("peer", "warn", text))
     if clock := network.clock:
         found.append(_clock(clock.behind, f"the clocks of {counted(clock.peers, 'peer')}"))
     found.append(_reachability(network.reachability, network.p2pd.reachability if network.p2pd else "unknown"))

@@ -105,6 +105,11 @@ class Book(msgspec.Struct, omit_defaults=True):
         """Where records of this kind are."""
         return self.ended if isinstance(record, Removal) else self.issued
 
+    @property
+    def keys(self) -> list[bytes]:
+        """The founder's key, and all that have a certificate, which may count no more."""
+        return list(dict.fromkeys((self.founder, *(member for tree in self.issued.values() for member in tree))))
+
     def chain(self, certificate: Certificate) -> Chain:
         """A certificate as it is sent, with that of its issuer."""
         above = self.issued.get(self.founder, {}).get(certificate.issuer)

@@ -1,15 +1,20 @@
 """Finding nodes of one local network by mDNS (RFC 6762, RFC 6763), off by default: `join --lan` and `ftis-node runs`.
 
 Answers are words of strangers. Only addresses in the network of the interface that they came in by are taken.
+
+A node of a private run has a random name there, and tells nothing but a code that its members can check: an HMAC (RFC
+2104) under the run's id, which no stranger knows.
 """
 
 import asyncio
 import contextlib
 import functools
+import hmac
 import ipaddress
 import logging
+import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +22,12 @@ from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.config.run import Run
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import RUN_ID_BYTES
 from ftis_node.swarm.addresses import FIRST_PORT, is_plain
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain
 from ftis_node.swarm.identity import author_of, peer_id
+from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.local_networks import Interface, own_interfaces
 
 SERVICE = "_ftis-node._tcp.local."
@@ -29,6 +36,8 @@ NODES_MAX = 256
 ADDRESSES_MAX = 4  # of one node
 TASK_MAX = WORD_MAX = 64
 ANSWER_SECONDS = 3.0
+HIDDEN, NAME_BYTES = b"member", 16  # of a private run's node: the key of its code; its random name
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 64.0  # of codes, all together
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +58,30 @@ class LanNode:
     name: str = ""
 
 
-class Lan:
-    """Tells the local network of an open run's node, and hears of others."""
+@dataclass(frozen=True)
+class HiddenNode:
+    """A node of a private run. name: random. code: see `code_of`. places: multiaddrs without a peer id."""
 
-    def __init__(self, host: str, heard: Callable[[LanNode], None]) -> None:
+    name: str
+    code: bytes
+    places: tuple[str, ...]
+
+
+class Lan:
+    """Tells the local network of a node, and hears of others."""
+
+    def __init__(
+        self,
+        host: str,
+        heard: Callable[[LanNode], None],
+        hidden: Callable[[HiddenNode], None] = lambda node: None,
+    ) -> None:
         """
         Args:
             host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own.
-            heard: called with each node that is found.
+            heard, hidden: called with each node that is found, of open and of private runs.
         """
-        self._host, self._heard = host, heard
+        self._host, self._heard, self._hidden = host, heard, hidden
         self._asking: set[asyncio.Task[None]] = set()
         self._open: list[tuple[AsyncZeroconf, Interface]] = []  # one for each interface
         self._stack = contextlib.AsyncExitStack()
@@ -96,10 +119,14 @@ class Lan:
         told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
         told |= {key: word[:WORD_MAX] for key, word in about.items()}
         for zeroconf, own in self._open:
-            place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{peer}.local."}
-            info = AsyncServiceInfo(SERVICE, f"{peer}.{SERVICE}", properties=told, **place)
-            # Two interfaces in one network tell the same, and nobody else's word keeps this node from telling.
-            await (await zeroconf.async_register_service(info, cooperating_responders=True))
+            await _register(zeroconf, own, peer, port, told)
+
+    async def tell_members(self, run_id: bytes, author: bytes, port: int) -> None:
+        """Tell members of this node's private run where it is; others learn that some node is there, and no more."""
+        for zeroconf, own in self._open:
+            name = os.urandom(NAME_BYTES).hex()
+            code = code_of(run_id, name, _place(own.ip, port), author)
+            await _register(zeroconf, own, name, port, {HIDDEN.decode(): code.hex()})
 
     async def close(self) -> None:
         """Take the own record back and end."""
@@ -121,8 +148,10 @@ class Lan:
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
                 return
-            peer = name.removesuffix(f".{SERVICE}")
-            found = read_node(peer, info.properties, info.parsed_addresses(), info.port, own)
+            short, addresses = name.removesuffix(f".{SERVICE}"), info.parsed_addresses()
+            if HIDDEN in info.properties:
+                return self._hidden(read_hidden(short, info.properties, addresses, info.port, own))
+            found = read_node(short, info.properties, addresses, info.port, own)
         except ValueError as error:
             logger.debug("%s tells nonsense of itself: %s", plain(name, 64), error)
         except Exception as error:  # zeroconf raises anything from a socket error to what its parser raises
@@ -140,17 +169,90 @@ def read_node(
     protocol = (properties.get(b"protocol") or b"").decode("ascii")
     if len(run) != RUN_ID_BYTES or not (protocol.isdigit() and len(protocol) < 4):
         raise ValueError("no run id, or no protocol")
+    near = [f"{place}/p2p/{peer}" for place in _near(addresses, port, own)]
+    task, model, name = (
+        plain((properties.get(key) or b"").decode(errors="replace"), WORD_MAX) for key in (b"task", b"model", b"name")
+    )
+    return LanNode(author, run, task, int(protocol), tuple(near), model, name)
+
+
+def read_hidden(
+    name: str, properties: Mapping[bytes, bytes | None], addresses: Iterable[str], port: int | None, own: Interface
+) -> HiddenNode:
+    """A node of a private run of its service's records; the rest is as in `read_node`."""
+    code = bytes.fromhex((properties[HIDDEN] or b"").decode("ascii"))
+    return HiddenNode(name, code, tuple(_near(addresses, port, own)))
+
+
+def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
+    """What shows members of a run that one who knows its id says where a member is: 32 bytes.
+
+    Place and name are in it, so that nobody else can lead members elsewhere with it.
+    """
+    return hmac.digest(run_id, f"ftis/lan/1 {name} {place} ".encode() + author, "sha256")
+
+
+class MembersOnLan:
+    """Finds the members of a private run among nodes that hide who they are."""
+
+    def __init__(
+        self,
+        run_id: bytes,
+        members: Callable[[], Iterable[bytes]],
+        found: Callable[[bytes, Sequence[str]], None],
+    ) -> None:
+        """
+        Args:
+            members: the keys that may be there. found: called with a member and its addresses.
+        """
+        self._run_id, self._members, self._found = run_id, members, found
+        self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
+        self._unknown: Bounded[str, HiddenNode] = Bounded(ASKED_MAX)  # by name
+        self._tried: frozenset[bytes] = frozenset()
+
+    def hear(self, node: HiddenNode) -> None:
+        """Take a node if it is a member; else keep it in mind, for members become known later too."""
+        if self._checks.take(b"") and not self._recognise(node, self._members()):
+            self._unknown[node.name] = node
+
+    def look(self) -> None:
+        """Try the members that became known since the last time."""
+        now = frozenset(self._members())
+        new, self._tried = now - self._tried, now
+        for node in list(self._unknown.values()) if new else ():
+            if self._recognise(node, new):
+                del self._unknown[node.name]
+
+    def _recognise(self, node: HiddenNode, members: Iterable[bytes]) -> bool:
+        for member in members:
+            own = [place for place in node.places if code_of(self._run_id, node.name, place, member) == node.code]
+            if own:
+                self._found(member, [f"{place}/p2p/{peer_id(member)}" for place in own])
+                return True
+        return False
+
+
+def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[str]:
+    """The multiaddrs without a peer id, in an interface's network. Raises ValueError if there is none of this port."""
     if port is None or not FIRST_PORT <= port < 1 << 16:
         raise ValueError(f"port {port}")
     near = []
     for place in map(ipaddress.ip_address, addresses):
-        text = f"/ip{place.version}/{place}/tcp/{port}/p2p/{peer}"
-        if place in own.network and place != own.network.broadcast_address and "%" not in text and is_plain(text):
+        text = _place(place, port)
+        if place in own.network and place != own.network.broadcast_address and "%" not in text:
             near.append(text)
-    task, model, name = (
-        plain((properties.get(key) or b"").decode(errors="replace"), WORD_MAX) for key in (b"task", b"model", b"name")
-    )
-    return LanNode(author, run, task, int(protocol), tuple(near[:ADDRESSES_MAX]), model, name)
+    return [text for text in near if is_plain(f"{text}/p2p/peer")][:ADDRESSES_MAX]
+
+
+def _place(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> str:
+    return f"/ip{host.version}/{host}/tcp/{port}"
+
+
+async def _register(zeroconf: AsyncZeroconf, own: Interface, name: str, port: int, told: dict[str, str]) -> None:
+    place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{name}.local."}
+    info = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", properties=told, **place)
+    # Two interfaces in one network tell the same, and nobody else's word keeps this node from telling.
+    await (await zeroconf.async_register_service(info, cooperating_responders=True))
 
 
 async def look_around(host: str, seconds: float) -> list[LanNode]:

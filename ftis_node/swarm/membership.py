@@ -297,6 +297,10 @@ class Membership:
         session = self.sessions.get(peer)
         return session.limits if session is not None and self.welcomes(peer) else None
 
+    def skipped(self) -> dict[bytes, str]:
+        """By peer that may be one of this node's: why none of its addresses is dialled."""
+        return {peer: why for peer, why in self.addresses.skipped().items() if self.welcomes(peer)}
+
     def observes(self, peer: bytes) -> bool:
         """Whether the peer shook hands as an observer."""
         session = self.sessions.get(peer)

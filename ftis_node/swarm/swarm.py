@@ -219,6 +219,10 @@ class Swarm:
         """Take addresses of this run's nodes that mDNS named."""
         self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
+    def hear_member_on_lan(self, member: bytes, addresses: Sequence[str]) -> None:
+        """Take addresses of a member of this private run, from mDNS: as if it had named them itself."""
+        self._greet_if(self.membership.addresses.hear(addresses, member))
+
     def wake(self) -> None:
         """Wake the loops because the node wants more."""
         self._news()

@@ -248,6 +248,7 @@ async def member(
     number: int,
     path: Path,
     bootstraps: list[str] | None = None,
+    given: Sequence[str] = (),
     *,
     cache: bool = False,
     unix: Callable[[], float] = lambda: 0.0,
@@ -292,7 +293,7 @@ async def member(
         )
         swarm.interval = swarm.idle = 0.1
         node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)
-        await swarm.start(bootstraps or [])
+        await swarm.start(bootstraps or [], (), given)
         try:
             yield node
         finally:
