@@ -1,6 +1,9 @@
 """Which addresses are dialled hangs on who named them; and what others sent is never taken for the owner's own word."""
 
 import asyncio
+import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,13 @@ from ftis_node.errors import UsageError
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import agreed, remember_files
 from ftis_node.store.home import Home
+from ftis_node.swarm.address_book import AddressBook
+from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import invite, read_line
+from ftis_node.swarm.places import CHECKS_AT_ONCE, Place, Places
+from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire import libp2p
-from ftis_node.swarm.wire.transport import Unreachable
+from ftis_node.swarm.wire.transport import Listening, Unreachable
 from ftis_node.text import called
 from tests.support.cli import refused
 from tests.support.daemons import run_cli
@@ -95,3 +102,92 @@ async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_
     place.task_files.unlink()
     place.store.touch()
     assert agreed(place, run.id), "a node of an earlier version"
+
+
+ROOM = """
+mount -t sysfs sysfs /sys
+ip link set lo up; ip link add d1 type veth peer name e1; ip link set e1 up; ip addr add 10.1.0.1/16 dev d1
+ip -6 addr add fd00:1::1/64 dev d1 nodad; ip link set d1 up; ip route add default via 10.1.0.254
+for n in docker0 cluster; do ip link add $n type bridge; ip link set $n up; done
+ip addr add 172.17.0.1/16 dev docker0; ip addr add 10.1.0.65/28 dev cluster
+"""
+NEAR = ["/ip4/10.1.0.9/tcp/4001", "/ip4/10.1.0.9/udp/1024/quic-v1", "/ip6/fd00:1::9/tcp/4001"]
+FAR = {
+    "outside the networks": [
+        "/ip4/10.1.1.9/tcp/4001",
+        "/ip4/192.168.1.9/tcp/4001",
+        "/ip6/fd00:2::9/tcp/4001",
+        "/ip6/64:ff9b::a01:9/tcp/4001",
+    ],
+    "container bridge": ["/ip4/10.1.0.70/tcp/4001"],
+    "gateway": ["/ip4/10.1.0.254/tcp/4001"],
+    "this machine itself": ["/ip4/10.1.0.1/tcp/4001", "/ip6/fd00:1::1/tcp/4001"],
+    "a port from 1024": ["/ip4/10.1.0.9/tcp/443"],
+    "no host": ["/ip4/10.1.0.255/tcp/4001"],
+    "plain address": [
+        "/ip4/127.0.0.1/tcp/4001",
+        "/ip4/169.254.169.254/tcp/4001",
+        "/ip4/10.1.0.9/tcp/22",
+        "/dns4/router.lan/tcp/4001",
+        f"/ip4/10.1.0.9/tcp/4001/p2p/{identity(1).peer_id}/p2p-circuit",
+    ],
+}
+
+
+def weigh() -> None:
+    """In a room: prints each address that is not dialled as it should be."""
+    peer, other = identity(2), identity(3)
+    for private, referrer, near in (
+        (True, peer.author, True),
+        (True, other.author, False),
+        (False, peer.author, False),
+    ):
+        sessions = Sessions({})
+        book = AddressBook(EVE.author, Listening(Path(), Path()), {}, sessions, random.Random(1), None, private)
+        for text in NEAR:
+            if book.may_dial(f"{text}/p2p/{peer.peer_id}", referrer) is not near:
+                print(private, text, near)
+        for why, texts in FAR.items():
+            for text in texts:
+                book.hear([f"{text}/p2p/{peer.peer_id}"], referrer)
+                told = book.skipped().get(peer.author, "")
+                if book.to_dial(peer.author) or (near and f"{text.partition('/p2p/')[0]} is not dialled: " not in told):
+                    print(private, text, told)
+                elif near and why not in told:
+                    print(text, told)
+
+
+LINE = ["unshare", "-n", "-m", "sh", "-ec", ROOM]
+
+
+@pytest.mark.skipif(subprocess.run(LINE, capture_output=True).returncode != 0, reason="needs root and ip")
+def test_row_78_a_members_own_word_leads_into_the_local_networks_and_nowhere_else() -> None:
+    program = "from tests.test_dialling import weigh; weigh()"
+    line = [*LINE[:-1], f'{ROOM}exec "$@"', "sh", sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
+    ann, ben, stranger = identity(1), identity(2), identity(3)
+    run = make_run()
+    places = Places(run.id, EVE, lambda key: key in (ann.author, ben.author))
+
+    def place(who: Identity, at: int, signer: Identity | None = None, dial: str = "10.1.0.9", **other: Any) -> bytes:
+        fields = {"run_id": run.id, "member": who.author, "issued_at": at, "dial": (f"/ip4/{dial}/tcp/4001",)} | other
+        return Place(**fields).signed_by(signer or who).encoded
+
+    def heard(data: bytes, peer: Identity = ben) -> list[str]:
+        return [text for found in places.hear([data], 1, peer.author) for text in found.addresses]
+
+    assert heard(place(ann, 5)) == [f"/ip4/10.1.0.9/tcp/4001/p2p/{ann.peer_id}"]
+    forged, older, again = place(ann, 9, ben), place(ann, 4, dial="10.1.0.7"), place(ann, 5)
+    of_strangers = place(stranger, 9), place(ann, 9, run_id=bytes(16)), place(EVE, 9), b"nonsense", bytes(5000)
+    assert not any(map(heard, (forged, older, again, *of_strangers)))
+    assert heard(older, ann) and heard(place(ann, 6, dial="10.1.0.8")), "its own clock may have been set back"
+    assert Place(run_id=run.id, member=ann.author, issued_at=6, dial=("/ip4/10.1.0.8/tcp/4001",)).signed_by(
+        ann
+    ) == places.of(ann.author)
+    for _ in range(2 * int(CHECKS_AT_ONCE)):
+        heard(place(ann, 99, ben), stranger)
+    assert not heard(place(ann, 7), stranger) and heard(place(ann, 7), ben), "the liar's budget is used up, no other's"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.cli import runs as runs_command
 from ftis_node.cli.runs import NONE_FOUND, by_run, the_run
@@ -21,7 +21,17 @@ from ftis_node.errors import UsageError
 from ftis_node.swarm.address_book import LAN_MAX
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, look_around, read_node
+from ftis_node.swarm.lan import (
+    ADDRESSES_MAX,
+    SERVICE,
+    TASK_MAX,
+    HiddenNode,
+    Lan,
+    LanNode,
+    MembersOnLan,
+    look_around,
+    read_node,
+)
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import Join
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
@@ -147,12 +157,64 @@ def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(j
     asyncio.run(begin())
 
 
-async def test_a_private_run_is_never_named() -> None:
+async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
+    """All that a stranger can read of the services here."""
+    listener = AsyncZeroconf(interfaces=[HERE])
+
+    async def ask(service: str) -> None:
+        info = AsyncServiceInfo(SERVICE, service)
+        if await info.async_request(listener.zeroconf, 3000):
+            found.extend((key, word, f"{service} {info.server}") for key, word in info.properties.items())
+
+    asking: list[asyncio.Future[None]] = []
+
+    def noticed(*, name: str, **_: object) -> None:
+        asking.append(asyncio.ensure_future(ask(name)))
+
+    browser = AsyncServiceBrowser(listener.zeroconf, SERVICE, handlers=[noticed])
+    try:
+        await eventually(lambda: bool(found), "it is heard")
+    finally:
+        await browser.async_cancel()
+        await asyncio.gather(*asking)
+        await listener.async_close()
+
+
+async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_else_learns_of_them() -> None:
     private = make_run(founder=ANN.peer_id)
-    async with telling() as lan:
+    known: list[bytes] = []
+    met: list[tuple[bytes, list[str]]] = []
+    strangers: list[HiddenNode] = []
+    inside = MembersOnLan(private.id, lambda: known, lambda member, at: met.append((member, list(at))))
+    outside = MembersOnLan(RUN.id, lambda: [ANN.author, BEN.author], lambda *_: pytest.fail("another run's id"))
+    listener, lan = Lan(HERE, strangers.append, strangers.append), Lan(HERE, strangers.append)  # type: ignore[arg-type]
+    read: list[tuple[bytes, bytes | None, str]] = []
+    try:
+        await listener.start()
+        await lan.start()
         with pytest.raises(ValueError, match="private"):
             await lan.tell(private, ANN.author, 4001)
+        await lan.tell_members(private.id, ANN.author, 4001)
+        await eventually(lambda: bool(strangers), "a node without a name")
+        (there,) = strangers
+        inside.hear(there)
+        outside.hear(there)
+        assert not met, "not a member as far as is known"
+        known += [BEN.author, ANN.author]
+        inside.look()
+        assert met == [(ANN.author, [f"/ip4/{HERE}/tcp/4001/p2p/{ANN.peer_id}"])]
+        for replayed in (replace(there, places=("/ip4/127.0.0.9/tcp/4001",)), replace(there, name="0" * 32)):
+            inside.hear(replayed)
+        inside.look()
+        assert len(met) == 1, "what a member told leads nowhere else"
+        await listen_in(read)
+        assert [key for key, *_ in read] == [b"member"] and there.name in read[0][2]
+        for secret in (private.id.hex(), ANN.peer_id, private.task):
+            assert secret not in str(read)
         assert private.id not in {one.run for one in await look_around(HERE, 1.0)}
+    finally:
+        for one in (lan, listener):
+            await one.close()
 
 
 async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:

@@ -76,9 +76,10 @@ def net(
         known = ask(at.api_socket(), "/peers", Peers) if status else None
     except UserError:
         status = known = None
-    found = (
-        iter(of_a_running_node(status, known)) if status else looked_around(look_around(chosen, at, addresses, seconds))
-    )
+    if status is not None:
+        found = iter(of_a_running_node(status, known))
+    else:
+        found = looked_around(look_around(chosen, at, addresses, seconds))
     raise typer.Exit(_report(found, json=json))
 
 

@@ -188,12 +188,8 @@ def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Fa
 
 
 def _of_peers(peers: Mapping[str, Any]) -> Iterator[Family]:
-    left_out = _family(
-        "gauge",
-        "peers_left_out",
-        "Peers that are left alone: banned, of another run, or at addresses that are not dialled.",
-        [],
-    )
+    why = "banned, of another run, or at addresses that are not dialled"
+    left_out = _family("gauge", "peers_left_out", f"Peers that are left alone: {why}.", [])
     left_out.add_metric([], len(peers["left_out"]))
     yield left_out
     shown = peers["peers"][:PEERS_MAX]

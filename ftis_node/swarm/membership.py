@@ -166,7 +166,7 @@ class Membership:
             return False
         try:
             if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
-                raise Unreachable("no address of it is known, or none that this node dials")
+                raise Unreachable(known.skipped().get(peer, "no address of it is known"))
             await self._transport.connect(peer, addresses)
             links = (await self._links()).get(peer, [])
             if peer in known.named:  # its address may be a host name: the connection shows the network
