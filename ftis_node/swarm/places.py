@@ -17,7 +17,7 @@ from ftis_node.swarm.limits import Bounded, Budgets
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
 DIAL_MAX = 4
-PLACE_BYTES_MAX = 1024
+PLACE_BYTES_MAX = 512
 KEPT_MAX = 256
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 1.0, 64.0  # of signatures, of each peer that passes places on
 
