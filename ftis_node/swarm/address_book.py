@@ -251,8 +251,9 @@ class AddressBook:
         if not why:
             self._skipped.pop(address, None)
         elif address not in self._skipped:
+            if len(self._skipped) < PASSIVE_VIEW_MAX:  # strangers may name any number
+                logger.info("%s is not dialled: %s.", address, why)
             self._skipped[address] = why
-            logger.info("%s is not dialled: %s.", address, why)
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
