@@ -62,6 +62,24 @@ def test_in_the_end_everything_arrives_however_much_there_is(announcements: int,
     assert known <= {(known.announcement.author, known.announcement.round) for known in bob.gossip.table}
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice: Talker, bob: Talker, lost: int) -> None:
+    alice.fill(OWN.mentions)
+    bob.exchange(alice)
+    bob.now += gossip.ASKED_SECONDS
+    bob.exchange(alice)
+    assert len(bob.gossip.table) == OWN.mentions
+    more = [identity(5000 + number) for number in range(5)]
+    alice.hear([entry(made_by(who, packets=1)) for who in more[:1]], MALLORY.author)
+    bob.exchange(alice, lost=lost)
+    alice.hear([entry(made_by(who, packets=1)) for who in more[1:2]], MALLORY.author)
+    bob.now += gossip.ASKED_SECONDS
+    assert bob.exchange(alice).mentions <= 2, "what came before has come"
+    bob.now += gossip.ASKED_SECONDS
+    bob.exchange(alice)
+    assert all(bob.knows(made_by(who, packets=1)) for who in more[:2])
+
+
 def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker) -> None:
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)

@@ -7,6 +7,7 @@ import pytest
 
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import MET_MAX
+from ftis_node.swarm.sessions import LOOKS_ON
 from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets
 from tests.support.swarm import OTHER_RUN, identity
 from tests.support.talkers import BOB, CAROL, MALLORY
@@ -121,6 +122,14 @@ async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog: pytes
     lan, name = (one.getMessage() for one in caplog.records if one.name.endswith("address_book"))
     assert at(LAN) in lan and "outside the networks" in lan and "--peers" in lan
     assert at("/dns4/node.example") in name and "owner" in name
+
+
+def test_a_peer_that_was_named_and_looks_on_is_kept(tmp_path: Path) -> None:
+    alice = Alone(cache=tmp_path / "peers.json")
+    alice.addresses.trust([at(LAN, BOB)])
+    alice._refuse(BOB.author, LOOKS_ON)
+    alice.save_cache()
+    assert Alone(cache=tmp_path / "peers.json").addresses.trust([]) == [at(LAN, BOB)]
 
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:

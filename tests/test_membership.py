@@ -1,5 +1,6 @@
 """Peers of one run meet, others part politely, and what strangers say about addresses is kept small and plain."""
 
+import asyncio
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
-from ftis_node.swarm.addresses import NetworkScope
+from ftis_node.swarm.addresses import NetworkScope, parse_address
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.limits import OWN, Budgets, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE
@@ -202,7 +203,12 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name(own: dict[str,
         assert alice.addresses.hear([at(place, who)], MALLORY.author) is (place in taken)
 
 
-async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
+async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def elsewhere(*_: object, **__: object) -> list[Any]:
+        return [(2, 1, 6, "", ("8.8.4.4", 0))]
+
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
         alice.addresses.scope = NetworkScope("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
@@ -210,8 +216,25 @@ async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_pat
         assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
         alice.addresses.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
         assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "and a name neither"
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "getaddrinfo", elsewhere)
+            assert await alice.greet(BOB.author)
+        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "Bob came through a proxy"
         assert await alice.greet(BOB.author)
         assert alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author)
+
+
+def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice: Alone) -> None:
+    owned = [address(identity(number)) for number in range(20, 24)]
+    alice.addresses.hear(alice.addresses.trust(owned))
+    named = [identity(number) for number in range(100, 220)]
+    for number, who in enumerate(named):
+        alice.addresses.hear([address(who)], identity(number % 8).author)
+    crowd(alice, 1000, 800)
+    assert all(who.author in alice.addresses for who in named), "these have one referrer's part"
+    for number in range(1000):
+        alice.addresses.hear([address(identity(5000 + number))], identity(number % 50).author)
+    assert all(parse_address(text)[1] in alice.addresses for text in owned), "the owner's are never drawn"
 
 
 async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
-from ftis_node.store.packets import PacketStore
+from ftis_node.store.packets import SEEN_BYTES, PacketStore
 from tests.support.clock import Clock
 from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
@@ -146,7 +146,7 @@ def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
 def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: set[int], repeat: set[int]) -> None:
     content = made(ALICE, 0)[0]
     with tempfile.TemporaryDirectory() as directory:
-        store = opened(Path(directory), quota=quota)
+        store = opened(Path(directory), quota=quota + SEEN_BYTES)
         model: list[bytes] = []
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
@@ -158,7 +158,7 @@ def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: 
                 model.pop(0)
             if number in reopen:
                 store.close()
-                store = opened(Path(directory), quota=quota)
+                store = opened(Path(directory), quota=quota + SEEN_BYTES)
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
             assert store.holds(packet_digest(body)) is (body in model)
@@ -182,7 +182,7 @@ def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: 
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000
     both = [(content, body), (Group(ALICE, 0, content.packet, packet_digest(big), big), big)]
-    store = opened(tmp_path, quota=len(body) + len(big))
+    store = opened(tmp_path, quota=2 * SEEN_BYTES + len(body) + len(big))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 10}")
     for _ in range(3):

@@ -332,8 +332,14 @@ def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(c
     assert pulled_a_step() == 48
 
 
-def test_of_two_holders_the_one_that_delivered_less_lately_is_asked_more(clock: Clock) -> None:
+@pytest.mark.parametrize("delivered", [4, 400])
+def test_row_69_of_two_holders_who_delivered_less_lately_is_asked_more_but_four_times_at_most(
+    clock: Clock, delivered: int
+) -> None:
     reputation, rng = Reputation(clock), random.Random(0)
-    for _ in range(4):
+    for _ in range(delivered):
         reputation.delivered(BOB)
-    assert Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[BOB] < 100
+    assert 40 < Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[BOB] < 100
+    for _ in range(3):
+        reputation.failed(ALICE)
+    assert Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[ALICE] < 50, "a fault weighs more"

@@ -137,6 +137,46 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     await gets(again, made)
 
 
+async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_packet(
+    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await swarms.meeting(2)
+    made = first.make(4)
+    await gets(second, made)
+    await swarms.leave(first)
+    serve, asked = second.pulling.uploads.serve, list[int]()
+
+    async def at_times(
+        request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
+    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        asked.append(len(request.digests))
+        if len(asked) < 5:
+            raise ConnectionError("it is away")
+        busy = len(asked) < 8
+        async for chunk in serve(request, peer, may=may and not busy):
+            yield chunk
+
+    monkeypatch.setattr(second.pulling.uploads, "serve", at_times)
+    third = await swarms.join(3, second)
+    await gets(third, made)
+    assert len(asked) >= 8
+
+
+async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_disk(swarms: Swarms) -> None:
+    made = (first := await swarms.join(1)).make(3)
+    for _ in range(2):
+        await swarms.leave(first)
+        first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    await gets(second, made)
+    assert second.swarm.reputation.banned(first.author) is None
+    await swarms.leave(second)
+    second = await swarms.join(2, first)
+    await eventually(lambda: any(known.have for known in second.swarm.gossip.table), "it knows what it has")
+    await swarms.leave(first)
+    await gets(await swarms.join(3, second), made)
+
+
 # --- who is to blame --------------------------------------------------------------------------------------------------
 
 

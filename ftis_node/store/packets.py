@@ -24,6 +24,8 @@ CREATE TABLE IF NOT EXISTS seen (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
 """
+_ANNOUNCED = "CREATE TABLE IF NOT EXISTS announced (run BLOB NOT NULL, data BLOB NOT NULL, at REAL NOT NULL)"
+SEEN_BYTES = 160  # that a key takes on the disk, with its indices
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
 RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk; no more than there
@@ -143,7 +145,9 @@ class PacketStore:
                     for step in steps:
                         step(self._db)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
-            self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
+            self._db.execute(_ANNOUNCED)  # earlier versions leave it alone
+            size = f"coalesce(sum(size), 0) + {SEEN_BYTES} * (SELECT count(*) FROM seen)"
+            self._bytes = int(self._db.execute(f"SELECT {size} FROM packets").fetchone()[0])
             stored, seen = "(SELECT max(stored) FROM packets)", "(SELECT max(at) FROM seen)"
             latest = self._db.execute(f"SELECT max(coalesce({stored}, 0), coalesce({seen}, 0))").fetchone()[0]
             self._zero = max(time.time(), float(latest)) - boot_seconds()
@@ -176,7 +180,8 @@ class PacketStore:
             self.take_round(self._rounds.upcoming())
 
     def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
-        """Keep admitted packets with their bytes, the oldest making room once the quota is reached.
+        """Keep admitted packets with their bytes, the oldest making room once the quota is reached, which keys that are
+        seen count against too.
 
         ages: seconds since their authors made them; without any they are new.
         """
@@ -190,7 +195,9 @@ class PacketStore:
                 ).rowcount
                 self._bytes += len(body) * added
                 if not own:
-                    self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now - age))
+                    row = (*key, "admitted", now - age)
+                    new = self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
+                    self._bytes += SEEN_BYTES * new
             self._make_room()
         free, pages = (self._db.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
         if 2 * free > pages:  # the quota was reduced: 4 MiB at a time go back to the disk
@@ -226,8 +233,24 @@ class PacketStore:
         now = self._now()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
         with self._durably() if fate == "trained" else self._transaction():
+            new = self._db.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows).rowcount
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,))
+            gone = self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,)).rowcount
+            self._bytes += SEEN_BYTES * (max(0, new) - gone)
+            self._make_room()
+
+    def announced(self, data: bytes) -> None:
+        """Keep an announcement of this node's, as it was signed, for its next starts."""
+        now = self._now()
+        with self._transaction():
+            self._db.execute("DELETE FROM announced WHERE at < ?", (now - SEEN_SECONDS,))
+            self._db.execute("INSERT INTO announced VALUES (?, ?, ?)", (self.run_id, data, now))
+
+    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]:
+        """This node's announcements of so many seconds, and their ages, the oldest first."""
+        now = self._now()
+        query = "SELECT data, at FROM announced WHERE run = ? AND at >= ? ORDER BY at"
+        return [(bytes(data), max(0.0, now - at)) for data, at in self._db.execute(query, (self.run_id, now - max_age))]
 
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
         """Foreign packets that were admitted and never settled, for a resumed pool: (author, body, seconds since it was

@@ -22,6 +22,7 @@ PASSIVE_VIEW_MAX = 256
 REFERRER_PART = 8  # one peer can name at most one in so many of the candidates
 ADDRESSES_TOLD = 2
 LAN, LAN_MAX = b"lan", 64  # who names what was heard on the local network; addresses from there
+SELF = b"self"  # who named all those that came by themselves
 PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
@@ -140,6 +141,10 @@ class AddressBook:
         self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
         return found
 
+    def names_of(self, peer: bytes) -> list[str]:
+        """The addresses at which this node's owner named this peer."""
+        return [text for text in self._known.peers if peer_at(text) == peer]
+
     def recall(self) -> None:
         """Add the peers of previous starts to the candidates: these claimed their addresses themselves."""
         self.hear(self._known.met)
@@ -217,7 +222,7 @@ class AddressBook:
         """
         if peer in self._view or not self._sessions.met(peer):
             return False
-        candidate = self._passive_view.get(peer) or self._add(peer)
+        candidate = self._passive_view.get(peer) or self._add(peer, SELF)
         candidate.alive = True
         return not self._wait(candidate)
 
@@ -300,7 +305,7 @@ class AddressBook:
             if found:
                 self.referrers.note(candidate.referrer, met=True)
         if claims:
-            self._claimed(peer, claims)
+            self._claimed(peer, claims, found)
 
     def failed(self, peer: bytes, *, up: bool) -> int:
         """Schedule another greeting of a candidate, or forget it until it is named again. Return how many failed in a
@@ -320,10 +325,11 @@ class AddressBook:
             self.forget(peer)
         return candidate.failures
 
-    def lost(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """Make a peer of the view a candidate again. Others may have named a newer address, or false ones."""
+    def lost(self, peer: bytes, addresses: Sequence[str], *, found: bool) -> None:
+        """Make a peer of the view a candidate again, which this node has found, or not. Others may have named a newer
+        address, or false ones."""
         named = self._addresses(peer)
-        own = self._claimed(peer, addresses)
+        own = self._claimed(peer, addresses, found)
         own.addresses = _own_first(peer, named | own.addresses)
 
     def refused(self, peer: bytes) -> None:
@@ -342,20 +348,25 @@ class AddressBook:
         candidate = self._passive_view.get(peer)
         return candidate.addresses if candidate is not None else {}
 
-    def _claimed(self, peer: bytes, addresses: Sequence[str]) -> _Candidate:
+    def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
         """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
-        self.forget(peer)
-        made = self._add(peer)
+        before = self._passive_view.pop(peer, None)
+        referrer = None if found else SELF
+        if before is not None:
+            referrer = before.referrer
+        made = self._add(peer, referrer)
         made.addresses = {text: None if text in self._trusted else peer for text in addresses}
         return made
 
     def _add(self, peer: bytes, referrer: bytes | None = None) -> _Candidate:
-        """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one."""
-        named = [one for one, it in self._passive_view.items() if referrer is not None and it.referrer == referrer]
+        """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one, but none that
+        this node's owner named."""
+        others = [one for one in self._passive_view if one not in self.owners]
+        named = [one for one in others if referrer is not None and self._passive_view[one].referrer == referrer]
         if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:
-            self.forget(self._rng.choice(list(self._passive_view)))
+            self.forget(self._rng.choice(others))
         made = self._passive_view[peer] = _Candidate(referrer)
         return made
 

@@ -141,6 +141,11 @@ def host_and_port(address: str) -> tuple[IPv4Address | IPv6Address | None, int]:
     return _place(host[1]), int(found[1] or found[2])
 
 
+def host_of(address: str) -> str:
+    """The host in a multiaddr: an IP address, or a name."""
+    return (*address.split("/"), "", "")[2]
+
+
 def varied(addresses: Iterable[str], most: int) -> list[str]:
     """Pick at most `most` of these ranked addresses, taking turns between scopes and families (IPv4, IPv6). So peers
     with one family only, or in the same private network, can dial one of them too."""

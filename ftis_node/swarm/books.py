@@ -93,8 +93,8 @@ class Holder:
     failures: int = 0
     fakes: int = 0
     lies: Counter[str] = field(default_factory=Counter)
-    # failures, fakes and lies; answers at a quarter
-    lately: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))
+    faults: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # failures, fakes and lies
+    served: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # packets, and other answers
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     ban: Ban = field(default_factory=Ban)
 

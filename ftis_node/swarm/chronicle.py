@@ -13,6 +13,7 @@ from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 
 NODES_MAX = 512
+LEAVING = 32  # that make room together
 HISTORY_ROWS, NODE_ROWS = 400, 96  # of the trends of the swarm and of each node
 Spares = Callable[[bytes], bool]  # whether an author keeps its entry, whoever else comes
 
@@ -72,21 +73,23 @@ class Chronicle(msgspec.Struct):
         nodes = self.nodes
         if author not in nodes:
             if len(nodes) >= NODES_MAX:
-                del nodes[self._least(heard - PRESENT_SECONDS, spares)]
+                self._make_room(heard - PRESENT_SECONDS, spares)
             nodes[author] = Seen(heard, heard, first_sender)
         nodes[author].heard = max(nodes[author].heard, heard)
         return nodes[author]
 
-    def _least(self, present: float, spares: Spares) -> bytes:
-        """Who is silent for longest, if it is not present; else the newest of the first sender that named most, or of
-        all if each names itself only: floods evict themselves."""
+    def _make_room(self, present: float, spares: Spares) -> None:
+        """Drop some at once, since a flood brings thousands: those silent for longest that are not present; else the
+        newest of the first sender that named most, or of all if each names itself only. So floods evict themselves."""
         nodes = self.nodes
-        oldest = min(nodes, key=lambda known: nodes[known].heard)
-        if nodes[oldest].heard <= present:
-            return oldest
-        others = [author for author in nodes if not spares(author)] or list(nodes)
-        named = Counter(nodes[author].first_sender for author in others)
-        return max(others, key=lambda author: (named[nodes[author].first_sender], nodes[author].first))
+        going = sorted((one for one in nodes if nodes[one].heard <= present), key=lambda one: nodes[one].heard)
+        if not going:
+            others = [author for author in nodes if not spares(author)] or list(nodes)
+            named = Counter(nodes[author].first_sender for author in others)
+            others.sort(key=lambda author: (named[nodes[author].first_sender], nodes[author].first))
+            going = others[: -LEAVING - 1 : -1]
+        for author in going[:LEAVING]:
+            del nodes[author]
 
     def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: Spares = lambda _: False) -> None:
         """Keep a report, unless it is older than the one of its author that is here."""

@@ -4,6 +4,7 @@ Rows are drawn from (run, epoch, slot), without the author. The epoch is `issued
 is the author's time when it drew the round's rows, and signed.
 """
 
+from array import array
 from collections.abc import Mapping
 
 from ftis_node.config.run import Run
@@ -15,6 +16,7 @@ from ftis_node.swarm.limits import Bounded
 TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate
 AUTHORS_MAX = 4096  # authors of whom is remembered what they answered
 EPOCHS_MAX = 2 * TOLERANCE + 1  # of an author
+NO_ROUND = 2**64 - 1  # which nobody takes up (`swarm.rounds`)
 
 
 class OwnSlots:
@@ -53,8 +55,8 @@ class Answered:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        # author → epoch → a bit mask of slots
-        self._slots: Bounded[bytes, Bounded[int, int]] = Bounded(AUTHORS_MAX)
+        # author → epoch → by slot, the round that answered it
+        self._rounds: Bounded[bytes, Bounded[int, array[int]]] = Bounded(AUTHORS_MAX)
 
     def in_time(self, announcement: Announcement, age: float) -> bool:
         """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""
@@ -62,12 +64,18 @@ class Answered:
         return abs(apart) <= TOLERANCE or all(ref.slot >= self._run.common for ref in announcement.packets)
 
     def refused(self, announcement: Announcement) -> int:
-        """Note a new announcement. Return a bit mask of its packets in common slots that its author has answered."""
+        """Note an announcement. Return a bit mask of its packets in common slots that another round of its author has
+        answered."""
         common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self._run.common}
         if not common:
             return 0
-        epoch = self._run.epoch_at(announcement.issued_at)
-        epochs = self._slots.setdefault(announcement.author, Bounded(EPOCHS_MAX))
-        before = epochs.get(epoch, 0)
-        epochs[epoch] = before | sum(1 << slot for slot in common.values())
-        return sum(1 << index for index, slot in common.items() if before >> slot & 1)
+        epochs = self._rounds.setdefault(announcement.author, Bounded(EPOCHS_MAX))
+        fresh = array("Q", [NO_ROUND]) * self._run.common
+        rounds = epochs.setdefault(self._run.epoch_at(announcement.issued_at), fresh)
+        refused = 0
+        for index, slot in common.items():
+            if rounds[slot] == NO_ROUND:
+                rounds[slot] = announcement.round
+            if rounds[slot] != announcement.round:
+                refused |= 1 << index
+        return refused

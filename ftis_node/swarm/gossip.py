@@ -13,7 +13,7 @@ from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.known import Known, Outcome, announcement_id
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions
+from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions, Told
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.table import Table
 
@@ -53,6 +53,7 @@ class Gossip:
         decode: Callable[..., Announcement] = decode_announcement,
         welcomes: Callable[[bytes], bool] = lambda author: True,
         sessions: Sessions | None = None,
+        holds: Callable[[bytes], bool] = lambda digest: False,
     ) -> None:
         """
         Args:
@@ -60,7 +61,7 @@ class Gossip:
             welcomes: whether an author may take part; in a private run, whether it is a member.
             reputation: nothing new of a banned author is taken.
             seen: whether the node has processed a group (author, round, slot), also before a restart.
-            news: called when there may be more to pull.
+            news: called when there may be more to pull. holds: whether the node has a packet of this digest.
             decode: reads an announcement; a simulation of many nodes reads each only once.
             sessions: what is remembered of each peer.
         """
@@ -71,7 +72,7 @@ class Gossip:
         self._own = own
         self._answered = Answered(run)
         self._reputation = reputation
-        self._seen = seen
+        self._seen, self._holds = seen, holds
         self._news = news
         self._decode, self._welcomes = decode, welcomes
         self._sessions = Sessions() if sessions is None else sessions
@@ -92,61 +93,92 @@ class Gossip:
             known.done = known.every
             self._newest = known
 
+    def recall(self, data: bytes, age: float) -> None:
+        """Add an own announcement of an earlier start, made so many seconds ago, with the packets that are left."""
+        announcement = self._decode(data, max_packets=self._run.slots)
+        self.table.add(announcement, data, age=age, first_sender=None)
+        known = self.table.get(announcement.author, announcement.round)
+        if known is not None:
+            known.obtained(sum(1 << index for index, ref in enumerate(announcement.packets) if self._holds(ref.digest)))
+            known.done = known.every
+
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
         wanted, session = self._want(peer, limits, reserve=True), self._sessions[peer]
+        again, latest = session.missed or session.forgot, session.missed and not session.forgot
+        session.missed = session.forgot = False
         session.asked = self.table.clock()
         pushed, mentions = self._tell(peer, limits, limits.entries)
-        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=session.unsure)
+        session.request = Told(_ids(pushed, mentions))
+        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again, latest=latest)
 
     def answer(
         self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
     ) -> ftis_pb2.ExchangeResponse:
         """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
         for is read."""
+        session = self._sessions[peer]
         if request.again:
+            self._take_back(peer, session.answer)
+        if request.again and not request.latest:
             self.table.untell(peer)
-        given, session = self._give(request.wanted, peer, limits), self._sessions[peer]
-        owed, session.owed = session.owed, 0
-        if not observer:
-            self._hear(request, peer, owed)
+        session.answer = Told()
+        given = self._give(request.wanted, peer, limits)
+        owed, session.owed = session.owed, []
+        left = not observer and self._hear(request, peer, len(owed))
+        for id in () if request.again else owed:  # it has read that this node wants them, and did not give them
+            lacking = session.lacking.get(id)
+            if lacking is not None:
+                lacking.asks += 1
+                if lacking.asks == ASKS_MAX:
+                    del session.lacking[id]
         if limits.room <= 0:
-            return ftis_pb2.ExchangeResponse()
+            return ftis_pb2.ExchangeResponse(again=left)
+        pushed, mentions = self._tell(peer, limits, 0 if observer else limits.entries - len(given))
+        given += pushed
+        session.answer = Told(_ids(given, mentions))
         if observer:
-            return ftis_pb2.ExchangeResponse(entries=given, mentions=self._tell(peer, limits, 0)[1])
-        pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
+            return ftis_pb2.ExchangeResponse(entries=given, mentions=mentions)
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
-        session.owed, session.asked = len(wanted), self.table.clock()
-        return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
+        session.owed, session.asked = wanted, self.table.clock()
+        return ftis_pb2.ExchangeResponse(entries=given, mentions=mentions, wanted=wanted, again=left)
 
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
     ) -> ftis_pb2.ExchangeRequest | None:
         """Process an answer; return the next request, or None when the exchange is complete."""
         session = self._sessions[peer]
-        session.unsure &= not request.again
+        if answer.again:
+            self._take_back(peer, session.request)
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             session.lacking.pop(id, None)
-        self._hear(answer, peer, len(request.wanted))
+        session.missed |= self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
         entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
+        session.request = Told(_ids(entries, ()))
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
-        """Undo a request that was not sent, or may not have arrived: its contents count as unknown to the peer."""
+        """Undo the latest request, which was not sent, or may not have arrived: its contents count as unknown to the
+        peer."""
         self._ask_others(request)
-        entries = (announcement_id(entry.announcement) for entry in request.entries)
-        for id in (*(mention.id for mention in request.mentions), *entries):
-            if (known := self.table.find(id)) is not None:
-                self.table.untell(peer, [known])
-                if known is self._newest:  # pushed in vain again and again to a peer that is down, it must come later
-                    self._given.forget(peer, id)
+        self._take_back(peer, self._sessions[peer].request)
 
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
-        self._sessions[peer].lost()
+        session = self._sessions[peer]
+        session.missed = True
+        session.forgot |= request.again and not request.latest
+
+    def _take_back(self, peer: bytes, told: Told) -> None:
+        """Count what a message held as unknown to the peer."""
+        known = list(filter(None, map(self.table.find, told.announcements)))
+        self.table.untell(peer, known)
+        if self._newest in known:  # pushed in vain again and again to a peer that is down, it must come later
+            self._given.forget(peer, self._newest.id)
+        self._sessions[peer].take_back(told)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -191,14 +223,14 @@ class Gossip:
         now = self.table.clock()
         session = self._sessions[peer]
         if session.dropped and not session.lacking:
-            session.unsure, session.dropped = True, False
+            session.forgot, session.dropped = True, False
         mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
             most = min(most, A_FEW)
             mentioned.sort(key=lambda item: not item[1].held)  # first those with packets that this peer holds
         wanted: list[int] = []
-        for id, lacking in mentioned:
+        for id, _ in mentioned:
             if len(wanted) == most:
                 break
             if self._asked.get(id, now) > now:
@@ -206,9 +238,6 @@ class Gossip:
             if reserve:
                 self._asked.setdefault(id, now + ASKED_SECONDS)
             wanted.append(id)
-            lacking.asks += 1
-            if lacking.asks == ASKS_MAX:
-                del session.lacking[id]
         return wanted
 
     def _enough(self, now: float) -> bool:
@@ -223,22 +252,26 @@ class Gossip:
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, owed: int) -> None:
-        """Process a message of a peer that owes so many announcements; besides those it may push its own newest."""
-        news = False
-        if len(message.entries) > owed + 1:
+    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, owed: int) -> bool:
+        """Process a message of a peer that owes so many announcements; besides those it may push its own newest.
+
+        Returns whether some were left that may be taken later; the peer believes that this node has them.
+        """
+        news, left = False, len(message.entries) > owed + 1
+        if left:
             self.counts[Outcome.UNASKED] += len(message.entries) - owed - 1
-            self._sessions[peer].unsure = True  # the peer believes that this node has read them
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
             news |= outcome is Outcome.NEW
+            left |= outcome in (Outcome.UNCHECKED, Outcome.NO_MEMBER)
         for mention in islice(message.mentions, OWN.mentions):
             news |= self._note(mention, peer)
         if len(message.mentions) > OWN.mentions:
             self.counts[Outcome.OVER_LIMITS] += 1
         if news:
             self._news()
+        return left
 
     def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
         """Process a mention. Return whether it names a new holder of a wanted packet."""
@@ -251,7 +284,7 @@ class Gossip:
             session, enough = self._sessions[peer], self._open >= self.enough
             if mention.id not in session.lacking and len(session.lacking) >= (FEW_LACKING if enough else LACKING_MAX):
                 del session.lacking[next(iter(session.lacking))]  # the oldest makes room
-                session.unsure |= not enough
+                session.forgot |= not enough
                 session.dropped |= enough
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
@@ -331,8 +364,16 @@ class Gossip:
         if known is not None:
             known.done |= self._answered.refused(announcement)
             for index, ref in enumerate(announcement.packets):
-                if self._seen(announcement.author, announcement.round, ref.slot) or not teaches(self._run, ref.right):
+                seen = self._seen(announcement.author, announcement.round, ref.slot)
+                if seen or not teaches(self._run, ref.right):
                     known.done |= 1 << index
+                if seen and self._holds(ref.digest):
+                    known.obtained(1 << index)
+
+
+def _ids(entries: Iterable[ftis_pb2.Entry], mentions: Iterable[ftis_pb2.Mention]) -> list[int]:
+    """The ids of what a message tells."""
+    return [*(announcement_id(entry.announcement) for entry in entries), *(mention.id for mention in mentions)]
 
 
 def _held(known: Known) -> bytes:

@@ -1,15 +1,13 @@
 """Announcements in the table: what peers know of each and hold, and which of its packets are left to pull."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
-
-MAX_TRIES = 3
 
 
 class Outcome(StrEnum):
@@ -57,7 +55,7 @@ class Known:
     sent: int = 0  # and of those that sent or mentioned it
     done: int = 0  # bit mask of the packets that it need not pull (any more)
     pulling: int = 0  # bit mask of the packets under way
-    tries: int = 0  # failed fetches, two bits for each packet
+    gone: int = 0  # bit mask of the packets that the author itself no longer had
     id: int = field(init=False)
     length: int = field(init=False)  # bytes of its encoding
     size: int = field(init=False)  # bytes that it takes
@@ -80,16 +78,21 @@ class Known:
         """A bit mask of the packets that are left to pull."""
         return self.every & ~(self.done | self.pulling)
 
-    def held_among(self, peers: Collection[bytes]) -> int:
-        """A bit mask of the packets that at least one of these peers holds; -1: all."""
-        return -1 if self.announcement.author in peers else self.copied_among(peers)
+    def held_among(self, peers: Set[bytes]) -> int:
+        """A bit mask of the packets that at least one of these peers holds."""
+        own = 0
+        if self.announcement.author in peers:
+            own = self.every & ~self.gone
+        if own == self.every:
+            return own
+        return own | self.copied_among(peers)
 
-    def copied_among(self, peers: Collection[bytes]) -> int:
+    def copied_among(self, peers: Set[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds besides the author."""
         mask = 0
-        for peer, held in self.holders.items():
-            if held and peer in peers and peer != self.announcement.author:
-                mask |= held
+        for peer in self.holders.keys() & peers:
+            if peer != self.announcement.author:
+                mask |= self.holders[peer]
         return mask
 
     def obtained(self, packets: int) -> None:
@@ -103,6 +106,8 @@ class Known:
             self.current |= bit
         self.knows |= bit
         self.sent |= bit
+        if peer == self.announcement.author:
+            self.gone &= ~held
         new = held & self.every & ~self.holders.get(peer, 0)
         if new:
             self.holders[peer] = self.holders.get(peer, 0) | new
@@ -123,12 +128,14 @@ class Known:
             self.current &= ~bit
 
     def held_by(self, peer: bytes, index: int) -> bool:
-        return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
+        return bool(self.held_among({peer}) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
-        """Note that `peer` did not deliver this packet; only other holders and the author count from now on."""
+        """Note that `peer` said that it does not hold this packet, until it says that it does."""
         if peer in self.holders:
             self.holders[peer] &= ~(1 << index)
+        if peer == self.announcement.author:
+            self.gone |= 1 << index
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +152,6 @@ class Target:
     @property
     def key(self) -> tuple[bytes, int, int]:
         return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
-
-    def tried(self, holder: bytes) -> None:
-        """Note that `holder` did not deliver it; after three tries the node gives up."""
-        self.known.held_no_more(holder, self.index)
-        failed = (self.known.tries >> 2 * self.index & 3) + 1
-        if failed >= MAX_TRIES:
-            self.known.done |= 1 << self.index
-        else:
-            self.known.tries += 1 << 2 * self.index
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """Membership: handshakes, and the view, a bounded set of live peers."""
 
+import asyncio
 import logging
 import random
 from collections import Counter
@@ -14,8 +15,16 @@ from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm import ftis_pb2, handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
-from ftis_node.swarm.addresses import is_plain, is_relayed, network_of, peer_at, ranked, varied
-from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR, PROTOCOL_MINOR, greeting, plain, shake
+from ftis_node.swarm.addresses import host_of, is_plain, is_relayed, network_of, peer_at, ranked, varied
+from ftis_node.swarm.handshake import (
+    HANDSHAKE_SECONDS,
+    MAX_ADDRESSES,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    greeting,
+    plain,
+    shake,
+)
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Bounded, Limits
@@ -23,7 +32,7 @@ from ftis_node.swarm.places import Places
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.sessions import LOOKS_ON, SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
+from ftis_node.swarm.wire.transport import Health, Transport, Unreachable, resolved
 
 VIEW_SIZE = 64
 assert SESSIONS_MAX > VIEW_SIZE, "the sessions include the view's; the oldest outside the view makes room"
@@ -169,8 +178,9 @@ class Membership:
                 raise Unreachable(known.skipped().get(peer, "no address of it is known"))
             await self._transport.connect(peer, addresses)
             links = (await self._links()).get(peer, [])
-            if peer in known.named:  # its address may be a host name: the connection shows the network
-                known.scope.widen(links)
+            if peer in known.named:  # the connection shows that its name leads there; a peer may also have come itself
+                hosts = await self._hosts_of(peer)
+                known.scope.widen(link for link in links if host_of(link) in hosts)
             hello = self._hello()
             if self._roster is not None:
                 hello.invitation = self._roster.ticket_for(peer)
@@ -207,6 +217,14 @@ class Membership:
         if answer.observer:
             return LOOKS_ON
         return self._roster.meet(peer, answer.certificates) if self._roster is not None else None
+
+    async def _hosts_of(self, peer: bytes) -> set[str]:
+        """The hosts to which the names lead that this node's owner gave this peer."""
+        hosts: set[str] = set()
+        for text in self.addresses.names_of(peer):
+            with suppress(OSError, TimeoutError):
+                hosts.update(map(host_of, await asyncio.wait_for(resolved(text), HANDSHAKE_SECONDS)))
+        return hosts
 
     async def _links(self) -> dict[bytes, list[str]]:
         """The connections of p2pd by peer, also those that peers opened; none if it does not say."""
@@ -289,7 +307,7 @@ class Membership:
                 del self.active_view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
                 if entry.addresses:
-                    self.addresses.lost(peer, entry.addresses)
+                    self.addresses.lost(peer, entry.addresses, found=entry.found)
 
     def limits(self, peer: bytes) -> Limits | None:
         """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
@@ -344,7 +362,8 @@ class Membership:
 
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
-        elsewhere = self.refused.keys() - self.majors.keys() if self._roster is None else ()
+        others = {peer for peer, why in self.refused.items() if why != LOOKS_ON}
+        elsewhere = others - self.majors.keys() if self._roster is None else ()
         view = ([p.addresses for p in self.active_view.values() if p.found is so] for so in (True, False))
         self.addresses.save(view, elsewhere)
 

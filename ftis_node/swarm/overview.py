@@ -6,7 +6,6 @@ it, so it can be shown to others.
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ class Overview:
         """
         self._swarm, self._run, self._own, self._file = swarm, run, own, file
         self.book, self._spares = swarm.chronicle, swarm.reputation.established
-        self._groups = Counter[bytes]()  # announced since the last row of the history
+        self._groups = 0  # announced since the last row of the history
         self._began, self._counted = unix_seconds(), boot_seconds()
         self._before = {author: seen.round for author, seen in self.book.nodes.items()}
         self._looked = 0.0  # by `boot_seconds`
@@ -121,10 +120,10 @@ class Overview:
         claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
         if boot - self._counted >= self.book.history.spacing:
             if boot - self._looked < PRESENT_SECONDS:  # else the machine slept, and nobody was seen meanwhile
-                made = 60 * self._groups.total() / (boot - self._counted)
+                made = 60 * self._groups / (boot - self._counted)
                 mean = sum(claimed) / len(claimed) if claimed else None
                 self.book.history.add(now, len(self._present(now)), made, mean)
-            self._groups.clear()
+            self._groups = 0
             self._counted = boot
         self._looked = boot
 
@@ -167,7 +166,7 @@ class Overview:
         seen.completions += groups * self._run.group
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
         if heard - (known.heard - known.born) >= self._began:
-            self._groups[announcement.author] += groups
+            self._groups += groups
 
     def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:
         report = seen.report

@@ -19,7 +19,7 @@ from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
-from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
@@ -44,7 +44,29 @@ class Store(Protocol):
 
     def seen(self, author: bytes, round: int, slot: int) -> bool: ...
 
+    def holds(self, digest: bytes) -> bool: ...
+
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
+
+    def announced(self, data: bytes) -> None: ...
+
+    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]: ...
+
+
+class NoStore:
+    """The store of an observer, which has nothing and makes nothing."""
+
+    def seen(self, author: bytes, round: int, slot: int) -> bool:
+        return False
+
+    def holds(self, digest: bytes) -> bool:
+        return False
+
+    def announced(self, data: bytes) -> None:
+        pass
+
+    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]:
+        return []
 
 
 @dataclass(frozen=True)
@@ -120,11 +142,18 @@ class Pulling:
             began = thread_seconds()
             by_holder: dict[bytes, list[Target]] = {}
             up = self._transport.up  # p2pd may just be late with an answer
-            for target in self._choose(self._trade.want()) if up else []:
+            want = self._trade.want()
+            for target in self._choose(want) if up else []:
+                author = target.known.announcement.author
                 holder = self._reputation.pick(self._holders(target), self._rng)
+                full = len(by_holder.get(holder, ())) >= self._limits(holder).digests
+                if full or not self._reputation.may_be_pulled(author, want.of_one):
+                    self.news.set()  # it is left to another holder, or its place to another author: look again
+                    continue
                 by_holder.setdefault(holder, []).append(target)
+                self._under_way.add(target)
                 target.known.pulling |= 1 << target.index
-                self._reputation.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
+                self._reputation.note_pull(author, STEP_INTERVALS * self._interval())
             for holder, targets in by_holder.items():
                 self._occupied_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
@@ -140,9 +169,7 @@ class Pulling:
         if rows is not None:
             coming = {target.known.rows[target.index] for target in self._under_way}
             rows = [row for row in rows if row not in coming]
-        chosen = self._table.choose(want.groups - len(self._under_way), wanted, want.newcomers, rows, free)
-        self._under_way.update(chosen)
-        return chosen
+        return self._table.choose(want.groups - len(self._under_way), wanted, want.newcomers, rows, free)
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
@@ -173,7 +200,7 @@ class Pulling:
         missing, brought = False, False
         patience = Deadline(lambda: self._slow(left))
         patience.put_off(SLOW_SECONDS)
-        limits = self._membership.limits(holder) or OWN
+        limits = self._limits(holder)
         try:
             async for target, chunk in fetch(self._transport, holder, left.copy(), self._traffic, limits):
                 group = None
@@ -185,10 +212,9 @@ class Pulling:
                 else:
                     missing = True
                     if chunk.status == ftis_pb2.FetchChunk.GONE:
-                        target.tried(holder)
-                        self._reputation.faked(holder)
-                    else:  # "busy" costs a holder nothing, so it must not cost the packet one of its tries
                         target.known.held_no_more(holder, target.index)
+                        self._reputation.faked(holder)
+                    else:
                         self._reputation.answered(holder)
                 if group is None:
                     self._landed(target, left)
@@ -208,9 +234,6 @@ class Pulling:
                     self.rejections[Reason.HOLDER] += 1
                     self._reputation.failed(holder)
                 self._membership.failed(holder)
-                for target in left:
-                    if target not in arrived:
-                        target.tried(holder)
         finally:
             patience.cancel()
             if brought or self._transport.up:
@@ -270,6 +293,9 @@ class Pulling:
         free = self._free_holders()
         holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # a dict keeps the order
         return [peer for peer in holders if peer in free and target.known.held_by(peer, target.index)]
+
+    def _limits(self, holder: bytes) -> Limits:
+        return self._membership.limits(holder) or OWN
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""

@@ -24,6 +24,7 @@ NEWCOMERS_PART = 4  # all authors without a record share one part in so many of 
 # The number of an author's latest groups that decide how much this node pulls from it. If less than one in four has a
 # signal, the node pulls less, down to one group per step.
 SIGNAL_GROUPS, ENOUGH_SIGNAL = 32, 0.25
+LEAST_SHARE = 0.25  # of the chance to be asked that the holder has which served least lately
 
 logger = logging.getLogger(__name__)
 
@@ -213,17 +214,17 @@ class Reputation:
         """Count a pull that the holder did not answer or did not finish."""
         book = self.holders.open(holder)
         book.failures += 1
-        book.lately.add(self._clock())
+        book.faults.add(self._clock())
 
     def faked(self, holder: bytes) -> None:
         """Count a packet that the holder had announced and lacked."""
         book = self.holders.open(holder)
         book.fakes += 1
-        book.lately.add(self._clock())
+        book.faults.add(self._clock())
 
     def answered(self, holder: bytes) -> None:
         """Count an answer, be it "busy" or a packet: who answers much gets fewer requests."""
-        self.holders.open(holder).lately.add(self._clock(), 0.25)
+        self.holders.open(holder).served.add(self._clock())
 
     def lied(self, holder: bytes, what: str) -> None:
         """Count a message that no honest node sends, such as forged announcements or wrong bytes; three within about an
@@ -231,7 +232,7 @@ class Reputation:
         book = self.holders.open(holder)
         now = self._clock()
         book.lies[what] += 1
-        book.lately.add(now)
+        book.faults.add(now)
         if struck_out(book.strikes, now):
             book.ban.extend(now, f"it {what}")
             logger.warning("Peer %s is left alone: it %s", peer_id(holder), what)
@@ -242,11 +243,15 @@ class Reputation:
         return book.ban.reason if book is not None and book.ban.until > self._clock() else None
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
-        """Draw a holder at random. What it delivered lately lowers its chance, so that none serves all; failures lower
-        it more."""
-        now = self._clock()
-        books = [self.holders.get(holder) for holder in holders]
-        return rng.choices(holders, [(1.0 + 4.0 * book.lately.now(now)) ** -2 if book else 1.0 for book in books])[0]
+        """Draw a holder at random. What it served lately, beside the others, lowers its chance to a quarter at most, so
+        that none serves all and fresh keys do not replace it; faults lower it without end."""
+        now, unknown = self._clock(), Holder()
+        books = [self.holders.get(holder, unknown) for holder in holders]
+        served = [1.0 + book.served.now(now) for book in books]
+        idle = min(served)
+        shares = [max(LEAST_SHARE, (idle / one) ** 2) for one in served]
+        weights = [share / (1.0 + 4.0 * book.faults.now(now)) ** 2 for share, book in zip(shares, books, strict=True)]
+        return rng.choices(holders, weights)[0]
 
     # --- reports and persistence ----------------------------------------------------------------------------------
 

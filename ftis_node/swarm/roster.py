@@ -1,13 +1,14 @@
 """The roster of a private run: the members that this node knows, its own certificate, and what it has issued.
 
 Members pass on chains and removals with their exchanges, each once to each peer, so every member comes to know all
-others. All of it proves itself (`swarm.certificates`); nobody's word is taken. Each inviter has room and a budget of
-its own, so it crowds out nobody else's members and removals, with however many keys.
+others. All of it proves itself (`swarm.certificates`); nobody's word is taken. Each inviter has room of its own, so it
+crowds out nobody else's members and removals; each peer has a budget of its own for what it shows, and a signature that
+does not hold is its lie.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -19,15 +20,18 @@ from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation
-from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.limits import Budgets
 from ftis_node.swarm.signed import Malformed
 
 NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
-KEYS_MAX = 4096  # that showed who let them in
 RECORDS_TOLD = 32  # in one message
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for the founder's members each, and all of an inviter's
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for each peer, but for removals by the founder
 NEW_A_SECOND, NEW_AT_ONCE = 0.2, 1024.0  # records of one inviter, whoever tells them
+
+TOO_MANY_CHECKS = "it shows too many certificates at a time"
+TOO_MANY_RECORDS = "their issuer issues too many at a time"
+LATER = (TOO_MANY_CHECKS, TOO_MANY_RECORDS)
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +62,12 @@ class Roster:
         self._me, self._identity, self._clock = identity.author, identity, clock
         self._file, self._orders, self._invitation = file, orders, invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
-        self._inviters = Bounded[bytes, bytes](KEYS_MAX)  # by peer, whose member it showed itself to be
+        self.lied: Callable[[bytes, str], None] = lambda peer, what: None  # called if a peer shows what is forged
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
         self._unsaved = False
+        self._put_off: set[Path] = set()  # orders that are in the log as not carried out
 
     # --- who is a member ------------------------------------------------------------------------------------------
 
@@ -118,15 +123,11 @@ class Roster:
         except Malformed as error:
             return str(error)
         why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
-        held = chain[-1] if why is None else self.book.best(peer, self._clock())
-        if refused is None and held is not None:
-            self._inviters.pop(peer, None)
-            self._inviters[peer] = peer if held.issuer == self.book.founder else held.issuer
         return refused and (why or refused)
 
     def affords(self, peer: bytes) -> bool:
-        """Whether one more signature is to be checked for this peer now. All that an inviter let in share a budget."""
-        return self._checks.take(self._inviters.get(peer, peer))
+        """Whether one more signature is to be checked for this peer now."""
+        return self._checks.take(peer)
 
     def removal_for(self, peer: bytes) -> bytes:
         """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
@@ -170,12 +171,14 @@ class Roster:
 
     def redeem(self, found: Invitation, peer: bytes) -> bytes:
         """Issue the certificate of an invitation that `why_no_ticket` accepts; the same again for the same key."""
-        self.book.redeemed.setdefault(found.nonce, peer)
+        if found.nonce not in self.book.redeemed:
+            self.book.redeemed[found.nonce] = peer
+            self._unsaved = True
         held = self._issued_to(peer)
         if held is None or self.book.why_refused(held, self._clock()) or (found.invites and not held.invites):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
             held = self._issue(peer, found.seconds, invites=found.invites)
-        self.save()  # or the invitation could be used again after a power loss
+        self._save_changes()  # or the invitation could be used again after a power loss
         return encode(self.book.chain(held))
 
     def renewal(self, peer: bytes, shown: bytes) -> bytes:
@@ -188,7 +191,7 @@ class Roster:
             held = self._issue(peer, held.expires - held.issued_at, invites=held.invites)
         elif held.signature in shown:
             return b""
-        self.save()
+        self._save_changes()
         return encode(self.book.chain(held))
 
     def due_at(self, peer: bytes) -> bool:
@@ -222,13 +225,14 @@ class Roster:
         who = {"run_id": self.book.run_id, "member": member, "issuer": self._me}
         made = Certificate(**who, issued_at=now, expires=now + seconds, invites=invites).signed_by(self._identity)
         self.book.issued.setdefault(self._me, {})[member] = made
+        self._unsaved = True
         return made
 
     # --- what members tell one another ------------------------------------------------------------------------------
 
-    def news(self, told: set[bytes]) -> list[bytes]:
-        """Records that a peer was not told yet; they count as `told`. The founder's and this node's own come first, so
-        an inviter's certificate comes before what it signed."""
+    def news(self, told: set[bytes]) -> dict[bytes, bytes]:
+        """Records that a peer was not told yet, by signature; they count as `told`. The founder's and this node's own
+        come first, so an inviter's certificate comes before what it signed."""
         book = self.book
         issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
@@ -237,31 +241,38 @@ class Roster:
             told.intersection_update(record.signature for record in records)
         new = list(islice((record for record in records if record.signature not in told), RECORDS_TOLD))
         told.update(record.signature for record in new)
-        return [encode(record if isinstance(record, Removal) else book.chain(record)) for record in new]
+        return {one.signature: encode(one if isinstance(one, Removal) else book.chain(one)) for one in new}
 
-    def hear(self, records: Sequence[bytes], peer: bytes) -> set[bytes]:
+    def hear(self, records: Iterable[bytes], peer: bytes, told: set[bytes] | None = None) -> bool:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger.
 
-        Returns the signatures of the right ones: the peer has these records.
+        Args:
+            told: the signatures of the right ones are added: the peer has these records.
+
+        Returns whether a budget left some, which are to be told again.
         """
-        right = set()
+        left = False
         for record in islice(records, RECORDS_TOLD):
             with contextlib.suppress(Malformed):
-                kept = self._hear(record, peer)
-                if kept is not None and kept == self.book.kept(kept)[kept.issuer][kept.member]:  # no forged older one
-                    right.add(kept.signature)
-        if self._unsaved:
-            with contextlib.suppress(OSError):  # a full disk: at the next record, then
-                self.save()
-        return right
+                kept, why = self._hear(record, peer)
+                left |= why in LATER
+                held = self.book.kept(kept).get(kept.issuer, {}).get(kept.member)
+                if why is None and told is not None and kept == held:  # no forged older one
+                    told.add(kept.signature)
+        with contextlib.suppress(OSError):  # a full disk: at the next record, then
+            self._save_changes()
+        return left
 
-    def _hear(self, record: bytes, peer: bytes) -> Certificate | Removal | None:
+    def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str | None]:
+        """The record, and why it cannot be kept, or None. Raises Malformed."""
         try:
             removal = decode(record, Removal)
         except Malformed:
             chain = decode(record, Chain)
-            return chain[-1] if chain and self._take(chain, chain[-1].member, peer) is None else None
-        return removal if self._keep(removal, peer) is None else None
+            if not chain:
+                raise
+            return chain[-1], self._take(chain, chain[-1].member, peer)
+        return removal, self._keep(removal, peer)
 
     def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
         """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
@@ -280,10 +291,15 @@ class Roster:
             return why
         if held is None and len(tree) >= RECORDS_MAX and (issuer != book.founder or isinstance(record, Certificate)):
             return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
-        if not ((peer is None or self.affords(peer)) and record.verify(issuer)):
-            return "a signature in its certificates is wrong, or too many were to be checked"
+        first = isinstance(record, Removal) and issuer == book.founder
+        if peer is not None and not first and not self.affords(peer):
+            return TOO_MANY_CHECKS
+        if not record.verify(issuer):
+            if peer is not None:
+                self.lied(peer, "showed a forged record of members")
+            return "a signature in its certificates is wrong"
         if peer is not None and issuer != book.founder and not self._new.take(issuer):
-            return f"{peer_id(issuer)} issues too many certificates at a time"
+            return TOO_MANY_RECORDS
         book.kept(record).setdefault(issuer, {})[record.member] = record
         self._unsaved = True
         if isinstance(record, Removal):
@@ -312,18 +328,35 @@ class Roster:
         for issuer, tree in self.book.issued.items():
             if len(tree) >= RECORDS_MAX:  # those that are no members any more make room
                 self.book.issued[issuer] = {key: one for key, one in tree.items() if not self._why_useless(one)}
-        for file in sorted(self._orders.iterdir()) if self._orders is not None and self._orders.is_dir() else ():
-            if file.suffix not in (".removal", ".voided"):
-                continue
+        for file in self._waiting_orders():
             try:
-                if file.suffix == ".voided":
-                    self.book.voided = max(self.book.voided, int(file.stem))
-                elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
-                    logger.error("The order %s has no effect: %s.", file, why)
-            except (Malformed, ValueError):
-                logger.error("The order %s cannot be read and is dropped; give it again.", file)
+                self._carry_out(file)
+            except OSError as error:  # it may be read later, or the disk have room; nothing else waits for it
+                if file not in self._put_off:
+                    self._put_off.add(file)
+                    logger.error("The order %s cannot be carried out yet: %s.", file, error)
+
+    def _waiting_orders(self) -> list[Path]:
+        if self._orders is None:
+            return []
+        with contextlib.suppress(OSError):
+            return sorted(file for file in self._orders.iterdir() if file.suffix in (".removal", ".voided"))
+        return []
+
+    def _carry_out(self, file: Path) -> None:
+        try:
+            if file.suffix == ".voided":
+                self.book.voided = max(self.book.voided, int(file.stem))
+            elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
+                logger.error("The order %s has no effect: %s.", file, why)
+        except (Malformed, ValueError):
+            logger.error("The order %s cannot be read and is dropped; give it again.", file)
+        self.save()
+        file.unlink()
+
+    def _save_changes(self) -> None:
+        if self._unsaved:
             self.save()
-            file.unlink()
 
     def save(self) -> None:
         """Write the roster to its file, also through a power loss: without it no member starts again."""

@@ -95,18 +95,19 @@ class SelfReports:
         self._own: SelfReport | None = None
         self._made = -math.inf  # when, by `boot_seconds`
 
-    def news(self, told: dict[bytes, int], *, observer: bool) -> list[bytes]:
-        """The reports that a peer was not told yet; they count as `told`: by author, the time of the report."""
+    def news(self, told: dict[bytes, int], *, observer: bool) -> dict[bytes, bytes]:
+        """The reports that a peer was not told yet, by author; they count as `told`: by author, the report's time."""
         known = self._chronicle.told_since(unix_seconds() - PRESENT_SECONDS) if observer else []
         others = (report for report in known if report.author != self._identity.author)
         new = (report for report in (*self._newest_own(), *others) if told.get(report.author, -1) < report.at)
         found = list(islice(new, REPORTS_TOLD))
         for report in found:
             told[report.author] = report.at
-        return [msgspec.msgpack.encode(report) for report in found]
+        return {report.author: msgspec.msgpack.encode(report) for report in found}
 
-    def hear(self, reports: Iterable[bytes], peer: bytes) -> None:
-        """Take reports from a peer; wrong ones are left out."""
+    def hear(self, reports: Iterable[bytes], peer: bytes) -> bool:
+        """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now."""
+        left = False
         for data in islice(reports, REPORTS_TOLD if self._observing else 1):
             try:
                 report = read_report(data)
@@ -115,8 +116,13 @@ class SelfReports:
             seen = self._chronicle.nodes.get(report.author)
             if seen is not None and seen.report is not None and seen.report.at >= report.at:
                 continue
-            if self._may_be(report, peer) and self._checks.take(peer) and report.verify(report.author):
+            if not self._may_be(report, peer):
+                continue
+            if not self._checks.take(peer):
+                left = True
+            elif report.verify(report.author):
                 self._chronicle.reported(report, peer, unix_seconds(), self._spares)
+        return left
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
         sound = report.run_id == self._chronicle.run_id and abs(report.at - unix_seconds()) < FENCE

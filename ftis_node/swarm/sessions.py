@@ -19,7 +19,7 @@ class Lacking:
     """A mentioned announcement that this node lacks.
 
     held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None. asks:
-    requests to that peer so far.
+    answers that asked that peer for it so far.
     """
 
     held: int
@@ -28,38 +28,51 @@ class Lacking:
 
 
 @dataclass(slots=True)
+class Told:
+    """What one message told a peer: announcements by id, self-reports by author, members' records by signature."""
+
+    announcements: list[int] = field(default_factory=list)
+    reports: Iterable[bytes] = ()
+    records: Iterable[bytes] = ()
+
+
+@dataclass(slots=True)
 class Session:
     """One peer, as long as it may ask.
 
     limits: of a message between both; None: they have not shaken hands. started: the peer's time when `boot_seconds`
-    was 0, by its latest message: own corrections of the clock change nothing. unsure: a message of it may have been
-    lost. dropped: it mentioned more than this node, which had enough, would remember; it is asked again when that is
-    used up. owed: announcements that this node requested in its last answer. asked: when either last asked the other
-    for news, or they first shook hands (`boot_seconds`). lacking: announcements that the peer mentioned, by id.
-    reports, records: what it was told: the time of each author's self-report; members' records.
+    was 0, by its latest message: own corrections of the clock change nothing. missed: its latest answer was lost, or
+    this node left some of it. forgot: it mentioned more than this node would remember. dropped: so, while this node had
+    enough; it is asked again when that is used up. owed: announcements that this node requested in its last answer.
+    asked: when either last asked the other for news, or they first shook hands (`boot_seconds`). lacking: announcements
+    that the peer mentioned, by id. reports, records: what it was told: the time of each author's self-report; members'
+    records. request, answer: what the latest of each told it; it is taken back if it did not arrive.
     """
 
     limits: Limits | None = None
     observer: bool = False
     started: float | None = None
-    unsure: bool = False
+    missed: bool = False
+    forgot: bool = False
     dropped: bool = False
-    owed: int = 0
+    owed: list[int] = field(default_factory=list)
     asked: float = 0.0
     lacking: Bounded[int, Lacking] = field(default_factory=lambda: Bounded(LACKING_MAX))
     reports: Bounded[bytes, int] = field(default_factory=lambda: Bounded(REPORTS_MAX))
-    records: set[bytes] = field(default_factory=set)
+    records: set[bytes] = field(default_factory=set)  # twice as many as the roster has, at most
+    request: Told = field(default_factory=Told)
+    answer: Told = field(default_factory=Told)
 
     def note_time(self, time: float) -> None:
         """Note the time that the peer sent (seconds since 1970); 0: it sent none."""
         if 0 < time < LATEST:
             self.started = time - boot_seconds()
 
-    def lost(self) -> None:
-        """Note that a message may have been lost: the peer is asked, and told of members and self-reports, again."""
-        self.unsure = True
-        self.reports.clear()
-        self.records.clear()
+    def take_back(self, told: Told) -> None:
+        """Count these self-reports and records as not told."""
+        for author in told.reports:
+            self.reports.pop(author, None)
+        self.records.difference_update(told.records)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade
+from ftis_node.swarm.pulling import IDLE_SECONDS, NoStore, Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
+from ftis_node.swarm.sessions import Told
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
@@ -138,15 +139,26 @@ class Swarm:
             self.pulling = Pulling(
                 trade, transport, self.traffic, known, table, reputation, interval=lambda: self.interval, rng=rng
             )
-        run, seen = run_file.run, trade.store.seen if trade is not None else lambda *key: False
+        self._store = store = trade.store if trade is not None else NoStore()
         self.gossip = Gossip(
-            table, run, identity.author, reputation, seen, self._news, decode, known.welcomes, known.sessions
+            table,
+            run_file.run,
+            identity.author,
+            reputation,
+            store.seen,
+            self._news,
+            decode,
+            known.welcomes,
+            known.sessions,
+            store.holds,
         )
+        if roster is not None:
+            roster.lied = reputation.lied
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory = PeerDirectory()
         if roster is None:
             doubted = known.addresses.referrers.doubted
-            self._directory = transport.directory(identity, run.id, self.knows, doubted, self.traffic)
+            self._directory = transport.directory(identity, run_file.run.id, self.knows, doubted, self.traffic)
         self.supervisor = Supervisor(transport, self._revive)
         self._bootstraps: Sequence[str] = ()
         self._hints: Sequence[str] = ()
@@ -170,6 +182,8 @@ class Swarm:
         await self.membership.refresh_addresses()
         if self.roster is not None:
             self.roster.obey()  # before anybody is dialled
+        for data, age in self._store.latest_announced(self.gossip.table.max_age):
+            self.gossip.recall(data, age)
         known = self.membership.addresses
         self._bootstraps, self._hints = known.trust(bootstraps, given), hints
         known.recall()
@@ -212,6 +226,7 @@ class Swarm:
             issued_at=int(unix_seconds()) if issued_at is None else issued_at,
             packets=packets,
         )
+        self._store.announced(announcement.encode())
         self.gossip.announce(announcement)
         self._to_exchange.set()
 
@@ -277,11 +292,12 @@ class Swarm:
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
         self._greet_if(not self._settled() and self.membership.addresses.called(peer))
-        self._hear(request, peer)
+        left = self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
         answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
+        answer.again |= left
         if limits.room > 0:
-            self._tell(answer, peer)
+            self._tell(answer, peer, self.membership.sessions[peer].answer)
             answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
             answer.places.extend(self.membership.some_places(PEERS_TOLD, peer))
         self.traffic.answer(peer, answer.ByteSize())
@@ -329,11 +345,12 @@ class Swarm:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
         limits, known = self.membership.limits(peer) or OWN, self.membership.addresses
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
-        self._tell(request, peer)
+        session = self.membership.sessions[peer]
+        self._tell(request, peer, session.request)
         for _ in range(QUESTIONS if self.pulling is not None else WATCHED):
             if request is None or (answer := await self._call(peer, request)) is None:
                 return
-            self._hear(answer, peer)
+            session.missed |= self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
             self._greet_if(self.membership.hear_places(answer.places, PEERS_TOLD, peer))
             self._greet_if(known.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
@@ -422,18 +439,21 @@ class Swarm:
             self.gossip.table.forget_peer(peer)
         return met
 
-    def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
-        """Add what the peer was not told yet of members and self-reports."""
+    def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, told: Told) -> None:
+        """Add what the peer was not told yet of members and self-reports, and note it in `told`."""
         session = self.membership.sessions[peer]
-        message.reports.extend(self.reports.news(session.reports, observer=session.observer))
+        told.reports = news = self.reports.news(session.reports, observer=session.observer)
+        message.reports.extend(news.values())
         if self.roster is not None:
-            message.roster.extend(self.roster.news(session.records))
+            told.records = records = self.roster.news(session.records)
+            message.roster.extend(records.values())
 
-    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
-        """Take what a peer tells of members and self-reports."""
+    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> bool:
+        """Take what a peer tells of members and self-reports. Return whether some is to be told again."""
+        left = False
         if self.roster is not None:
-            self.membership.sessions[peer].records.update(self.roster.hear(message.roster, peer))
-        self.reports.hear(message.reports, peer)
+            left = self.roster.hear(message.roster, peer, self.membership.sessions[peer].records)
+        return self.reports.hear(message.reports, peer) or left
 
     async def _record_loop(self) -> None:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from operator import itemgetter
 
 from ftis_node.swarm.announcement import Announcement
@@ -31,7 +31,7 @@ AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
 
 _Wanted = Callable[[Known], int]
 _Rows = Iterable[int] | None
-_Peers = Collection[bytes]
+_Peers = Set[bytes]
 _Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
 
 
@@ -51,14 +51,15 @@ class Table:
         recorded: Callable[[bytes], bool] = lambda author: False,
         bytes_max: int = BYTES_MAX,
         rows_of: Callable[[Announcement], Mapping[int, int]] | None = None,
-        view: Container[bytes] = (),
+        view: Container[bytes] | None = None,
     ) -> None:
         """
         Args:
             max_age: seconds after which an announcement leaves the table.
             recorded: returns whether an author has a record.
             rows_of: returns the rows of the packets, by their index; None: none is chosen by its row.
-            view: fewer than 256 peers that no others displace, though identities are free.
+            view: fewer than 256 peers that no others displace, though identities are free; of others it is not kept
+                what they hold. None: every peer is in it, until there are 256.
         """
         self.max_age = max_age
         self.capacity = capacity
@@ -98,7 +99,7 @@ class Table:
         found = self._bits.get(peer)
         if found is None:
             if not self._free:
-                self.forget_peer(next(other for other in self._bits if other not in self._view))
+                self.forget_peer(next(other for other in self._bits if self._view is None or other not in self._view))
             found = self._bits[peer] = self._free.pop()
         return found
 
@@ -191,7 +192,12 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
-        self, count: int, wanted: _Wanted, newcomers: Newcomers | None = None, rows: _Rows = None, peers: _Peers = ()
+        self,
+        count: int,
+        wanted: _Wanted,
+        newcomers: Newcomers | None = None,
+        rows: _Rows = None,
+        peers: _Peers = frozenset(),
     ) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
         author has one turn before any has another.
@@ -283,6 +289,8 @@ class Table:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
         report). Return whether it holds more than this node knew."""
         bit = self.bit(peer)
+        if self._view is not None and peer not in self._view:
+            held = 0
         news = known.heard_from(peer, bit, held)
         if born is not None:
             known.dated(bit, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))

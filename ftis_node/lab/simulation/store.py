@@ -64,6 +64,15 @@ class SimulatedStore:
     def seen(self, author: bytes, round: int, slot: int) -> bool:
         return (author, round, slot) in self._seen
 
+    def holds(self, digest: bytes) -> bool:
+        return digest in self._bodies
+
+    def announced(self, data: bytes) -> None:
+        """No simulated node starts again."""
+
+    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]:
+        return []
+
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
         self._seen.update(keys)
 

@@ -20,14 +20,14 @@ from hivemind.utils.multiaddr import Multiaddr
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import PortTaken, check_port, free_port, is_plain
+from ftis_node.swarm.addresses import PortTaken, check_port, free_port
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.inbound import Inbound
 from ftis_node.swarm.wire.p2pd import kill, launch
-from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, OfPeer, Requests, Unreachable
+from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, OfPeer, Requests, Unreachable, resolved
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once. On a crowded machine
@@ -176,7 +176,7 @@ class Libp2p:
         maddrs = []
         for text in addresses:
             with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
-                found = await asyncio.wait_for(_resolved(text), DIAL_SECONDS)
+                found = await asyncio.wait_for(resolved(text), DIAL_SECONDS)
                 maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
         try:
             # p2pd puts off a dial where one failed before, for up to five minutes: it gets addresses that answer.
@@ -275,17 +275,6 @@ class Libp2p:
             late.cancel()
         self.up, self._patience = True, max(1.0, CALMED * self._patience)
         return True
-
-
-async def _resolved(address: str) -> list[str]:
-    """The address, with the hosts that its name leads to. p2pd would dial whatever host the name's owner likes."""
-    found = re.match(r"/(dns[46]?)/([^/]+)", address)
-    if found is None or not is_plain(address):
-        return [address]
-    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(found[1], socket.AF_UNSPEC)
-    answers = await asyncio.get_running_loop().getaddrinfo(found[2], None, family=family, type=socket.SOCK_STREAM)
-    hosts = (f"/ip{6 if ':' in str(place[0]) else 4}/{place[0]}" for *_, place in answers)
-    return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
 
 async def _knock(place: str) -> str:

@@ -1,5 +1,8 @@
 """The network interface of the swarm: connections to peers, and three RPCs over them."""
 
+import asyncio
+import re
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Literal, Protocol
 
 from ftis_node.errors import FtisError
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import is_plain
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 
@@ -14,6 +18,17 @@ Reachable = Literal["unknown", "public", "private"]
 OfPeer = Callable[[bytes], bool]
 Requests = AsyncIterator[ftis_pb2.FetchRequest]
 Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
+
+
+async def resolved(address: str) -> list[str]:
+    """The address, with the hosts that its name leads to. p2pd would dial whatever host the name's owner likes."""
+    found = re.match(r"/(dns[46]?)/([^/]+)", address)
+    if found is None or not is_plain(address):
+        return [address]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(found[1], socket.AF_UNSPEC)
+    answers = await asyncio.get_running_loop().getaddrinfo(found[2], None, family=family, type=socket.SOCK_STREAM)
+    hosts = (f"/ip{6 if ':' in str(place[0]) else 4}/{place[0]}" for *_, place in answers)
+    return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
 
 class Unreachable(FtisError):
