@@ -124,21 +124,14 @@ async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog: pytes
     assert at("/dns4/node.example") in name and "owner" in name
 
 
-def test_a_peer_that_was_named_and_looks_on_is_kept(tmp_path: Path) -> None:
-    alice = Alone(cache=tmp_path / "peers.json")
-    alice.addresses.trust([at(LAN, BOB)])
-    alice._refuse(BOB.author, LOOKS_ON)
-    alice.save_cache()
-    assert Alone(cache=tmp_path / "peers.json").addresses.trust([]) == [at(LAN, BOB)]
-
-
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
-    alice.addresses.trust([address(BOB), address(CAROL)])
+    alice.addresses.trust([address(BOB), address(CAROL), address(MALLORY)])
+    alice._refuse(MALLORY.author, LOOKS_ON)
     greets(alice, BOB, run_id=OTHER_RUN.id)
     greets(alice, CAROL, major=PROTOCOL_MAJOR + 1)
     alice.save_cache()
-    assert kept(tmp_path)["peers"] == [address(CAROL)]
+    assert kept(tmp_path)["peers"] == [address(CAROL), address(MALLORY)]
 
 
 @pytest.mark.parametrize(
