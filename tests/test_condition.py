@@ -28,6 +28,16 @@ from tests.support.steps import taken_step
         ({"peers": 1, "reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
         ({"peers": 1, "reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
         ({}, State.ALONE, "No peers"),
+        (
+            {"skipped": ["Ben: /ip4/10.1.0.4/tcp/4 is not dialled: far"]},
+            State.ALONE,
+            "some. Ben: .* is not dialled: far.$",
+        ),
+        (
+            {"peers": 1, "skipped": ["Ben: far", "Cara: far"]},
+            State.ONLINE,
+            "1 peer. Ben: far. And 1 more: `ftis-node peers`.",
+        ),
         ({"shut_out": "it was removed", "sought": 2}, State.ALONE, "no member .*: it was removed. It trains alone"),
         ({"other_protocol": 2}, State.ALONE, "No peers but 2 peers that .* another version of the protocol"),
         ({"peers": 1, "other_protocol": 2}, State.ONLINE, "with 1 peer."),

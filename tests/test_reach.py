@@ -16,6 +16,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
 from ftis_node.config.settings import Settings
+from ftis_node.observe.answers import LeftOut, Peers
 from ftis_node.preflight.case import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
@@ -253,4 +254,8 @@ def test_the_doctor_reads_a_nodes_status(network: tuple[str, Any, int], peers: i
     }
     found = {finding.subject: finding.verdict for finding in of_a_running_node(answered(**status))}
     assert found == {"addresses": "ok", **verdicts}
+    left_out = Peers(peers=[], left_out=[LeftOut("x", "it is not dialled")])
+    assert any(
+        "x is left out: it is not dialled" in one.text for one in of_a_running_node(answered(**status), left_out)
+    )
     assert of_a_running_node(answered(reason="Loading."))[-1].verdict == "warn"
