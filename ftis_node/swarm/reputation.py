@@ -249,7 +249,7 @@ class Reputation:
         books = [self.holders.get(holder, unknown) for holder in holders]
         served = [1.0 + book.served.now(now) for book in books]
         idle = min(served)
-        shares = [max(LEAST_SHARE, (idle / one) ** 2) for one in served]
+        shares = [max(LEAST_SHARE, (idle / one) ** 4) for one in served]
         weights = [share / (1.0 + 4.0 * book.faults.now(now)) ** 2 for share, book in zip(shares, books, strict=True)]
         return rng.choices(holders, weights)[0]
 
