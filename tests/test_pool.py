@@ -16,7 +16,7 @@ Key = tuple[bytes, int, int]
 
 def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:
     clock = Clock()
-    return Pool(max_age, clock, random.Random(seed)), clock
+    return Pool(lambda: max_age, clock, random.Random(seed)), clock
 
 
 def authors(taken: list[Scored]) -> Counter[int]:

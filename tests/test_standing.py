@@ -215,7 +215,7 @@ def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: 
 
 
 def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -> None:
-    reputation, pool = Reputation(clock), Pool(600.0, clock, random.Random(0))
+    reputation, pool = Reputation(clock), Pool(lambda: 600.0, clock, random.Random(0))
     established(reputation, ALICE)
     for number in range(8):
         for round in range(4):

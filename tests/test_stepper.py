@@ -75,11 +75,15 @@ def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alo
     assert Progress.from_facts({**taken.facts(), "needs": [[5, 1], [6, 3]]}) == taken
 
 
-async def test_after_a_restart_the_pool_has_again_what_is_young_enough_and_no_older(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pace", "found"), [(0.0, 1), (791.0, 2), (5000.0, 3)])
+async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(
+    tmp_path: Path, pace: float, found: int
+) -> None:
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
     node, author, came = stepper(tmp_path, max_age=600.0), identity(1).author, {}
-    arrived = []
-    for round, age in enumerate((500.0, 700.0)):
+    node.progress = Progress.from_facts(Progress(step_seconds=pace).facts())
+    arrived, ages = [], (500.0, 2300.0, 3500.0, 3700.0)
+    for round, age in enumerate(ages):
         body = packet(author, round, 0)
         arrived.append(Arrival(group(author, body), body, boot_seconds() - age, 1))
 
@@ -90,7 +94,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_and_no_ol
     await node.on_groups(arrived)
     came.clear()
     refill_pool(SimpleNamespace(store=node.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
-    assert came == {arrived[0].group.key: pytest.approx(500.0, abs=60)}
+    assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 
 def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ class Settings(BaseModel):
     patience: float = Field(20.0, ge=0)
     """[s] How long a first start asks peers for the run."""
     max_age: float = Field(600.0, gt=0)
-    """[s] A foreign group that is older is not trained on."""
+    """[s] Age at which announcements and foreign groups expire. What a slow node has pulled waits for three of its own
+    steps, at most an hour."""
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Limit of packets on disk; the oldest go first."""
 

@@ -135,7 +135,7 @@ class Participant:
     def begin_round(self) -> None:
         """A pool for this round alone, in which groups without a signal count as they do among one's own."""
         rng = self._rng(f"pool/{self.stepper.progress.step}")
-        self.stepper.source.pool = Pool(math.inf, asyncio.get_running_loop().time, rng, keep_all=True)
+        self.stepper.source.pool = Pool(lambda: math.inf, asyncio.get_running_loop().time, rng, keep_all=True)
         self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
     async def gather(self, own: list[OwnGroup]) -> StepBatch:

@@ -221,7 +221,7 @@ def refill_pool(components: Components) -> None:
     off.
     """
     pool, epoch = components.stepper.pool, components.context.run.epoch
-    for author, body, age in components.store.waiting(pool.max_age):
+    for author, body, age in components.store.waiting(pool.max_age()):
         made, born = unix_seconds() - age, boot_seconds() - age
         verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
         group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)

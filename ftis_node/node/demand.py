@@ -9,6 +9,7 @@ from ftis_node.swarm.pool import Newcomers, Pool
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
+POOLED_STEPS, POOLED_SECONDS = 3.0, 3600.0  # for which a group may wait in the pool
 WAIT_SECONDS = 0.25  # for foreign groups, at a time
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
@@ -77,6 +78,12 @@ def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
     waiting = pool.waiting()
     theirs = sum(count for author, count in waiting.items() if newcomers.is_one(author))
     return Waiting(sum(waiting.values()), theirs, newcomers.room)
+
+
+def pooled_age(max_age: float, step_seconds: float) -> float:
+    """Seconds for which groups wait in the pool: three of the node's own steps and at most an hour, but `max_age` at
+    least. A slow node may thus train on what came while it took a step."""
+    return max(max_age, min(POOLED_STEPS * step_seconds, POOLED_SECONDS))
 
 
 def announced_age(run: Run, max_age: float) -> float:

@@ -29,6 +29,7 @@ class Progress:
     pass_at_1_before: float | None = None
     pass_at_1: float | None = None
     pass_at_1_step: int = 0
+    step_seconds: float = 0.0  # mean of the latest steps
 
     @property
     def foreign_weight_share(self) -> float:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.demand import WAIT_SECONDS
+from ftis_node.node.demand import WAIT_SECONDS, pooled_age
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.progress import Progress, Totals
 from ftis_node.node.step_batch import OwnGroup, Recent, StepBatch, describe, mean, step_groups, to_show
@@ -123,6 +123,7 @@ class Stepper:
         self._grew = asyncio.Event()  # the pool did, or scoring failed
         self._failed: BaseException | None = None  # of scoring
         self._step_seconds: deque[float] = deque(maxlen=8)
+        self._began: float | None = None  # the present step, by the clock
         self._device: deque[DeviceSeconds] = deque(maxlen=8)  # of the latest steps
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group, or part of one
         horizontal = self.run.parts > 1 and self.run.common > 0
@@ -218,6 +219,12 @@ class Stepper:
         """Mean duration of the latest steps in seconds; 0 before the first."""
         return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
 
+    def pooled_age(self) -> float:
+        """Seconds for which foreign groups wait. A step that takes longer than those before it counts already, and so
+        does the pace of before a restart."""
+        present = 0.0 if self._began is None else self.clock() - self._began
+        return pooled_age(self.settings.max_age, max(self.progress.step_seconds, present))
+
     def idle_share(self) -> float | None:
         """The part of the latest steps' time in which the compute device had no work."""
         total = sum(spent.total for spent in self._device)
@@ -226,12 +233,15 @@ class Stepper:
     async def step(self, stopping: asyncio.Event) -> TakenStep | None:
         """Take one step and return its report. None if `stopping` was set before the batch was complete, or if there is
         nothing to train on."""
-        began = self.clock()
-        batch = await self.source.batch(stopping)
-        if batch is None:
-            return None
-        self.swarm.wake()
-        return await self.train(batch, began)
+        self._began = began = self.clock()
+        try:
+            batch = await self.source.batch(stopping)
+            if batch is None:
+                return None
+            self.swarm.wake()
+            return await self.train(batch, began)
+        finally:
+            self._began = None
 
     def pressed(self, stopping: asyncio.Event) -> bool:
         """Whether a step has to wait for nothing any more."""
@@ -271,6 +281,7 @@ class Stepper:
         ended = self.clock()
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
+        self.progress.step_seconds = self.step_seconds()
         self._device.append(report.device)
         self.swarm.interval = exchange_interval(self.step_seconds())
         spent = StepSeconds(trained - began - batch.wait, batch.wait, ended - trained, ended - began)

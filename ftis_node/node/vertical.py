@@ -25,7 +25,7 @@ class VerticalSource:
     """
 
     def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.pool = Pool(node.settings.max_age, node.age_clock, rng, takes=node.takes)
+        self.pool = Pool(node.pooled_age, node.age_clock, rng, takes=node.takes)
         self._node = node
         self._demand = Demand()
 

@@ -41,7 +41,7 @@ class Parts:
         Args:
             clock, takes: see `Pool`.
         """
-        self.pool = Pool(EPOCHS * run.epoch, clock, rng, keep_all=True, takes=takes)
+        self.pool = Pool(lambda: float(EPOCHS * run.epoch), clock, rng, keep_all=True, takes=takes)
         self._run = run
         self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
 

@@ -69,7 +69,7 @@ class Pool:
 
     def __init__(
         self,
-        max_age: float,
+        max_age: Callable[[], float],
         clock: Callable[[], float],
         rng: random.Random | None = None,
         *,
@@ -78,7 +78,7 @@ class Pool:
     ) -> None:
         """
         Args:
-            max_age: seconds after which a group is too old to train on.
+            max_age: returns the seconds after which a group is too old to train on.
             takes: returns whether an author may teach; the waiting groups of one that may not are dropped for good.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
@@ -112,7 +112,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return (born := self._born.get(key)) is not None and born >= self._clock() - self.max_age
+        return (born := self._born.get(key)) is not None and born >= self._limit()
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""
@@ -163,14 +163,18 @@ class Pool:
         """Drop the groups that are too old, or whose author may not teach."""
         self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
         before = sum(map(len, self._by_author.values()))
-        limit = self._clock() - self.max_age
+        limit = self._limit()
         self._keep(lambda one: one.born >= limit)
         self.expired += before - sum(map(len, self._by_author.values()))
 
     def _forget(self) -> None:
         """Forget the groups of which no copy may come any more; once a batch, for they are many."""
-        limit = self._clock() - self.max_age
+        limit = self._limit()
         self._born = {key: born for key, born in self._born.items() if born >= limit}
+
+    def _limit(self) -> float:
+        """The clock's time before which a group was made that is too old."""
+        return self._clock() - self.max_age()
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:
         kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}
