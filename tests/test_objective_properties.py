@@ -80,15 +80,6 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
 
 
 @EVERY
-@given(batches(), st.floats(0.1, 5), st.floats(0, 5))
-def test_a_higher_truncation_never_lowers_a_weight(batch: dict[str, torch.Tensor], cap: float, more: float) -> None:
-    low, _ = graded(PRESETS["ftis"].replace(truncation=cap), batch)
-    high, _ = graded(PRESETS["ftis"].replace(truncation=cap + more), batch)
-    assert (high.importance >= low.importance).all() and (high.loss_weight >= low.loss_weight).all()
-    assert (low.importance <= cap).all()
-
-
-@EVERY
 @given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tensor], which: int, alien: float) -> None:
     objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")

@@ -61,10 +61,3 @@ def test_a_peer_that_stays_away_is_forgotten() -> None:
     assert watch.observe(step(a=(1, 0)), own="me")
     told(watch, [step(a=(1, 1)), step(a=(1, 0)), *[step()] * 100])
     assert not watch.observe(step(a=(1, 0)), own="me")
-
-
-def test_memory_is_bounded() -> None:
-    watch = FilterWatch()
-    for index in range(1000):
-        watch.observe(step(**{f"peer{index}": (1, 0)}), own="me")
-    assert len(watch._streaks) <= 100
