@@ -54,8 +54,17 @@ RIGHT = (
     *((HALF, "1/2"), (HALF, "$0.5$"), (HALF, r" \boxed{\dfrac12} "), (r"2\sqrt{2}", r"\(\sqrt{8}\)")),
     *((r"\text{Evelyn}", "Evelyn"), ("x+1", "1+x"), ("5", "x = 5"), ("10,080", "10080"), (r"\$36", "$36")),
     ("(3,4]", r"\left( 3, 4 \right]"),
+    *(("18", said) for said in ("18.", "$18$.", r"\boxed{18}.", r"\boxed{18.}", "$18.$", "**18**.", "= 18", "18 $", "€18")),
+    *((HALF, r"\frac{1}{2}."), (HALF, ".5"), ("$18$.", "18"), ("Evelyn", "Evelyn."), ("18", "18 dollars"), ("90", "90°")),
+    *(("1234", r"1\,234"), ("1 234", "1,234"), ("3.5", "3 1/2"), (r"12.5\%", "12.5"), ("9^{9^9}", "$9^{9^9}$")),
+    *(("1/3", "0.333333"), ("1/97", "0.010309"), ("0.0000012", r"1.2 \cdot 10^{-6}"), ("0", r"\sqrt{2}-\sqrt{2}")),
 )
-HEDGED = (("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y"))
+HEDGED = (("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y"), ("12", "12. 13."))
+TINY = (
+    *(("1/2^{99}", "1/2^{98}"), ("0.0000012", "0.0000014"), ("(0.0000012,1)", "(0.0000014,1)"), ("e^{-50}", "e^{-51}")),
+    *((r"\begin{pmatrix}0.0000012\\1\end{pmatrix}", r"\begin{pmatrix}0.0000014\\1\end{pmatrix}"), ("1.5", "3 1/2")),
+    *((r"\frac{0}{3}", r"\frac{1}{10^{20}}"), (r"10^{-8}\%", r"10^{-9}\%"), ("234", "1 234"), ("i/10^{20}", "i/10^{21}")),
+)
 ANYWHERE = (
     r"So it is \boxed{\frac{1}{2}}.",
     r"First \boxed{7}, no: \boxed{\frac{1}{2}}, I think.",
@@ -77,7 +86,7 @@ EMPTY_TOO_LONG_OR_OPEN = (
     ("gold", "text", "reward", "formatted", "lenient"),
     [
         *((gold, TAGGED.format(answer), 1.0, True, True) for gold, answer in RIGHT),
-        *((gold, TAGGED.format(answer), 0.0, True, False) for gold, answer in HEDGED),
+        *((gold, TAGGED.format(answer), 0.0, True, False) for gold, answer in (*HEDGED, *TINY)),
         *((HALF, text, 0.0, False, True) for text in ANYWHERE),
         *((HALF, text, 0.0, False, False) for text in EMPTY_TOO_LONG_OR_OPEN),
     ],

@@ -1,6 +1,6 @@
 """The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
 
-It imports nothing of this package but jail.py: stdlib and math-verify only. A person's reward function is imported with
+It imports nothing of this package but files beside it: stdlib and a rule's library only. A person's reward function is imported with
 all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
 answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be trusted with
 another answer. R: ready.
@@ -22,8 +22,6 @@ from typing import Any
 
 _IDLE_SECONDS = 5.0  # between looks whether the parent is still there
 _GROWN = 0.5  # of the address space that is allowed; beyond it honest answers might run into the limit
-_BRACKETS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}"))
-_BRACKET = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox")  # not \$, which is money
 
 
 def main(parent: int, seconds: float, memory: int, rule: str) -> None:
@@ -43,7 +41,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     kind, _, task = rule.partition(":")
     known: dict[str, Callable[[], Callable[..., object]]] = {
-        "math": lambda: _in_a_fork(_load(), seconds),
+        "math": lambda: _in_a_fork(_beside("math_child").load(), seconds),
         "regex": lambda: _in_a_fork(_matches, seconds),
         "tests": lambda: _locked().examiner(0.8 * seconds),
         "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
@@ -129,42 +127,6 @@ def _own(name: str) -> Callable[[str, str], list[object] | str]:
     if scorer is None:
         sys.exit(f"{name} has no reward function any more.")
     return functools.partial(judged, scorer)
-
-
-def _load() -> Callable[[str, str, bool], bool]:
-    """Import math-verify; return the function that decides whether an answer is worth the gold one."""
-    import logging
-
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    logging.disable()
-    latex = [LatexExtractionConfig()]
-
-    def verdict(gold: str, answer: str, loose: bool) -> bool:
-        right: list[Any] = parse(f"${gold}$", latex, parsing_timeout=None)
-        if loose and verify(right, parse(answer, parsing_timeout=None), timeout_seconds=None):
-            return True
-        bare = _bare(answer)
-        given: list[Any] = [] if bare is None else parse(f"${bare}$", latex, parsing_timeout=None)
-        return bool(verify(right, given, timeout_seconds=None))
-
-    # Parsers and caches are built at first use: not within the time of somebody's answer.
-    matrix = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
-    for text in (r"\frac{\sqrt{2}x^2}{3}+1", matrix, r"(3,\pi]", r"x=\text{yes}", "1,000"):
-        verdict(text, text, False)
-        verdict(text, f"The answer is ${text}$, 1/2.", True)
-    return verdict
-
-
-def _bare(answer: str) -> str | None:
-    """One expression without the brackets of mathematics around it; None for several: an answer must not hedge."""
-    answer = answer.strip()
-    for opening, closing in _BRACKETS:
-        if answer.startswith(opening) and answer.endswith(closing) and len(answer) >= len(opening + closing):
-            answer = answer[len(opening) : -len(closing)].strip()
-    if answer.startswith("$") and answer.count("$") == 1:
-        answer = answer[1:]  # money again
-    return None if _BRACKET.search(answer) or not answer else answer
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ digits, so the Unicode tables of a Python version cannot make two nodes disagree
 compares in NFC, which Unicode promises not to change for characters that it has.
 
 The rule `math` is this format around an answer that a judge compares with the gold one. math-verify is lenient (50 % =
-0.5 = 50) and what it has no time for is wrong, so two nodes may disagree. In a run every node rewards by its own
+0.5 = 50, units are ignored) and what it has no time for is wrong, so two nodes may disagree. In a run every node rewards by its own
 verdict. It is a large parser for strangers' text: a node uses it only if its owner says so.
 """
 
