@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 
 _LIKE_AN_ID = re.compile(r"12D3|\bQm\w{8}|\S{40}")
+FURTHER = " " * 9
 MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
 
 
@@ -15,6 +16,12 @@ def escaped(text: str) -> str:
     direction.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_lines(what: str) -> list[str]:
+    """An error of several lines, each but the first so far in that it is neither another error nor what to do."""
+    first, *rest = what.split("\n")
+    return [f"error: {first}", *(f"{FURTHER}{line}" for line in rest)]
 
 
 def in_toml(value: object, *, lines: bool = False) -> str:

@@ -33,6 +33,8 @@ def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path: Path) -> No
 
 
 def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path) -> None:
+    floats = written(tmp_path / "F.CSV", HEAD + b"".join(b"q%d,%d.0\n" % (i, i) for i in range(30)))
+    assert {row.answer for row in load_task(floats).train} <= {str(i) for i in range(30)}
     rows = "".join(f'add {i},"assert add(1, 2) == 3\nassert add({i}, 0) == {i}"\n' for i in range(30))
     task = load_task(written(tmp_path / "p.csv", b"prompt,answer\n" + rows.encode()), reward="tests")
     assert task.template == "{question}" and all(row.answer.count("\n") == 1 for row in task.train)
@@ -53,6 +55,7 @@ def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path) -
         (HEAD + b'a,1\n"b,2\n', "line 3, begins a row that is not CSV"),
         (HEAD + b'a,"1"2\n', "line 2, begins a row that is not CSV"),
         (HEAD + b"a,1\nb\xff,2\n", "line 3, is not UTF-8"),
+        (HEAD.decode().encode("utf-16"), "is in UTF-16"),
         (HEAD + b"a" * 200_000 + b",1\n", r"line 2, begins a row that is not CSV \(field larger"),
         (HEAD + b"a,1\n\n" + b"c,x\n" * 20, "20 unusable lines"),
     ],

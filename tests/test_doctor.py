@@ -22,8 +22,10 @@ from ftis_node.cli import run as run_files
 from ftis_node.cli.flags import Given
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
+from ftis_node.host import proxy
 from ftis_node.node.options import JoinOptions
 from ftis_node.policy.availability import Hub, ask_hub, cached, described, offered
+from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
 from ftis_node.preflight.case import Case, Check, Finding, case_of, examine, failed
@@ -275,6 +277,13 @@ def test_without_a_hub_a_model_must_be_here(tmp_path: Path, monkeypatch: pytest.
     name = "someone/something"
     found = seen(models.hub, a_case(tmp_path, model=name))["fail"]
     assert "not in the local cache" in found.text and "--model FOLDER" in found.advice
+    with monkeypatch.context() as patch:
+        patch.setenv("ALL_PROXY", "socks5://me:secret@127.0.0.1:1")
+        patch.setattr(proxy.importlib.util, "find_spec", lambda name: None)
+        found = seen(models.hub, a_case(tmp_path, model=name))["fail"]
+        assert "SOCKS proxy" in found.text and "socksio" in found.advice and "secret" not in found.text
+        with pytest.raises(UserError, match="all_proxy names a SOCKS proxy"):
+            load_tokenizer(name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "Unset HF_HUB_OFFLINE" in seen(models.hub, a_case(tmp_path, model=name))["fail"].advice
     snapshot = in_the_cache(tmp_path / "cache", name, monkeypatch)

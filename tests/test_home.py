@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pwd
 import resource
 import stat
 import subprocess
@@ -10,14 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 
 from ftis_node.errors import UserError
 from ftis_node.host.files import replace_bytes, write_private
+from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
-from tests.support.cli import refused
+from tests.support.cli import Cli, refused
 
 HOLDER = """
 import sys
@@ -120,6 +123,19 @@ def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     assert Home(tmp_path / ".ftis-node").flag == ""
     assert Home(Path("second node")).flag == f" --home '{tmp_path}/second node'"
+
+
+@pytest.mark.parametrize("line", ["join --dry-run", "doctor", "bugreport", "task check gsm8k"])
+def test_without_a_home_folder_it_is_told(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    code, _, err = cli(*line.split())
+    assert code == 1 and "error: HOME is not set, and the system knows no home folder" in err and "HOME=/data" in err
+    assert Redactor(None).clean("~/x /root/x") == "~/x /root/x"
 
 
 def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import resource
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,29 @@ def test_messages_are_a_question(offered: Hub) -> None:
     assert {row.question for row in task.train} <= {f"Be brief.\n\nWhat is {n} + 1?" for n in range(40)}
 
 
+@pytest.mark.parametrize("form", [float, Decimal, lambda n: f"{n}.0", lambda n: str(n).encode(), lambda n: [n]])
+def test_an_integer_may_have_another_type_and_lie_within_a_column(form: Callable[[int], object], offered: Hub) -> None:
+    rows = [{"asked": {"text": [f"What is {n}?"]}, "reward_model": {"ground_truth": form(n)}} for n in range(40)]
+    offered.offer("fay/nested", train_parquet=parquet(rows))
+    task = load_task("hf:fay/nested:train,asked.text.0,reward_model.ground_truth")
+    found = {row.question: row.answer for row in (*task.train, *task.held_out)}
+    assert found == {f"What is {n}?": str(n) for n in range(40)}
+
+
+def test_a_conversation_has_question_and_answer_and_blank_lines_do_not_count(
+    offered: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = [[("user", f"What is {n}?"), ("assistant", f"{n}")] for n in range(40)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in one]} for one in said]
+    rows.insert(7, {"messages": [{"role": "user", "content": "And?"}]})
+    offered.offer("gus/chat", train_jsonl=b"\n" + json_lines(rows).replace(b"\n", b"\n \n"))
+    task = load_task("hf:gus/chat:train,messages,messages")
+    assert {f"What is {row.answer}?" for row in task.train} == {row.question for row in task.train}
+    assert "1 row of hf:gus/chat" in caplog.text and "left out (row 8)" in caplog.text
+    offered.offer("hal/gap", train_jsonl=json_lines([*ROWS, {"question": "And?"}]))
+    assert len(load_task("hf:hal/gap").train) and "left out (row 61)" in caplog.text
+
+
 def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, caplog: pytest.LogCaptureFixture) -> None:
     odd = [{"question": f"Why {n}?", "answer": "because"} for n in range(7)]
     offered.offer("dan/odd", train_jsonl=json_lines(ROWS + odd), test_jsonl=json_lines(ROWS[:5] + odd))
@@ -156,6 +180,8 @@ def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, ca
         (f"hf:bob/lines@{'0' * 40}", "has no revision 0000", "Leave out @REVISION"),
         ("hf:bob/lines:train,problem,answer", "has no column 'problem'", "question, answer, other"),
         ("hf:ann/sums:main/train,question,solution", "has no column 'solution'", "question, answer, other"),
+        ("hf:bob/lines:train,question,other.value", "has no column 'other.value'", "a dot leads into one"),
+        ("hf:bob/wide", "is in UTF-16", "another dataset"),
         ("hf:bob/broken", "no JSON object in line 2 of train.jsonl", "another dataset"),
         ("hf:bob/shards", "cannot be read", "another dataset"),
         ("hf:bob/empty", "has no rows with a text in 'question'", "--question"),
@@ -164,6 +190,7 @@ def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, ca
 def test_what_cannot_be_used_is_told(name: str, what: str, fix: str, offered: Hub) -> None:
     offered.offer("eve/gated", train_jsonl=b"")
     offered.offer("bob/broken", train_jsonl=json_lines(ROWS[:1]) + b"no json\n")
+    offered.offer("bob/wide", train_jsonl=json_lines(ROWS).decode().encode("utf-16"))
     offered.offer("bob/shards", train_parquet=b"PAR1 is not all of it")
     offered.offer("bob/empty", train_jsonl=json_lines([{"question": " ", "answer": 1}]))
     offered.refuses = {"eve/gated": "GatedRepo"}

@@ -298,14 +298,21 @@ def test_a_reward_that_hangs_or_dies_is_told(odd: Guarded, caplog: pytest.LogCap
     assert odd("good", "gold").reward == 1.0 and odd.started == 2
 
 
-def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, caplog: pytest.LogCaptureFixture) -> None:
-    for text in ("fail", "exit", "float", "nan", "two"):
+def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(
+    odd: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("fail", "exit", "float", "nan", *("two",) * 6):
         assert odd(text, "") == Score(0.0, False, False)
     with scoring("", odd) as another:
         assert another("fail", "") == Score(0.0, False, False), "as each evaluation has one of its own"
     assert odd("good \udcff", "gold") == Score(1.0, True, True) and odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "The reward function of odd:build failed (ZeroDivisionError: by zero): such answers are wrong (logged once)."
+        f"The reward function of odd:build failed ({why}): such answers are wrong ({so_far} so far, "
+        "logged at 1, 10, 100, …)."
+        for why, so_far in (
+            ("ZeroDivisionError: by zero", "1 answer"),
+            ("ValueError: its reward is 2.0, not from 0 to 1", "10 answers"),
+        )
     ]
 
 

@@ -87,6 +87,9 @@ def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypa
     monkeypatch.setenv("FTIS_MODEL", "somebody/nothing-of-that-name")
     told = found(cli, "arithmetic")
     assert told["longest"] is None and told["unchecked"] == ["prompts: somebody/nothing-of-that-name is not here"]
+    (tmp_path / "two.jsonl").write_text('{"question": "q"}\n[]\n')
+    _, _, err = cli("task", "check", str(tmp_path / "two.jsonl"))
+    assert err.splitlines()[-3:-1] == ["         line 1 has no `answer`,", "         line 2 is not a JSON object."]
     (tmp_path / "no.csv").write_text("text,gold\n1,2\n")
     code, out, err = cli("task", "check", str(tmp_path / "no.csv"))
     assert code == 2 and out == "" and "line 1, is no header with `answer`" in err

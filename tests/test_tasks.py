@@ -131,11 +131,14 @@ def test_equal_questions_are_never_on_both_sides(tmp_path: Path) -> None:
     assert not {e.question for e in task.train} & {e.question for e in task.held_out}
 
 
-def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
-    file = tmp_path / "w.jsonl"
-    file.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": 1}\r\n\r\n{"question": "b", "answer": "2"}\r\n')
+@pytest.mark.parametrize("name", ["w.jsonl", "W.JSONL"])
+def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    rows = enumerate(["1", '"2"', "3.0", '"4.0"', "-5.00", '" 6,000. "'])
+    lines = (f'{{"question": "q{number}", "answer": {answer}}}\r\n\r\n' for number, answer in rows)
+    file.write_bytes(b"\xef\xbb\xbf" + "".join(lines).encode())
     task = load_task(str(file))
-    assert {e.answer for e in (*task.train, *task.held_out)} == {"1", "2"}
+    assert {e.answer for e in (*task.train, *task.held_out)} == {"1", "2", "3", "4", "-5", "6000"}
 
 
 GOOD_LINE = b'{"question": "a", "answer": 1}\n'
@@ -145,6 +148,7 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
     ("content", "message"),
     [
         (GOOD_LINE + b"\xff\n", "line 2, is not JSON"),
+        *((GOOD_LINE.decode().encode(form), f"is in {form.upper()[:6]}") for form in ("utf-16", "utf-16-be", "utf-32")),
         (b"[" * 100_000, "line 1, is not JSON"),
         (b'{"question": "\\ud800", "answer": 1}', "line 1, is not JSON in UTF-8"),
         (GOOD_LINE + b"\n[1]\n", "line 3, is not a JSON object"),
@@ -153,7 +157,19 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
         (b'{"question": 7, "answer": 1}', "line 1, has no text"),
         *(
             (b'{"question": "a", "answer": ' + answer + b"}", "line 1, has an answer that is not an integer")
-            for answer in (b'"x"', b"1.5", b"true", b"null", b'""', b"[1]", b'"1e3"', b"9" * 50, b"NaN")
+            for answer in (
+                b'"x"',
+                b"1.5",
+                b"1e22",
+                b'"5.01"',
+                b"true",
+                b"null",
+                b'""',
+                b"[1]",
+                b'"1e3"',
+                b"9" * 50,
+                b"NaN",
+            )
         ),
         (b'{"question": "a", "answer": ' + b"9" * 9000 + b"}", "line 1, is not JSON"),
     ],

@@ -10,11 +10,12 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.tasks import load_task
 from ftis_node.tasks.jail import can_lock_in
-from ftis_node.tasks.trial import ROWS, refuse_unskilled, unskilled
+from ftis_node.tasks.trial import ROWS, refuse_broken, refuse_unskilled, unskilled
 from tests.support.cli import Cli
 
 RULES = """
-import math, time
+import math, os, signal, time
+from concurrent.futures import ThreadPoolExecutor
 from ftis_node.tasks import Score, make_task
 
 def score(right): return Score(float(right), True, bool(right))
@@ -38,6 +39,16 @@ pays_anything, pays_all_numbers, pays_nan = task(NUMBERS, anything), task(NUMBER
 pays_words, pays_nothing = task(LABELS, truthy), task(NUMBERS, boxed)
 labels, numbers, hangs = task(LABELS, equal), task(NUMBERS, equal), task(NUMBERS, slow, reward_seconds=0.2)
 echo = task([(f"Say {n}", str(n)) for n in range(100, 140)], equal)
+def threaded(text, gold):
+    with ThreadPoolExecutor() as pool: return pool.submit(signal.signal, signal.SIGALRM, signal.SIG_DFL).result()
+BROKEN = {
+    "threads": threaded, "signals": lambda text, gold: os.kill(os.getpid(), 9), "bool": lambda text, gold: True,
+    "nan": lambda text, gold: Score(math.nan, True, True), "none": lambda text, gold: None,
+    "some": lambda text, gold: score(float(last(text)) == float(gold)),
+}
+for name, reward in BROKEN.items():
+    def judge(text, gold, reward=reward): return reward(text, gold)
+    globals()["broken_" + name] = task(NUMBERS, judge)
 shaped, style = task(NUMBERS, half), task([(f"Write {n}", "") for n in range(40)], anything)
 """
 
@@ -61,6 +72,32 @@ def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, 
 @pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
 def test_row_55_an_honest_reward_passes(name: str) -> None:
     assert unskilled(load_task(f"lucky:{name}", code=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("threads", "signal only works in main thread"),
+        ("signals", "or ended its process"),
+        ("bool", "it gave bool, not a Score"),
+        ("nan", "its reward is nan"),
+        ("none", "it gave NoneType"),
+        ("some", ""),
+    ],
+)
+def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(
+    name: str, why: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
+    code, out, _ = cli("task", "check", f"lucky:broken_{name}")
+    assert code == 1 and "error: The reward function of lucky:broken_" in out and "Mend it: it returns a Score" in out
+    assert (why or "could not convert string to float") in out
+    task = load_task(f"lucky:broken_{name}", code=True)
+    if not why:
+        refuse_broken(task)
+    else:
+        with pytest.raises(UsageError, match="no verdict on any answer"):
+            refuse_broken(task)
 
 
 def lines(rule: str) -> Sequence[object]:

@@ -17,7 +17,8 @@ from typer.main import get_group
 
 import ftis_node
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
-from ftis_node.text import say
+from ftis_node.host.files import no_home_folder
+from ftis_node.text import in_lines, say
 
 # The commands and groups in panels, in the order in which a person meets them, and what `--help` says of each.
 # A group is the `app` of the module of its name.
@@ -144,6 +145,10 @@ def main() -> None:
     except BrokenPipeError:  # `ftis-node status | head -1`; what Python still holds back goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # as pathlib says it where a path begins with ~
+            raise
+        _tell(no_home_folder())
     except OSError as error:  # a path that a person named, or a disk that is full, in whichever command
         what = f"{error.filename or 'A file'} cannot be used: {error.strerror or error}."
         _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
@@ -162,5 +167,5 @@ def _refuse_misplaced(words: Sequence[str]) -> None:
 def _tell(error: UserError) -> NoReturn:
     """Two sentences on stderr for each mistake; what a peer or a file put into them moves no terminal."""
     for one in one_by_one(error):
-        say(f"error: {one.what}", f"       {one.fix}", error=True)
+        say(*in_lines(one.what), f"       {one.fix}", error=True)
     sys.exit(error.exit_code)

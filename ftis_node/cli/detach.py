@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -12,6 +13,7 @@ from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.logs import ENDED, Growing, as_object, begin_output
 from ftis_node.store.home import Home
+from ftis_node.text import FURTHER
 
 POLL_SECONDS = 0.3
 SILENT_SECONDS = 1.5
@@ -108,7 +110,10 @@ def _its_own(output: Path, before: int, code: int) -> UserError:
     if start is None:
         error = UserError(f"The daemon ended while it was starting (exit code {code}).", f"Look into {output}.")
     else:
-        what, *fix = lines[start : start + ERROR_LINES]
-        error = UserError(what.removeprefix("error: "), " ".join(fix).strip() or f"Look into {output}.")
+        first, *rest = lines[start:]
+        further = [line.strip() for line in takewhile(lambda line: line.startswith(FURTHER), rest)]
+        fix = "".join(rest[len(further) :][:1]).strip()
+        what = "\n".join([first.removeprefix("error: "), *further])
+        error = UserError(what, fix or f"Look into {output}.")
     error.exit_code = code or 1
     return error

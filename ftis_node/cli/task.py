@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import KINDS, JsonOption, RewardOption, print_json
-from ftis_node.text import counted, say
+from ftis_node.text import counted, in_lines, say
 
 app = typer.Typer(no_args_is_help=True, help="Check a task's rows, before a run is made of them.")
 
@@ -44,7 +44,9 @@ def check(
             say(f"warning: {few}")
         for what in found["unchecked"]:
             say(f"not checked: {what}")
+        for what in found["notes"]:
+            say(f"note: the package's own rows: {what}")
         for one in found["troubles"]:
-            say(f"error: {one['what']}", f"       {one['fix']}")
+            say(*in_lines(one["what"]), f"       {one['fix']}")
     if found["troubles"]:
         raise typer.Exit(1)

@@ -15,6 +15,20 @@ Kept = TypeVar("Kept")
 logger = logging.getLogger(__name__)
 
 
+def home_folder() -> Path:
+    """The person's home folder. Raises UserError where neither HOME nor the system's users name one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise no_home_folder() from None
+
+
+def no_home_folder() -> UserError:
+    """The error where there is none, as for a number in place of a user in a container or a service."""
+    what = f"HOME is not set, and the system knows no home folder of the user with the id {os.getuid()}."
+    return UserError(what, "Set HOME to a folder that this user can write, as in: HOME=/data ftis-node …")
+
+
 def kept(path: Path, read: Callable[[bytes], Kept], otherwise: str) -> Kept | None:
     """What `read` makes of a file of the home; None if there is none, or a damaged one.
 

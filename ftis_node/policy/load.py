@@ -18,6 +18,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.memory import Dtype
 from ftis_node.host.doing import doing
+from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.fused import lay_in_one
@@ -263,6 +264,9 @@ def half_dtype(device: torch.device) -> Dtype:
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:
     """The error for a person when a model, or a part of it, cannot be had."""
+    proxy = refused_proxy()
+    if proxy is not None and not Path(source).exists():
+        return UserError(f"The model {name!r} ({source}) cannot be loaded: {proxy.what}", proxy.fix)
     what = f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}"
     fix = "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER."
     return UserError(what, fix)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
 from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
+from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case, Finding, noted
 from ftis_node.preflight.machine import memory_limit
@@ -40,6 +41,8 @@ def hub(case: Case) -> Iterator[Finding]:
             yield Finding("hub", "ok", f"{text}, and the hub answers.")
         else:
             yield Finding("hub", "warn", f"{text}; {why}.", "Nothing, as long as no other model is wanted.")
+    elif not seen.answers and (proxy := refused_proxy()) is not None:
+        yield Finding("hub", "fail", f"{source} is not in the local cache. {proxy.what}", proxy.fix)
     elif not seen.answers:
         advice = "Unset HF_HUB_OFFLINE" if seen.switched_off else "Mend the network (or HF_ENDPOINT, or the proxy)"
         advice += "; or download the model elsewhere, copy the folder here and pass --model FOLDER."

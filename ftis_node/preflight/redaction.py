@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 REMOVED = "[removed]"
 
@@ -86,8 +85,9 @@ class Redactor:
         self._secrets = sorted(known, key=len, reverse=True)
         self._public = set(_KEY.findall(public))
         self._with_addresses = with_addresses
-        homes = "|".join(map(re.escape, _spellings(str(Path.home()))))
-        self._home = re.compile(rf"(?:{homes})(?![\w.-])") if len(str(Path.home())) > 1 else None
+        own = os.path.expanduser("~")  # itself, where there is no home folder
+        homes = "|".join(map(re.escape, _spellings(own)))
+        self._home = re.compile(rf"(?:{homes})(?![\w.-])") if len(own) > 1 else None
 
     def clean(self, text: str) -> str:
         """Return the text without secrets, addresses (unless they are wanted) and the path of the person's home."""

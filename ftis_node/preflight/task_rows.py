@@ -10,12 +10,13 @@ from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
 from ftis_node.preflight.case import noted
 from ftis_node.tasks import Example, Scorer, Source, Task, scoring
-from ftis_node.tasks.trial import refuse_unskilled
+from ftis_node.tasks.trial import MEND, failures, refuse_unskilled
 from ftis_node.text import counted
 from ftis_node.tokenizer.fingerprint import WRITABLE
 
 _TOLD = 5  # places that are named
 _SHORTEN = "Shorten these questions, or leave them out."
+_ALLOW = "Name a model with longer tokens in FTIS_MODEL, or leave that part of the task out."
 _FORMS = ("<think></think> <answer>{}</answer>", r"\boxed{{{}}}", "{}")
 
 
@@ -25,7 +26,8 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     accepted, refused: rows whose gold answer the rule takes for right, or does not; undecided: rows that name no one
     right answer. duplicates: rows with the question of an earlier one; contradictions: questions with several answers.
     empty: blank rows of the file. longest: of the prompts, in tokens of the model; None: not checked, and unchecked
-    says why, or troubles do: what is wrong with the rows, and what a person should do.
+    says why, or troubles do: what is wrong with the rows, and what a person should do. notes: what is odd about rows of
+    a package, which nobody can correct.
 
     Args:
         advance: called with 1 after each row.
@@ -38,7 +40,7 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     judged: dict[bool | None, list[Example]] = {True: [], False: [], None: []}
     with scoring(task.reward, task.scorer) as scorer:
         for row in rows:
-            answers[row.question].add(row.answer)
+            answers[row.question].add(scorer.right(row.question, row.answer)[1])
             judged[_accepts(task.reward, scorer, row)].append(row)
             advance(1)
         if not scorer.tagged and not judged[True]:  # its answers have another form than is tried here
@@ -55,19 +57,28 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"
-    wrong = (
+    shorten = _SHORTEN if source.editable else _ALLOW
+    wrong = [
         (lost if named else (), cannot, WRITABLE),
-        (long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", _SHORTEN),
+        (long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", shorten),
+    ]
+    rows_own = [
         (refused, refuses, "Correct these answers, or name another rule with --reward."),
         (several, f"{counted(twice, 'question')} with different answers", "Keep one answer of each."),
-    )
+    ]
+    if source.editable:
+        wrong += rows_own
+    notes = [f"{what}: {_places(found)}." for found, what, _ in rows_own if found and not source.editable]
     troubles = [{"what": f"{what}: {_places(found)}.", "fix": fix} for found, what, fix in wrong if found]
-    troubles += [{"what": error.what, "fix": error.fix} for error in noted(lambda: refuse_unskilled(task))]
+    reasons, _ = failures(task)
+    troubles += [{"what": reason, "fix": MEND} for reason in reasons]
+    if not reasons:
+        troubles += [{"what": error.what, "fix": error.fix} for error in noted(lambda: refuse_unskilled(task))]
     told = {"task": task.name, "data": task.data, "reward": task.reward, "rows": len(task.train)}
     told |= {"held_out": len(task.held_out), "accepted": len(judged[True]), "refused": len(refused)}
     told |= {"undecided": undecided, "duplicates": len(rows) - len(answers), "contradictions": twice}
     told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": max(sizes, default=None)}
-    return told | {"model": model, "unchecked": unchecked, "troubles": troubles}
+    return told | {"model": model, "unchecked": unchecked, "notes": notes, "troubles": troubles}
 
 
 def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:

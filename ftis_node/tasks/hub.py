@@ -5,6 +5,7 @@ downloaded by huggingface_hub, which goes on where a download stopped. The two c
 later starts need no hub.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -14,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.host.files import existing_folder
+from ftis_node.host.proxy import refused_proxy
 from ftis_node.installed import NAME, to_install
 from ftis_node.tasks.download import cache_dir, put_there
 from ftis_node.tasks.gsm8k import gold_answer
@@ -40,6 +43,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _SECONDS = 10.0
+_TOLD = 5  # rows that are named
 _KINDS = (".parquet", ".jsonl")
 _CHILD = Path(__file__).with_name("hub_child.py")
 
@@ -119,24 +123,50 @@ class HubDataset(Source):
             content = _kept(source)
         if content is None:
             content = _download(source, files)
-        answer_of, wanted = GOLDS[self.rule]
-        rows, left_out = [], 0
-        for number, line in enumerate(content.splitlines(), start=1):
-            question, value = json.loads(line)
-            gold = answer_of(value)
-            gold = gold_answer(value) if gold is None and self.rule == "integer" else gold
-            if gold is not None:
-                rows.append(Example(question, gold, f"Row {number} with a question of {source.name}"))
-            left_out += gold is None
-        if left_out > len(rows):
-            what = (
-                f"Of {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not {wanted}."
-            )
+        wanted = GOLDS[self.rule][1]
+        pairs = [json.loads(line) for line in content.splitlines()]
+        rows, left_out = _examples(pairs, source, functools.partial(_written_plainly, self.rule))
+        if len(left_out) > len(rows):  # only then: the rows of a run that others have do not change
+            rows, left_out = _examples(pairs, source, functools.partial(_gold, self.rule))
+        if len(left_out) > len(rows):
+            what = f"Of {len(pairs):,} rows of {source.name}, {len(left_out):,} have an answer that is not {wanted}."
             raise UsageError(what, "Name another column with --answer, or another rule with --reward.")
         if left_out:
-            logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
+            first = ", ".join(map(str, left_out[:_TOLD])) + ", …" * (len(left_out) > _TOLD)
+            left = counted(len(left_out), "row")
+            logger.warning("%s of %s left out (row %s): the answer is not %s.", left, source.name, first, wanted)
         train, held_out = split(source.name, tuple(rows))
         return Task.by_rule(source.name, train, held_out, hashlib.sha256(content).hexdigest(), self.rule)
+
+
+def _examples(
+    pairs: Sequence[tuple[str, Any]], source: DatasetSplit, gold_of: Callable[[Any], str | None]
+) -> tuple[list[Example], list[int]]:
+    """Return the rows with a gold answer, and the numbers of those without."""
+    rows, left_out = [], []
+    for number, (question, value) in enumerate(pairs, start=1):
+        gold = gold_of(value)
+        if gold is None:
+            left_out.append(number)
+        else:
+            rows.append(Example(question, gold, f"Row {number} with a question of {source.name}"))
+    return rows, left_out
+
+
+def _gold(rule: str, value: Any) -> str | None:
+    """Return the gold answer under the rule, which may stand alone in a list; None where there is none."""
+    if isinstance(value, list) and len(value) == 1 and rule != "tests":
+        value = value[0]
+    gold = GOLDS[rule][0](value)
+    return gold_answer(value) if gold is None and rule == "integer" else gold
+
+
+def _written_plainly(rule: str, value: Any) -> str | None:
+    """The same, but None for `5.0` in any form, and for a list: most datasets have neither."""
+    odd = isinstance(value, float) or (isinstance(value, list) and rule != "tests")
+    if rule == "integer" and isinstance(value, str):
+        odd = "." in value.rpartition("####")[2]
+    return None if odd else _gold(rule, value)
 
 
 def _rows_file(source: DatasetSplit) -> Path:
@@ -243,6 +273,8 @@ def _refused(source: DatasetSplit, error: Exception) -> UserError:
         what, fix = "does not exist, or is private", "Check the name; log in with `hf auth login` or HF_TOKEN."
     elif isinstance(error, RevisionNotFoundError):
         what, fix = f"has no revision {source.revision}", "Leave out @REVISION for the newest."
+    elif (proxy := refused_proxy()) is not None:
+        return UserError(f"The dataset {source.repo} cannot be had: {proxy.what}", proxy.fix)
     else:
         what = f"The dataset {source.repo} cannot be had: {first_line(error)}."
         return UserError(what, "Try again: a download goes on where it stopped.")

@@ -9,13 +9,14 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MEMORY_BYTES, TEXT_BYTES, LINE_BYTES = 2 << 30, 1 << 29, 4 << 20
 """Of this process; of all rows; of a row."""
 _CPU_SECONDS = 1800
+_ABSENT = object()
 _BATCH = 256  # rows that are decoded at a time
 _ANOTHER = "Choose another dataset."
 _SMALLER = "Choose a smaller split, or make a .jsonl file of the rows that you want."
@@ -25,10 +26,32 @@ class Unusable(Exception):
     """Why a file cannot be used, and what to do."""
 
 
-def _rows(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, *columns: str) -> Iterator[list[Any]]:
+    """The values in the columns; None where a row has none. A dot leads into a column of objects or lists."""
+    names: dict[str, None] = {}
+    missing = set(columns)
     for row in _parquet(path, *columns) if path.suffix == ".parquet" else _json_lines(path):
-        _refuse_missing(row, *columns)
-        yield row
+        found = {column: _value(row, column) for column in columns}
+        missing -= {column for column, value in found.items() if value is not _ABSENT}
+        if missing:
+            names |= dict.fromkeys(row)
+        yield [None if found[column] is _ABSENT else found[column] for column in columns]
+    if names and missing:
+        _refuse(names, next(column for column in columns if column in missing))
+
+
+def _value(row: Any, column: str) -> Any:
+    """The value in a column, or where a name with dots leads: `a.b` is `b` of the object in `a`, `a.0` the first."""
+    if isinstance(row, dict) and column in row:
+        return row[column]
+    name, dot, rest = column.partition(".")
+    if isinstance(row, list) and name.isdecimal() and int(name) < len(row):
+        inner = row[int(name)]
+    elif isinstance(row, dict) and name in row and dot:
+        inner = row[name]
+    else:
+        return _ABSENT
+    return _value(inner, rest) if dot else inner
 
 
 def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
@@ -39,8 +62,12 @@ def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
         raise Unusable("is in Parquet, which needs pyarrow", "[data]") from None
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others set aside more than they need
     with ParquetFile(path) as file:
-        _refuse_missing(file.schema_arrow.names, *columns)
-        for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
+        names = file.schema_arrow.names
+        tops = [column if column in names else column.partition(".")[0] for column in columns]
+        for column, top in zip(columns, tops, strict=True):
+            if top not in names:
+                _refuse(names, column)
+        for batch in file.iter_batches(_BATCH, columns=tops, use_threads=False):
             yield from batch.to_pylist()
 
 
@@ -48,6 +75,11 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
             _refuse_large(line)
+            encoding = json.detect_encoding(line[:4]) if number == 1 else ""
+            if encoding.startswith(("utf-16", "utf-32")):
+                raise Unusable(f"is in {encoding.upper()}, and not in UTF-8", _ANOTHER)
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -57,10 +89,10 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _refuse_missing(there: Any, *columns: str) -> None:
-    if missing := [column for column in columns if column not in there]:
-        shown = ", ".join(map(str, there))[:1000]
-        raise Unusable(f"has no column {missing[0]!r}", f"Name two with --question and --answer, of: {shown}.")
+def _refuse(there: Iterable[str], column: str) -> NoReturn:
+    shown = ", ".join(map(str, there))[:1000]
+    fix = f"Name two with --question and --answer, of: {shown}; a dot leads into one, as in reward_model.ground_truth."
+    raise Unusable(f"has no column {column!r}", fix)
 
 
 def _refuse_large(row: bytes | str) -> None:
@@ -68,8 +100,22 @@ def _refuse_large(row: bytes | str) -> None:
         raise Unusable(f"has a row of more than {LINE_BYTES >> 20} MiB", _ANOTHER)
 
 
+def _plain(value: Any) -> str:
+    """What JSON has no form for, as text: bytes in UTF-8, decimals, dates."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _answer(value: Any) -> Any:
+    """The answer: of a list of messages the first that an assistant says."""
+    messages = value if isinstance(value, list) else []
+    said = (one.get("content") for one in messages if isinstance(one, dict) and one.get("role") == "assistant")
+    return next(said, value)
+
+
 def _text(value: Any) -> str:
     """A question: a text, or what system and user say in a list of messages, up to the first answer."""
+    if isinstance(value, bytes):
+        value = _plain(value)
     if isinstance(value, list):
         said = []
         for message in value:
@@ -86,9 +132,9 @@ def _main(question: str, answer: str, most: str, *paths: str) -> None:
         for number, row in enumerate(rows):
             if number == int(most):
                 raise Unusable(f"has more than {int(most):,} rows", _SMALLER)
-            if asked := _text(row[question]):
-                pair = [asked, row[answer]]
-                _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=str))
+            if asked := _text(row[0]):
+                pair = [asked, _answer(row[1])]
+                _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=_plain))
                 told.write(f"{line}\n")
 
 

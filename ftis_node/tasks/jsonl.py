@@ -29,6 +29,8 @@ _HELD_OUT = 0.1
 _EXPRESSION_CHARACTERS = 1000
 _LINES_TOLD = 10
 _NEXT = ",\n"
+_EXACT_FLOAT = 2**53
+_POINT_ZERO = re.compile(r"(?<=[0-9])\.0*\Z")
 BLANK = object()
 CORRECT = "Correct or remove that line."
 FIELD_CHARACTERS = 1 << 17
@@ -77,6 +79,12 @@ def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
 Rows = Callable[[bytes], Iterator[tuple[int, object]]]
 
 
+def encoding_of(data: bytes) -> str:
+    """The encoding by a file's first bytes, where it is UTF-16 or UTF-32; empty for any other."""
+    found = json.detect_encoding(data[:4])
+    return "" if found.startswith("utf-8") else found.upper()
+
+
 def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[str, tuple[Example, ...], str]:
     """The sha256 (hex) of the file, its rows, and the name of their question field.
 
@@ -87,6 +95,8 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[s
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a CSV or JSONL file that exists.") from error
+    if encoding := encoding_of(data):
+        raise UsageError(f"{path} is in {encoding}.", "Save the file as UTF-8.")
     rows: list[Example] = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []
@@ -123,11 +133,15 @@ def _refused(path: Path, wrong: Sequence[tuple[int, str, str]]) -> UsageError:
 
 
 def plain_answer(value: Any) -> str | None:
-    """The canonical digits of an answer that is an integer or the text of one."""
+    """The canonical digits of an answer that is an integer or the text of one, which may end in `.0`."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_FLOAT:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     if isinstance(value, int) and abs(value) >= 10**39:
         return None
+    if isinstance(value, str):
+        value = _POINT_ZERO.sub("", value.strip())
     number = parse_integer(str(value))
     return None if number is None else str(number)
 
@@ -205,7 +219,7 @@ class JsonLines(Source):
 
     @classmethod
     def mine(cls, name: str) -> bool:
-        return name.endswith(cls.suffix)
+        return name.lower().endswith(cls.suffix)
 
     def rows_in(self, data: bytes) -> Iterator[tuple[int, object]]:
         """See `json_lines`."""

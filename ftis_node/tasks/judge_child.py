@@ -1,9 +1,9 @@
 """The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
 
-It imports nothing of this package but files beside it: stdlib and a rule's library only. A person's reward function is imported with
-all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
-answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be trusted with
-another answer. R: ready.
+It imports nothing of this package but files beside it, and a rule's library. A person's reward function is imported
+with all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or
+`[text, answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be
+trusted with another answer. R: ready.
 """
 
 import functools

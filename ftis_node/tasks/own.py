@@ -16,6 +16,7 @@ import re
 import symtable
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -30,6 +31,7 @@ from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task, digest_of
+from ftis_node.text import counted
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
 _WHILE_IT_RUNS = re.compile(r"import \*|__getattr__|\bglobals?\b|setattr|exec\(")  # names that a source does not show
@@ -163,12 +165,12 @@ class Guarded(Asked):
             name: of the task's function. seconds, start_seconds: see `Asked`.
         """
         super().__init__(name, seconds, start_seconds)
-        self._told: set[str] = set()
+        self._failures: Counter[str] = Counter()
 
     def another(self) -> Guarded:
-        """One for another thread. A problem that one of them has reported, the others report no more."""
+        """One for another thread. They count their failures together."""
         made = Guarded(self._rule, self._seconds, self._start_seconds)
-        made._told = self._told
+        made._failures = self._failures
         return made
 
     def __call__(self, text: str, answer: str) -> Score:
@@ -178,19 +180,28 @@ class Guarded(Asked):
             UserError: its process cannot be started.
         """
         verdict = self._ask(text, answer)
-        if verdict is None:
-            self._tell("late", f"took longer than {self._seconds:g} s, or ended its process")
-            return _WRONG
-        if isinstance(verdict, str):
-            self._tell("failed", f"failed ({verdict})")
+        if why := self._failure(verdict):
+            self._tell("late" if verdict is None else "failed", why)
             return _WRONG
         reward, formatted, lenient, columns = verdict
         return Score(reward, formatted, lenient, bounded(columns))
 
+    def why_not(self, text: str, answer: str) -> str:
+        return self._failure(self._ask(text, answer))
+
+    def _failure(self, verdict: Any) -> str:
+        """Return what a verdict that is none says; empty for one."""
+        if verdict is None:
+            return f"took longer than {self._seconds:g} s, or ended its process"
+        return f"failed ({verdict})" if isinstance(verdict, str) else ""
+
     def _tell(self, kind: str, what: str) -> None:
-        if kind not in self._told:
-            logger.warning("The reward function of %s %s: such answers are wrong (logged once).", self._rule, what)
-        self._told.add(kind)
+        """Log the first failure of a kind, the tenth, the hundredth, and so on."""
+        self._failures[kind] += 1
+        number = self._failures[kind]
+        if str(number).rstrip("0") == "1":
+            nth = f"{counted(number, 'answer')} so far, logged at 1, 10, 100, …"
+            logger.warning("The reward function of %s %s: such answers are wrong (%s).", self._rule, what, nth)
 
     def _surroundings(self) -> dict[str, Any]:
         return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON

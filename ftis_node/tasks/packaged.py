@@ -81,6 +81,7 @@ class Packaged(Source):
     template: ClassVar[str]
     judge: ClassVar[type[Judge]]
     form: ClassVar[str]
+    editable = False
 
     @classmethod
     def mine(cls, name: str) -> bool:

@@ -5,8 +5,8 @@ digits, so the Unicode tables of a Python version cannot make two nodes disagree
 compares in NFC, which Unicode promises not to change for characters that it has.
 
 The rule `math` is this format around an answer that a judge compares with the gold one. math-verify is lenient (50 % =
-0.5 = 50, units are ignored) and what it has no time for is wrong, so two nodes may disagree. In a run every node rewards by its own
-verdict. It is a large parser for strangers' text: a node uses it only if its owner says so.
+0.5 = 50, units are ignored), and what it has no time for is wrong, so two nodes may disagree. In a run every node
+rewards by its own verdict. It is a large parser for strangers' text: a node uses it only if its owner says so.
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ class Scorer:
     def __call__(self, text: str, answer: str) -> Score:
         """The verdict on a completion's text, given the gold answer."""
         return self.function(text, answer)
+
+    def why_not(self, text: str, answer: str) -> str:
+        """Why there is no verdict on this text, in words after a person's function; empty where there is one."""
+        return ""
 
     def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
         """Play the episode of the row with this gold answer, the same on every node; None where that fails."""

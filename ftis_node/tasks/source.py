@@ -29,6 +29,7 @@ class Source(ABC):
     names: ClassVar[tuple[str, ...]] = ()  # of a kind with names of its own
     has_files: ClassVar[bool] = False  # whether data and eval_data are files of its rows
     any_rule: ClassVar[bool] = False  # whether its rule is chosen, by its owner or the run
+    editable: ClassVar[bool] = True  # whether a person can correct its rows
     does: ClassVar[str] = ""  # what only a node's owner may agree to
 
     @classmethod

@@ -34,14 +34,52 @@ _ANSWERS = (
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _TAGGED = "<think></think><answer>{}</answer>"
 
+_FAILURES = 3  # after so many nothing more is tried: each may take seconds
+MEND = "Mend it: it returns a Score for every text, whatever that is, as Score(0.0, False, False) for a wrong one."
+
 logger = logging.getLogger(__name__)
 
 
+def failures(task: Task) -> tuple[list[str], bool]:
+    """Why a person's reward function gave no verdict on texts that a model may write, a sentence for each reason, and
+    whether it gave none at all. Right answers come first."""
+    rows = task.train[:2]
+    reasons: dict[str, str] = {}
+    failed = given = 0
+    texts = [(form.format(row.answer), row) for form in (_TAGGED, "{}", r"\boxed{{{}}}") for row in rows]
+    odd = ("", "no", _TAGGED.format("7"), "<answer>", "\u0663\x00 \U0001f600", "0 " * 999)
+    texts += [(text, rows[0]) for text in odd]
+    with scoring(task.reward, task.scorer) as scorer:
+        for text, row in texts:
+            why = scorer.why_not(text, row.answer)
+            if why:
+                failed += 1
+                reasons.setdefault(why, f"The reward function of {task.name} {why}, asked about {text[:40]!r}.")
+            else:
+                given += 1
+            if failed == _FAILURES:
+                break
+    return list(reasons.values()), given == 0
+
+
+def refuse_broken(task: Task) -> None:
+    """Raise UsageError where a person's reward function gives no verdict on any text; warn where it gives some."""
+    if task.scorer is None:
+        return
+    reasons, all_failed = failures(task)
+    if reasons and all_failed:
+        raise UsageError(f"{reasons[0]} It has given no verdict on any answer.", MEND)
+    for reason in reasons:
+        logger.warning("%s Such answers are wrong.", reason)
+
+
 def refuse_unskilled(task: Task) -> None:
-    """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`.
+    """Raise UsageError for a task that rewards an answer that needs no skill, see `unskilled`, or whose own reward
+    function gives no verdicts.
 
     Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
     """
+    refuse_broken(task)
     if task.reward not in _COMPARING and (found := unskilled(task)) is not None:
         answer, row, rewarded, rows = found
         raise UsageError(
