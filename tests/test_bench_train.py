@@ -2,17 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.fit import bench_fit
-from ftis_node.lab.bench.measure import peak_memory
 from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
 from ftis_node.lab.bench.train import bench_train, caught_gradient, check_same_work, our_gradient
 from ftis_node.lab.bench.trl import Trl
@@ -32,7 +28,6 @@ FIT_KEYS = {
     *("micro_batch_tokens", "memory_retries", "generation_batch", "parameters", "vocabulary", "repeats", "threads"),
     *("model", "batch", "device", "way"),
 }
-WITHOUT_TRL = "import sys; sys.modules['trl'] = None; from ftis_node.cli import main; main()"
 
 
 def test_both_sides_are_timed_on_one_batch() -> None:
@@ -64,24 +59,6 @@ def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
         else:
             with pytest.raises(RuntimeError, match="not the same work"):
                 check_same_work(ours, theirs)
-
-
-@pytest.mark.slow
-def test_without_trl_ours_is_measured_alone() -> None:
-    command = [sys.executable, "-c", WITHOUT_TRL, "bench", "train", "--json", *FLAGS]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures = json.loads(result.stdout)
-    assert set(figures) == KEYS and figures["ours_cpu_s"] > 0
-    assert all(figures[key] is None for key in ("trl_cpu_s", "ratio", "trl_tokens_per_s", "trl_spread"))
-    assert "extra dev" in result.stderr
-
-
-def test_peak_memory_counts_what_is_there_at_once() -> None:
-    def call() -> None:
-        for _ in range(3):
-            torch.ones(1_000_000) + torch.ones(1_000_000)
-
-    assert peak_memory(call, before=500) == pytest.approx(500 + 12e6, rel=0.01)
 
 
 @pytest.mark.parametrize("bench", ["train", "generate"])

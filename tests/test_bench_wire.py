@@ -4,7 +4,6 @@ import pytest
 
 from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers
 from ftis_node.lab.bench.wire import bench_wire
-from tests.support.tokenizers import KINDS, REAL, tokenizer
 
 
 def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
@@ -19,13 +18,6 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
     assert result["announcement_bytes"] <= 150 + 8 * 41
     # Tens of microseconds on an idle machine; the bound only catches a loop over tokens.
     assert 0 < result["admit_us"] < 5_000 and result["encode_us"] > 0 and result["decode_us"] > 0
-
-
-@pytest.mark.skipif(not set(REAL) <= set(KINDS), reason="the real tokenizers are not here")
-def test_reading_between_real_tokenizers_costs_a_few_microseconds_a_token() -> None:
-    figures = bench_reading(256, 5, {kind: tokenizer(kind) for kind in REAL})
-    assert 0 < figures["align_us_per_token"] < figures["read_us_per_token"]
-    assert figures["spell_us_per_token"] > 0
 
 
 def test_a_benchmark_between_two_alike_tokenizers_is_refused() -> None:

@@ -33,8 +33,7 @@ def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path: Path) -> No
 
 
 def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path) -> None:
-    floats = written(tmp_path / "F.CSV", HEAD + b"".join(b"q%d,%d.0\n" % (i, i) for i in range(30)))
-    assert {row.answer for row in load_task(floats).train} <= {str(i) for i in range(30)}
+    assert load_task(written(tmp_path / "F.CSV", HEAD + b"a,5.0\nb,5.0\n")).train[0].answer == "5"
     rows = "".join(f'add {i},"assert add(1, 2) == 3\nassert add({i}, 0) == {i}"\n' for i in range(30))
     task = load_task(written(tmp_path / "p.csv", b"prompt,answer\n" + rows.encode()), reward="tests")
     assert task.template == "{question}" and all(row.answer.count("\n") == 1 for row in task.train)

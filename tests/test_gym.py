@@ -1,7 +1,6 @@
 """Tasks of reasoning-gym: rows that are the same everywhere, scorers in the jail, and answers that attack them."""
 
 import json
-import logging
 import os
 import re
 import subprocess
@@ -321,19 +320,6 @@ def test_a_strangers_run_makes_nobody_run_scorers() -> None:
         check_named(run, task=None, reward=None, ours=False)
     check_named(run, task=NAME, reward=None, ours=False)
     check_named(run, task=None, reward=None, ours=True)
-
-
-def test_it_says_that_rows_are_made_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    for _ in range(2):
-        load_task("reasoning-gym:count_bits,gcd")
-    said = "Making the rows of reasoning-gym:count_bits,gcd; some tasks take minutes for that."
-    assert [one.message for one in caplog.records].count(said) == 1
-
-
-def test_eval_counts_its_questions(cli: Cli) -> None:
-    code, out, _ = cli("eval", "--checkpoint", "tiny-a", "--task", "reasoning-gym:gcd", "--prompts", "2", "--json")
-    assert code == 0 and json.loads(out)["prompts"] == 2
 
 
 @pytest.mark.slow

@@ -143,12 +143,9 @@ def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytes
 
 STALLING = {
     "tower": "9^{9^9}",
-    "tower of powers": "9^{9^{9^{9^{9}}}}",
-    "tiny tower": "2^{-9^{9^9}}",
     "factorials": "((9!)!)!",
     "binomial": r"\binom{10^8}{5 \cdot 10^7}",
     "sum": r"\sum_{k=1}^{10^9} \frac{1}{k^k}",
-    "product": r"\prod_{k=1}^{10^7} (k^k+1)",
     "integral": r"\int_0^{1} e^{x^{x^{x}}} \sin(x^{9}) dx",
     "divisor": r"\gcd(9^{9^8}, 6^{9^8})",
     "expansion": "(a+b+c+d+e+f+g+h)^{60}-(a-b)^{60}",
@@ -333,9 +330,5 @@ def test_evaluation_needs_no_training_file(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(30)))
     task = load_evaluation("gsm8k", data=file)
     assert (len(task.train), len(task.held_out)) == (0, 30)
-    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": i}) + "\n" for i in range(30)))
-    assert load_evaluation(str(file)).held_out == load_task(str(file)).held_out
-    assert len(load_evaluation(str(file), data=file).held_out) == 30
-    assert load_evaluation("arithmetic").held_out == load_task("arithmetic").held_out
     with pytest.raises(UsageError, match="math500"):
         load_evaluation("chess")

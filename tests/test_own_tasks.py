@@ -21,7 +21,7 @@ from ftis_node.tasks import Score, check_named, judge, load_evaluation, load_tas
 from ftis_node.tasks.judge import Asked
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
-from tests.support.cli import answer, printed
+from tests.support.cli import printed
 from tests.support.small_models import arithmetic_settings, opened_engine, packed, tiny_tokenizer
 from tests.support.swarm import make_run
 
@@ -147,18 +147,6 @@ def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path: Path, mo
     assert len(set(psutil.Process().children()) - before) == 2
     engine.close()
     assert set(psutil.Process().children()) <= before
-
-
-def test_a_group_that_hangs_costs_an_engine_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(judge.SECONDS, "regex", 1.0)
-    engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"(1+)+|7"] * 5, field="prompt")), reward="regex")
-    right, hanging = "<think></think><answer>7</answer>", f"<think></think><answer>{'1' * 60}2</answer>"
-    try:
-        assert engine.score(0, group(engine, right, hanging)) == [1.0, 0.0]
-        assert engine.score(0, group(engine, hanging, hanging, hanging, right)) == [0.0] * 4, "unasked"
-        assert engine.score(0, group(engine, right)) == [1.0]
-    finally:
-        engine.close()
 
 
 # Python functions
@@ -291,13 +279,6 @@ def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Chil
     assert (child.asked.started, child.asked.unanswered) == (2, 0)
 
 
-@pytest.mark.parametrize("text", ["loop", "die"])
-def test_a_reward_that_hangs_or_dies_is_told(odd: Guarded, caplog: pytest.LogCaptureFixture, text: str) -> None:
-    assert odd(text, "") == Score(0.0, False, False)
-    assert "took longer than 0.5 s, or ended its process: such answers are wrong" in caplog.text
-    assert odd("good", "gold").reward == 1.0 and odd.started == 2
-
-
 def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(
     odd: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -330,11 +311,6 @@ def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
     assert engine.score(0, group(engine, f"<answer>{answer}", "<answer>")) == [0.5, 0.0]
     assert engine.evaluate().prompts == 2
     engine.close()
-
-
-def test_eval_takes_a_function(folder: Path) -> None:
-    figures = answer("eval", "--checkpoint", "tiny-a", "--task", "mine:build", "--device", "cpu")
-    assert figures["task"] == "mine:build" and figures["reward"].startswith(CODE)
 
 
 # What a run says of it

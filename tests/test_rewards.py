@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.errors import UsageError
 from ftis_node.tasks import Score, score
 
 
@@ -62,11 +61,6 @@ def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
     assert verdict.reward == 0.0 and not verdict.formatted
 
 
-def test_a_wrong_integer_in_the_right_format_is_formatted_but_earns_nothing() -> None:
-    verdict = score("integer", GOOD, "13")
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
-
-
 LAST = {
     **{"I think it is 12.": "12", "12 or 13, no: $1,234!": "1234", "so -7": "-7", "8-3=5, 10-7": "7", "1,2,3": "3"},
     **{"\\boxed{42}": "42", "18.00 dollars": "18", "<answer>12</answer": "12"},
@@ -99,11 +93,6 @@ def test_a_megabyte_of_hostile_text_is_scored_at_once(unit: str, frame: str) -> 
     scored_at_once("integer", frame.replace("{}", unit * (1_000_000 // len(unit))), "12")
 
 
-def test_an_unknown_rule_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no reward rule 'eval'"):
-        score("eval", GOOD, "12")
-
-
 PARTS = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "1", "12", ",", "-", "+", " ", "\n", ".", "x"])
 TEXTS = st.one_of(
     st.text(st.characters()),
@@ -120,12 +109,6 @@ def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str) -> 
         answer = re.findall(r"<answer>(.*)</answer>", text, re.DOTALL)
         assert len(answer) == 1 and verdict.formatted and verdict.lenient
         assert int(answer[0].replace(",", "")) == int(gold.replace(",", ""))
-
-
-@given(st.integers(-(10**30), 10**30), st.booleans())
-def test_every_integer_is_recognised(number: int, commas: bool) -> None:
-    written = f"{number:,}" if commas and abs(number) < 10**28 else str(number)
-    assert score("integer", f"<think>?</think><answer>{written}</answer>", str(number)).reward == 1.0
 
 
 # The rule `exact`
@@ -153,9 +136,3 @@ def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text: str) -> None
     verdict = score("exact", text, "Paris")
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
     assert not score("exact", text, "Rome").lenient
-
-
-@pytest.mark.parametrize("unit", ["a", "\u0301\u0323", "<answer>", "\n", " "])
-def test_a_megabyte_of_hostile_text_is_compared_at_once(unit: str) -> None:
-    for text in (unit * (1_000_000 // len(unit)), f"<think></think><answer>{unit * 500_000}</answer>"):
-        assert scored_at_once("exact", text, "Paris").reward == 0.0

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import Replay, check_named, load_task, scoring, source_of
+from ftis_node.tasks import Replay, load_task, scoring, source_of
 from ftis_node.tasks.jail import can_lock_in
 from tests.support.daemons import Join, run_cli
 from tests.support.learning import learn, pair
-from tests.support.swarm import make_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -235,17 +234,6 @@ def test_an_environment_may_open_the_conversation_and_reward_after_it() -> None:
 
 def test_what_an_environment_says_at_too_great_a_length_is_a_failure() -> None:
     assert play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "x" * 40_000) is None
-
-
-def test_a_strangers_run_imports_no_environment() -> None:
-    run = make_run(task="verifiers:ftis_digits", reward=f"verifiers:{VERSION}")
-    with pytest.raises(UsageError, match="environment of verifiers"):
-        check_named(run, task=None, reward=None, ours=False)
-
-
-def test_two_daemons_learn_from_each_other(tmp_path: Path, join: Join) -> None:
-    task = load_task("verifiers:ftis_digits")
-    learn(tmp_path, join, pair(tmp_path, task, "0123456789"), "--task", task.name)
 
 
 def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path: Path, join: Join) -> None:
