@@ -76,6 +76,7 @@ def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refu
 
 def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FTIS_MODEL")
+    assert not found(cli, "reasoning-gym:boxnet")["notes"], "the same question has the same right answers"
     told = found(cli, file_of(tmp_path, *SUMS))
     assert told["model"] == "tiny-a" and "name yours in FTIS_MODEL" in told["unchecked"][0] and not told["troubles"]
     monkeypatch.setenv("FTIS_MODEL", "tiny-a")
@@ -83,7 +84,6 @@ def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypa
     assert "tiny-a has no token for letters of 30 prompts: Line 1 " in trouble["what"] and '"9+5="' in trouble["fix"]
     code, out, _ = cli("task", "check", file_of(tmp_path, *SUMS))
     assert code == 1 and "1 question held out, too few" in out and "--eval-data" in out
-    assert 0 < found(cli, "arithmetic")["longest"] <= 16
     monkeypatch.setenv("FTIS_MODEL", "somebody/nothing-of-that-name")
     told = found(cli, "arithmetic")
     assert told["longest"] is None and told["unchecked"] == ["prompts: somebody/nothing-of-that-name is not here"]
