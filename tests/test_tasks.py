@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import cache_dir
 from ftis_node.tasks import Example, gsm8k, load_task, make_task, score
-from ftis_node.tasks.download import Remote, cache_dir, cached
+from ftis_node.tasks.download import Remote, cached
 from ftis_node.tasks.task import TextCaps
 from tests.support.models import DATA, real_data
 from tests.support.served import Quiet, served

@@ -138,3 +138,9 @@ def existing_folder(path: Path) -> Path:
     """The path, or the nearest of its parents that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.exists())
+
+
+def cache_dir() -> Path:
+    """$XDG_CACHE_HOME/ftis-node, or ~/.cache/ftis-node."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else home_folder() / ".cache") / "ftis-node"

@@ -1,4 +1,4 @@
-"""Model names: short aliases, built-in models, hub ids and local folders."""
+"""Model names: short aliases, built-in models, hub ids, local folders and GGUF files."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from ftis_node.errors import UsageError, did_you_mean
 
 BUILT_IN_DIR = Path(__file__).resolve().parent.parent / "models"
 
+_TOKENIZER = ",tokenizer="
 _SIZES = ("0.5B", "1.5B", "3B", "7B")
 ALIASES: dict[str, str] = {
     f"qwen2.5-{infix}{size.lower()}{suffix}": f"Qwen/Qwen2.5-{infix_hub}{size}{suffix_hub}"
@@ -20,17 +21,36 @@ def built_in() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in BUILT_IN_DIR.glob("*/config.json")))
 
 
+def _file(name: str) -> tuple[Path, Path | None] | None:
+    """The GGUF file that is named, and the folder whose tokenizer it is to have: FILE.gguf,tokenizer=FOLDER."""
+    file, _, folder = name.partition(_TOKENIZER)
+    if not Path(file).is_file() or file in built_in() or file.lower() in ALIASES:
+        return None
+    return Path(file).resolve(), Path(folder).expanduser().resolve() if folder else None
+
+
 def resolve(name: str) -> str:
     """The folder or hub id that transformers should load for `name`.
 
     Raises:
-        UsageError: `name` is neither a folder, a built-in model, an alias, nor of the form owner/model.
+        UsageError: `name` is neither a folder, a GGUF file, a built-in model, an alias, nor of the form owner/model.
+        UserError: a GGUF file cannot be turned into a folder (see `gguf.folder`).
     """
+    found = _file(name)
+    if found is not None:
+        from ftis_node.policy.gguf.folder import folder_of
+
+        return str(folder_of(*found))
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            what = f"The folder {name} holds no model (config.json is missing)."
-            raise UsageError(what, "Name a folder in the format of transformers' save_pretrained.")
+            inside = next(Path(name).glob("*.gguf"), None)
+            fix = "Name a folder in the format of transformers' save_pretrained."
+            fix = f"It holds a GGUF file: name that, --model {inside}." if inside else fix
+            raise UsageError(f"The folder {name} holds no model (config.json is missing).", fix)
         return str(Path(name).resolve())
+    if _TOKENIZER in name or name.lower().endswith(".gguf"):
+        what = f"There is no file {name.partition(_TOKENIZER)[0]}."
+        raise UsageError(what, "Name a GGUF file that is here; one of a hub is downloaded first.")
     if name in built_in():
         return str(BUILT_IN_DIR / name)
     if name.lower() in ALIASES:
@@ -40,14 +60,20 @@ def resolve(name: str) -> str:
     known = [*ALIASES, *built_in()]
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
-        f"{did_you_mean(Path(name).name.lower(), known)}Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one "
-        f"of: {', '.join(built_in())}, "
+        f"{did_you_mean(Path(name).name.lower(), known)}Give a local folder, a GGUF file, a hub id such as "
+        f"Qwen/Qwen2.5-3B, or one of: {', '.join(built_in())}, "
         "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )
 
 
 def source_of(name: str) -> str:
-    """The result of `resolve`; the name itself where nothing here has it, as a folder that is gone."""
+    """The result of `resolve`; the name itself where nothing here has it, as a folder that is gone; of a GGUF file its
+    whole path.
+    """
+    found = _file(name)
+    if found is not None:
+        file, folder = found
+        return str(file) if folder is None else f"{file}{_TOKENIZER}{folder}"
     try:
         return resolve(name)
     except UsageError:
@@ -62,15 +88,19 @@ def same_model(one: str, other: str) -> bool:
 def lasting(name: str) -> str:
     """The name to write down, which means the same model wherever a command is given: of a folder the whole path."""
     source = source_of(name)
-    return source if Path(source).is_dir() and Path(source).parent != BUILT_IN_DIR else name
+    local = _file(name) is not None or Path(source).is_dir()
+    return source if local and Path(source).parent != BUILT_IN_DIR else name
 
 
 def public_name(name: str) -> str:
-    """The model's hub id, or the last part of a folder's path: paths of this machine are nobody else's business.
+    """The model's hub id, or the last part of its path here: paths of this machine are nobody else's business.
 
     Raises:
         UsageError: as `resolve`.
     """
+    found = _file(name)
+    if found is not None:
+        return found[0].name.encode(errors="replace").decode()
     source = Path(resolve(name))
     public = name if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
     return public.encode(errors="replace").decode()  # a folder's name may be no text

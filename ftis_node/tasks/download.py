@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import os
 import time
 import urllib.error
 import urllib.request
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import UserError
-from ftis_node.host.files import home_folder, replace_bytes
+from ftis_node.host.files import replace_bytes
 
 _CHUNK = 1 << 16
 _NAME_IT = "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation."
@@ -24,12 +23,6 @@ class Remote:
     url: str
     size: int
     sha256: str
-
-
-def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/ftis-node, or ~/.cache/ftis-node."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else home_folder() / ".cache") / "ftis-node"
 
 
 def sha256_of(path: Path) -> str | None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached, sha256_of
+from ftis_node.host.files import cache_dir
+from ftis_node.tasks.download import LOCAL_COPY, Remote, cached, sha256_of
 from ftis_node.tasks.jsonl import Layout, plain_answer, read_rows, split
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Task

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError, UserError, first_line
-from ftis_node.host.files import existing_folder
+from ftis_node.host.files import cache_dir, existing_folder
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.installed import NAME, to_install
-from ftis_node.tasks.download import cache_dir, put_there
+from ftis_node.tasks.download import put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.judge import bare_environment

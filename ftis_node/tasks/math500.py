@@ -3,7 +3,8 @@
 """
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
+from ftis_node.host.files import cache_dir
+from ftis_node.tasks.download import LOCAL_COPY, Remote, cached
 from ftis_node.tasks.jsonl import GOLDS, Layout, read_rows
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Task

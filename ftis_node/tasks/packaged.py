@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
+from ftis_node.host.files import cache_dir
 from ftis_node.installed import to_install
-from ftis_node.tasks.download import cache_dir, put_there
+from ftis_node.tasks.download import put_there
 from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
 from ftis_node.tasks.rewards import Replay, Score, score_text

@@ -204,6 +204,7 @@ def seeds(target: str) -> list[bytes]:
         "certificate": records.record_seeds(),
         "invitation": records.invitation_seeds(),
         "mdns": records.mdns_seeds(),
+        "gguf": records.gguf_seeds(),
         "jail": records.jail_seeds(),
     }
     return made[target]

@@ -1,0 +1,177 @@
+"""The weights of a GGUF file unpacked, some rows at a time, and all else that a folder of transformers has."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from gguf import dequantize
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ftis_node.errors import first_line
+from ftis_node.host.files import sync
+from ftis_node.policy.gguf.families import EMBEDDING, FAMILIES, FREQUENCIES, HEAD, Family, configuration, named
+from ftis_node.policy.gguf.folder import FACTS, kind_of, quantisation, read
+from ftis_node.policy.gguf.header import Header, Stored, Unreadable
+from ftis_node.policy.gguf.words import FILES, ends_of, write_tokenizer
+from ftis_node.text import say
+
+_CHUNK = 1 << 22  # elements that are unpacked at a time
+_SAMPLE = 1 << 20  # elements of head and embedding that are compared
+_ALIKE = 0.9  # cosine of two roundings of one matrix: 0.99 at four bits; of an untied head and its embedding below 0.5
+_TOLD_EVERY = 10.0  # seconds
+
+
+class _Weights:
+    """The weights of a file as float32, some rows at a time."""
+
+    def __init__(self, file: Path, header: Header, family: Family) -> None:
+        self.header, self.family = header, family
+        self.bytes = np.memmap(file, mode="r", dtype=np.uint8)
+
+    def rows(self, name: str, every: int = 1) -> Iterator[np.ndarray[Any, Any]]:
+        """A tensor, or one of so many of its rows, in chunks of (rows, columns).
+
+        Raises:
+            Unreadable: it holds values that are no numbers.
+        """
+        stored = self.header.tensors[name]
+        packed = self.bytes[stored.start : stored.start + stored.size].reshape(_height(stored), -1)
+        order = self._order(name, stored)[::every]
+        each = max(1, _CHUNK // stored.shape[-1])
+        for start in range(0, len(order), each):
+            chunk = packed[order[start : start + each]]
+            values = dequantize(chunk, kind_of(stored.kind)).astype(np.float32, copy=False)
+            if self.family.one_more and name.endswith("norm.weight"):
+                values = values - np.float32(1)
+            if not np.isfinite(values).all():
+                raise Unreadable(f"the tensor {name!a} holds values that are no numbers")
+            yield values
+
+    def _order(self, name: str, stored: Stored) -> np.ndarray[Any, Any]:
+        """The rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs."""
+        order, height = np.arange(_height(stored)), _height(stored)
+        part = name.split(".")[-2]
+        if not self.family.paired or part not in ("attn_q", "attn_k"):
+            return order
+        if name.endswith(".bias"):
+            raise Unreadable("its queries have a bias in an order that is not known here")
+        heads = self.header.fact("attention.head_count")
+        heads = heads if part == "attn_q" else self.header.fact("attention.head_count_kv", heads)
+        if height % (2 * heads):
+            raise Unreadable("its sizes contradict one another")
+        return order.reshape(heads, height // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _height(stored: Stored) -> int:
+    return stored.elements // stored.shape[-1]
+
+
+def _tied(weights: _Weights, names: dict[str, str]) -> bool:
+    """Whether head and embedding are one matrix: rounded in two ways, they are alike and not the same."""
+    if HEAD not in names:
+        return True
+    one, other = (weights.header.tensors[names[name]] for name in (HEAD, EMBEDDING))
+    if one.shape != other.shape:
+        return False
+    every = max(1, one.elements // _SAMPLE)
+    head, embedding = (np.concatenate(list(weights.rows(names[name], every))) for name in (HEAD, EMBEDDING))
+    product = float((head * embedding).sum())
+    return product > _ALIKE * float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
+
+
+def _finer(weights: _Weights, names: dict[str, str]) -> str:
+    """Of head and embedding that are one, the name in the file of the one with more bits."""
+    stored = weights.header.tensors
+    both = [names[name] for name in (HEAD, EMBEDDING) if name in names]
+    return max(both, key=lambda name: stored[name].size)
+
+
+def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
+    """Fill an empty folder with the model of a file, and with the tokenizer of another folder where one is named.
+
+    Raises:
+        Unreadable: it is no model that can be read here.
+    """
+    header = read(file)
+    family = FAMILIES[header.facts["general.architecture"]]
+    weights, names = _Weights(file, header, family), named(header, family)
+    factors: list[float] = []
+    if FREQUENCIES in header.tensors:
+        factors = np.concatenate(list(weights.rows(FREQUENCIES)), axis=None).tolist()
+    config = configuration(header, family, factors)
+    tied = _tied(weights, names)
+    if tied:
+        names[EMBEDDING] = _finer(weights, names)
+        names.pop(HEAD, None)
+    ends = ends_of(header)
+    first = header.facts.get("tokenizer.ggml.bos_token_id")
+    ids = {"bos_token_id": first, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    ids["pad_token_id"] = header.facts.get("tokenizer.ggml.padding_token_id")
+    config |= ids | {"tie_word_embeddings": tied}
+    _write(folder / "config.json", config)
+    shapes = {name: list(header.tensors[stored].shape) for name, stored in names.items()}
+    _refuse_other_shapes(folder, shapes)
+    if tokenizer is None:
+        write_tokenizer(header, folder)
+    for name in FILES if tokenizer is not None else ():
+        if tokenizer is not None and (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+    if not (folder / "generation_config.json").exists():
+        _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
+    facts = {"architecture": header.facts["general.architecture"], "quantisation": quantisation(header)}
+    facts |= {"file": file.name, "size": file.stat().st_size, "name": str(header.facts.get("general.name", ""))}
+    with (folder / "model.safetensors").open("wb") as out:
+        _write_weights(out, weights, names, shapes, {"format": "pt", "gguf": json.dumps(facts)})
+    sync(folder / "model.safetensors")
+    _write(folder / FACTS, facts)
+    sync(folder)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _refuse_other_shapes(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Raise Unreadable unless these are the weights of the model that config.json describes."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # as many kinds as there are parts of a configuration
+        raise Unreadable(f"its sizes make no model ({first_line(error)})") from None
+    wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        wanted.pop(HEAD, None)
+    for name in sorted(wanted.keys() ^ shapes.keys()):
+        raise Unreadable(f"it {'lacks' if name in wanted else 'has'} {name}, unlike the model that it describes")
+    for name, shape in wanted.items():
+        if shape != shapes[name]:
+            raise Unreadable(f"{name} has the shape {shapes[name]}, and the model that it describes {shape}")
+
+
+def _write_weights(
+    out: IO[bytes], weights: _Weights, names: dict[str, str], shapes: dict[str, list[int]], facts: dict[str, str]
+) -> None:
+    """A file of safetensors in bfloat16, some rows at a time."""
+    table: dict[str, Any] = {"__metadata__": facts}
+    end = 0
+    for name in names:
+        begin, end = end, end + 2 * weights.header.tensors[names[name]].elements
+        table[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(len(text).to_bytes(8, "little") + text)
+    done, told = 0, time.monotonic()
+    for stored in names.values():
+        for values in weights.rows(stored):
+            half = torch.from_numpy(values).to(torch.bfloat16)
+            out.write(half.view(torch.int16).numpy().tobytes())
+            done += 2 * values.size
+            if time.monotonic() - told > _TOLD_EVERY:
+                told = time.monotonic()
+                say(f"  {100 * done // end} % of the weights are unpacked.", error=True, flush=True)

@@ -1,0 +1,164 @@
+"""Families of models whose GGUF files are understood: their configurations and weights as transformers names them."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftis_node.policy.gguf.header import Header, Unreadable
+
+# Parts of a layer, by llama.cpp's names.
+_ATTENTION = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+_DENSE = {
+    "attn_norm": "input_layernorm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMED = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FREQUENCIES = "rope_freqs.weight"
+_FIRST_CONTEXT = 8192  # of Llama 3, before its positions were scaled
+
+
+@dataclass(frozen=True)
+class Family:
+    """How an architecture of llama.cpp is written for transformers.
+
+    Attributes:
+        kind, model: its `model_type` and class. parts: of a layer, by llama.cpp's names.
+        paired: rows of queries and keys are stored in pairs, as llama.cpp rotates them.
+        one_more: norms are stored with one added.
+    """
+
+    kind: str
+    model: str
+    parts: Mapping[str, str] = field(default_factory=lambda: _DENSE | _ATTENTION)
+    paired: bool = False
+    one_more: bool = False
+
+
+FAMILIES = {
+    "llama": Family("llama", "LlamaForCausalLM", paired=True),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _DENSE | _ATTENTION | _NORMED),
+    "phi3": Family("phi3", "Phi3ForCausalLM", {k: v for k, v in _DENSE.items() if k != "ffn_gate"} | _FUSED),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _DENSE | _ATTENTION | _SANDWICH, one_more=True),
+    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _DENSE | _ATTENTION | _NORMED | _SANDWICH, one_more=True),
+}
+
+
+def named(header: Header, family: Family) -> dict[str, str]:
+    """The name of each weight in transformers, and its name in the file.
+
+    Raises:
+        Unreadable: the file has a part that the family has not.
+    """
+    found = {}
+    for name in header.tensors:
+        layer = re.fullmatch(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)", name)
+        whole = re.fullmatch(r"(\w+)\.(weight|bias)", name)
+        if layer and layer[2] in family.parts:
+            found[f"model.layers.{layer[1]}.{family.parts[layer[2]]}.{layer[3]}"] = name
+        elif whole and whole[1] in _WHOLE:
+            found[f"{_WHOLE[whole[1]]}.{whole[2]}"] = name
+        elif name != FREQUENCIES:
+            raise Unreadable(f"it has a part {name!a}, which models of its family here do not have")
+    if EMBEDDING not in found:
+        raise Unreadable("it has no embedding (token_embd.weight)")
+    return found
+
+
+def configuration(header: Header, family: Family, factors: list[float]) -> dict[str, Any]:
+    """What config.json says, but for token ids and the head.
+
+    Args:
+        factors: by which `rope_freqs` divides the frequencies of positions; empty where there is none.
+
+    Raises:
+        Unreadable: a size is missing, is none, or positions are scaled in a way that is not known here.
+    """
+    rows, width = header.tensors["token_embd.weight"].shape[-2:]
+    layers = _size(header, "block_count")
+    heads = _size(header, "attention.head_count")
+    if layers > len(header.tensors) or _size(header, "embedding_length") != width or heads > width:
+        raise Unreadable("its sizes contradict one another")
+    across = int(header.fact("attention.key_length") or header.fact("rope.dimension_count") or width // heads)
+    made: dict[str, Any] = {
+        "model_type": family.kind,
+        "architectures": [family.model],
+        "dtype": "bfloat16",
+        "vocab_size": rows,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _size(header, "attention.head_count_kv", heads),
+        "intermediate_size": _size(header, "feed_forward_length"),
+        "max_position_embeddings": _size(header, "context_length"),
+        "rms_norm_eps": float(header.fact("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rope_parameters": _positions(header, factors),
+    }
+    if header.fact("expert_count"):
+        raise Unreadable("it is a mixture of experts, which is not read here")
+    window = header.fact("attention.sliding_window")
+    if family.kind == "llama":
+        made |= {"head_dim": across, "attention_bias": "blk.0.attn_q.bias" in header.tensors}
+    elif family.kind == "qwen3":
+        made |= {"head_dim": across}
+    elif family.kind == "phi3":
+        turned = int(header.fact("rope.dimension_count", width // heads))
+        made["rope_parameters"] |= {"partial_rotary_factor": turned / (width // heads)}
+        made |= {"sliding_window": window or None, "pad_token_id": None}
+    elif family.one_more:
+        largest = {"gemma2": 46, "gemma3_text": 62}[family.kind]  # the 27B scales its attention in another way
+        made |= {"head_dim": across, "sliding_window": window or 4096}
+        made |= {"query_pre_attn_scalar": width // heads if layers == largest else across}
+    if family.kind == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base_swa", 1e4))}
+        made["rope_parameters"] = {"full_attention": made["rope_parameters"], "sliding_attention": local}
+    return made
+
+
+def _size(header: Header, key: str, otherwise: int | None = None) -> int:
+    found = header.fact(key, otherwise)
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found < 1 << 31:
+        raise Unreadable(f"its {key} is missing, or no size")
+    return found
+
+
+def _of_llama3(factors: list[float], theta: float) -> bool:
+    """Whether these are the factors that Llama 3.1's rule gives: fast turns stay, slow ones are divided by the most."""
+    for place, factor in enumerate(factors):
+        turns = _FIRST_CONTEXT * theta ** (-place / len(factors)) / (2 * math.pi)  # within the first context
+        kept = min(1.0, max(0.0, (turns - 1) / 3))
+        if not math.isclose(factor, 1 / ((1 - kept) / max(factors) + kept), rel_tol=1e-3):
+            return False
+    return True
+
+
+def _positions(header: Header, factors: list[float]) -> dict[str, Any]:
+    """The parameters of rotary positions, as transformers has them."""
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base", 1e4))}
+    scaling = header.fact("rope.scaling.type", "none")
+    if factors:  # Llama 3.1 and later: only slow frequencies are divided
+        if not _of_llama3(factors, made["rope_theta"]):
+            raise Unreadable("its positions are scaled by factors that are not known here")
+        scale = {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        return made | {"rope_type": "llama3", **scale, "original_max_position_embeddings": _FIRST_CONTEXT}
+    if scaling in ("linear", "yarn"):
+        made |= {"rope_type": scaling, "factor": float(header.fact("rope.scaling.factor", 1.0))}
+        before = header.fact("rope.scaling.original_context_length")
+        return made | ({"original_max_position_embeddings": before} if before else {})
+    if scaling != "none":
+        raise Unreadable(f"its positions are scaled by {scaling!a}, which is not known here")
+    return made

@@ -1,0 +1,220 @@
+"""A GGUF file made a folder that transformers loads: once, in the user's cache, by the file's sha256.
+
+The folder is laid out as a download from a hub, in bfloat16, and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import cache_dir, existing_folder, replace_text
+from ftis_node.installed import to_install
+from ftis_node.policy.gguf.header import Header, Unreadable, read_header
+from ftis_node.policy.gguf.words import FILES, LISTS
+from ftis_node.text import rounded, say
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
+
+_FORMAT = "1"  # of the folders: another makes them anew
+FACTS = "gguf.json"  # in the folder: what the file is
+_ELSEWHERE = "Take the model's own folder from its hub"
+_ROOM = 64 << 20  # beside the weights
+_DOWNLOAD = "Download it again, whole."
+# What files are that people take for a GGUF file, by their first bytes.
+_OTHERS = (
+    (b"version https://git-lfs", "is a pointer of git-lfs", "Fetch the file itself with `git lfs pull`."),
+    (b"<", "is a web page", "Download the file itself: of a page's links the one that says download."),
+)
+
+
+def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
+    """The folder that was made of a GGUF file, which takes minutes the first time.
+
+    Args:
+        tokenizer: a folder whose tokenizer is taken in place of the file's.
+
+    Raises:
+        UsageError: it is none that can be read here, or `tokenizer` has no tokenizer.
+        UserError: there is no room, or the work was ended.
+    """
+    place = cache_dir() / "gguf"
+    sources = _small_files(tokenizer) if tokenizer is not None else []
+    seen = place / f"{_seal(_stamp(one) for one in (file, *sources))}.seen"
+    with suppress(OSError):
+        known = place / seen.read_text(encoding="utf-8")
+        if (known / FACTS).is_file():
+            return known
+    header = _opened(file)
+    target = place / _seal([_FORMAT, *(_digest(one) for one in (file, *sources))])
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with _alone(place / f"{target.name}.lock"):
+            if not target.is_dir():
+                _make(file, header, tokenizer, target)
+        replace_text(seen, target.name)
+    except OSError as error:
+        what = f"{place} cannot be written: {error.strerror or error}."
+        raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.") from error
+    return target
+
+
+def told(folder: Path) -> str:
+    """What the file was that a folder was made of, for a person; empty for any other folder."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        return f"a GGUF file ({facts['architecture']}, {facts['quantisation']}, {rounded(facts['size'])})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _seal(parts: Any) -> str:
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
+
+
+def _stamp(file: Path) -> str:
+    """Changes whenever a file does; of one that has not changed nothing is read."""
+    found = file.stat()
+    return f"{_FORMAT} {file.resolve()} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _small_files(folder: Path) -> list[Path]:
+    found = [folder / name for name in FILES if (folder / name).is_file()]
+    if not {"tokenizer.json", "vocab.json", "tokenizer.model"} & {file.name for file in found}:
+        what = f"{folder} holds no tokenizer."
+        raise UsageError(what, "Name a folder with the tokenizer.json and tokenizer_config.json of the model.")
+    return found
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """While another process makes the folder, wait for it."""
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Another process turns this file into a folder; waiting for it.", error=True, flush=True)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def blocks() -> dict[int, tuple[int, int]]:
+    """Elements and bytes of a block of every quantisation. Raises UsageError without the package `gguf`."""
+    try:
+        from gguf import GGML_QUANT_SIZES
+    except ImportError:
+        what = "GGUF files are read with the package gguf, which is not installed."
+        raise UsageError(what, f"Install it: {to_install('ftis-node[gguf]')}.") from None
+    return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
+def read(file: Path) -> Header:
+    """The header of a file. Raises Unreadable, OSError."""
+    sizes = blocks()
+    with file.open("rb") as opened:
+        if os.fstat(opened.fileno()).st_size == 0:
+            raise Unreadable("it is empty")
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return read_header(data, sizes, LISTS)
+
+
+def _opened(file: Path) -> Header:
+    """The header of a file that can be turned into a folder. Raises UsageError for any other."""
+    from ftis_node.policy.gguf.families import FAMILIES
+
+    try:
+        with file.open("rb") as opened:
+            first = opened.read(64)
+        header = read(file)
+    except Unreadable as error:
+        if first.startswith(b"GGUF"):
+            raise UsageError(f"{file} is no sound GGUF file: {error}.", _DOWNLOAD) from None
+        for begin, what, fix in _OTHERS:
+            if first.lstrip().startswith(begin):
+                raise UsageError(f"{file} {what}, and no model.", fix) from None
+        what = f"{file} is a file, and no GGUF file."
+        raise UsageError(what, "Name a GGUF file, or the folder that holds config.json and the weights.") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.", "Check its permissions.") from None
+    facts, family = header.facts, header.facts["general.architecture"]
+    parts = facts.get("split.count", 1)
+    if parts != 1:
+        what = f"{file} is one of {parts} parts of a model."
+        raise UsageError(what, "Join them first: `llama-gguf-split --merge FIRST-PART WHOLE.gguf` of llama.cpp.")
+    if facts.get("general.type", "model") == "adapter":
+        what = f"{file} is an adapter, which is no model by itself."
+        raise UsageError(what, "Name the GGUF file of a whole model; `llama-export-lora` of llama.cpp merges the two.")
+    if family == "clip" or facts.get("general.type") == "mmproj":
+        what = f"{file} is the part of a model that reads pictures (mmproj)."
+        raise UsageError(what, "Name the file of its language model, which lies beside it as a rule.")
+    if family not in FAMILIES:
+        what = f"{file} is of the architecture {family!a}, which is not read from GGUF files here."
+        raise UsageError(what, f"{_ELSEWHERE}, or a model of: {', '.join(FAMILIES)}.")
+    return header
+
+
+def _make(file: Path, header: Header, tokenizer: Path | None, target: Path) -> None:
+    """Make the folder, in a process of its own: it needs torch, and what it takes is given back."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    need = 2 * sum(one.elements for one in header.tensors.values()) + _ROOM
+    free = shutil.disk_usage(existing_folder(target)).free
+    if need > free:
+        what = f"{file} takes {rounded(need)} as a folder, and {rounded(free)} are free in {target.parent}."
+        raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.")
+    partial.mkdir()
+    say(f"{file.name} becomes a folder of {rounded(need)} in {target.parent}, once.", error=True, flush=True)
+    command = [sys.executable, "-P", "-m", "ftis_node.policy.gguf", str(file), str(tokenizer or ""), str(partial)]
+    here = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    try:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, check=False)
+        if ended.returncode:
+            raise _why(file, ended)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
+    try:
+        what, fix = json.loads(ended.stdout)
+        return UsageError(what, fix)
+    except (ValueError, TypeError):
+        what = f"{file} was not turned into a folder: the process ended with {ended.returncode}."
+        return UserError(what, f"Its own words stand above; -9 means that memory ran out. {_ELSEWHERE}.")
+
+
+def quantisation(header: Header) -> str:
+    """The name of a file's quantisation, as Q4_K_M; by its tensors where it does not say."""
+    from gguf import LlamaFileType
+
+    with suppress(ValueError):
+        kind = LlamaFileType(header.facts.get("general.file_type"))
+        return str(kind.name).partition("_")[2]
+    largest = max(header.tensors.values(), key=lambda one: one.elements)
+    return str(kind_of(largest.kind).name)
+
+
+def kind_of(number: int) -> GGMLQuantizationType:
+    """The quantisation of that number."""
+    from gguf import GGMLQuantizationType
+
+    return GGMLQuantizationType(number)

@@ -1,0 +1,190 @@
+"""What a GGUF file says of itself. It may be a stranger's: each count and length is checked before it is believed."""
+
+import math
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+MAGIC = b"GGUF"
+FIELDS_MAX = 1 << 12
+TENSORS_MAX = 1 << 16
+ITEMS_MAX = 1 << 21  # of one array: the largest vocabulary with its merges has a quarter of it
+TEXT_MAX = 1 << 20  # bytes of one text: a chat template
+NAME_MAX = 256
+HEADER_MAX = 1 << 27  # bytes before the tensors
+DIMENSIONS_MAX = 4
+_ALIGNMENT = 32
+_ALIGNMENT_MAX = 1 << 16
+_TEXT, _LIST = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+class Unreadable(ValueError):
+    """The bytes are no sound GGUF file; the message says where."""
+
+
+class Bytes(Protocol):
+    """`bytes`, or a file that is mapped."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in the file.
+
+    Attributes:
+        shape: slowest dimension first, as torch has it. kind: the number of its quantisation.
+        start, size: the place of its bytes in the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """facts: values by key; of a list that was not asked for, its length. tensors: by name."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    def fact(self, key: str, otherwise: Any = None) -> Any:
+        """A value of the file's own architecture, whose name its key begins with."""
+        return self.facts.get(f"{self.facts.get('general.architecture')}.{key}", otherwise)
+
+
+def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collection[str]) -> Header:
+    """The facts and the places of all tensors; no tensor is read.
+
+    Args:
+        blocks: of each known quantisation the elements and the bytes of a block.
+        lists: keys whose lists are wanted.
+
+    Raises:
+        Unreadable: it is damaged, not whole, or lies about its sizes.
+    """
+    reader = _Reader(data)
+    if reader.take(4) != MAGIC:
+        raise Unreadable("it does not begin with GGUF")
+    version = reader.number("I")
+    if version & 0xFFFF == 0:
+        raise Unreadable("its numbers are in the order of another kind of machine (big endian)")
+    if version not in (2, 3):
+        raise Unreadable(f"it is of version {version}, and 2 and 3 are read")
+    tensors = reader.count(TENSORS_MAX, 24, "tensors")
+    fields = reader.count(FIELDS_MAX, 13, "fields")
+    facts: dict[str, Any] = {}
+    for _ in range(fields):
+        key = reader.text(NAME_MAX)
+        if key in facts:
+            raise Unreadable(f"it has {key!a} twice")
+        facts[key] = reader.value(reader.number("I"), wanted=key in lists)
+    if not isinstance(facts.get("general.architecture"), str):
+        raise Unreadable("it does not say which architecture it is of")
+    rows = [reader.tensor() for _ in range(tensors)]
+    alignment = facts.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or not 1 <= alignment <= _ALIGNMENT_MAX or alignment & (alignment - 1):
+        raise Unreadable("its alignment is no power of two")
+    begin = -(-reader.place // alignment) * alignment
+    return Header(facts, dict(_placed(rows, begin, len(data), blocks)))
+
+
+def _placed(
+    rows: list[tuple[str, tuple[int, ...], int, int]], begin: int, end: int, blocks: dict[int, tuple[int, int]]
+) -> Iterator[tuple[str, Stored]]:
+    """Tensors that lie in the file, and none over another: so together they are no larger than the file."""
+    names, spans = set(), []
+    for name, shape, kind, offset in rows:
+        if name in names:
+            raise Unreadable(f"it has the tensor {name!a} twice")
+        names.add(name)
+        if kind not in blocks:
+            raise Unreadable(f"the tensor {name!a} is of an unknown quantisation ({kind})")
+        elements, size = blocks[kind]
+        if shape[-1] % elements:
+            raise Unreadable(f"rows of the tensor {name!a} are no whole blocks")
+        whole = math.prod(shape) // elements * size
+        start = begin + offset
+        if start + whole > end:
+            raise Unreadable(f"the tensor {name!a} goes beyond its end: it is not whole")
+        spans.append((start, start + whole, name))
+        yield name, Stored(shape, kind, start, whole)
+    spans.sort()
+    for before, after in pairwise(spans):
+        if after[0] < before[1]:
+            raise Unreadable(f"the tensors {before[2]!a} and {after[2]!a} lie over one another")
+
+
+class _Reader:
+    """Reads one value after the other, and never beyond the end."""
+
+    def __init__(self, data: Bytes) -> None:
+        self.data = data
+        self.place = 0
+        self.end = min(len(data), HEADER_MAX)
+
+    def take(self, size: int) -> bytes:
+        if size > self.end - self.place:
+            raise Unreadable("it ends in the middle of its header, or that is too long")
+        self.place += size
+        return self.data[self.place - size : self.place]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))[0]
+
+    def count(self, most: int, each: int, of: str) -> int:
+        """A count of things of which each takes so many bytes at least."""
+        found = int(self.number("Q"))
+        if found > most or found * each > self.end - self.place:
+            raise Unreadable(f"it claims {found} {of}, more than it can hold")
+        return found
+
+    def text(self, most: int = TEXT_MAX) -> str:
+        size = int(self.number("Q"))
+        if size > most:
+            raise Unreadable(f"it has a text of {size} bytes")
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            raise Unreadable("one of its texts is no UTF-8") from None
+
+    def value(self, kind: int, *, wanted: bool) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _TEXT:
+            return self.text()
+        if kind != _LIST:
+            raise Unreadable(f"it has a value of an unknown kind ({kind})")
+        kind = self.number("I")
+        if kind == _TEXT:
+            count = self.count(ITEMS_MAX, 8, "texts in a list")
+            texts = (self.text() for _ in range(count))
+            return list(texts) if wanted else sum(1 for _ in texts)
+        if kind not in _SCALARS:
+            raise Unreadable(f"it has a list of an unknown kind ({kind})")
+        form = _SCALARS[kind]
+        count = self.count(ITEMS_MAX, struct.calcsize(form), "numbers in a list")
+        packed = self.take(count * struct.calcsize(f"<{form}"))
+        return list(struct.unpack(f"<{count}{form}", packed)) if wanted else count
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, quantisation, and offset from where the tensors begin."""
+        name = self.text(NAME_MAX)
+        count = self.number("I")
+        if not 1 <= count <= DIMENSIONS_MAX:
+            raise Unreadable(f"the tensor {name!a} has {count} dimensions")
+        shape = tuple(int(self.number("Q")) for _ in range(count))[::-1]
+        if min(shape) < 1 or math.prod(shape) > 16 * len(self.data):  # no quantisation has more in a byte
+            raise Unreadable(f"the tensor {name!a} is larger than the file")
+        return name, shape, self.number("I"), self.number("Q")

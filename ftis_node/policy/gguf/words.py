@@ -1,0 +1,176 @@
+"""The tokenizer of a GGUF file, such that it has the fingerprint of the one from a hub."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ftis_node.policy.gguf.header import Header, Unreadable
+
+LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
+# The small files of a model's folder that `tokenizer=` takes.
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
+)
+_CONTROL, _OWN = 3, 4  # kinds of tokens: special ones; others that are never split
+_LONGEST = 1024  # characters of a token
+
+_PARTS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN, _LLAMA = _PARTS % "", _PARTS % "{1,3}"
+# How text is split before merges, by llama.cpp's names: a pattern, or how ByteLevel itself does it.
+_SPLITS = {
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "dbrx", "smaug-bpe", "falcon3"), _LLAMA),
+    **dict.fromkeys(("gpt-2", "default", "smollm"), ""),
+}
+# Names that look special to llama.cpp's converter, and are not in Qwen's own tokenizers.
+_NOT_SPECIAL = {"qwen2": re.compile(r"<\|(fim_(prefix|middle|suffix|pad)|repo_name|file_sep)\|>")}
+# Tokens that end a text or a turn wherever they are special, as in llama.cpp.
+_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+_IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of the models for text
+_GEMMA_ROWS = 262_144
+
+
+def ends_of(header: Header) -> list[int]:
+    """Ids that end a completion: the file's own, its end first, and special ones of known names."""
+    own = [header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    kinds = header.facts.get("tokenizer.ggml.token_type") or []
+    words = header.facts.get("tokenizer.ggml.tokens") or []
+    known = [place for place, (word, kind) in enumerate(zip(words, kinds, strict=False)) if word in _ENDS]
+    known = [place for place in known if kinds[place] == _CONTROL]
+    return list(dict.fromkeys(one for one in [*own, *known] if isinstance(one, int)))
+
+
+def write_tokenizer(header: Header, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        Unreadable: the file has none, or one that is not known here.
+    """
+    facts = header.facts
+    words = facts.get("tokenizer.ggml.tokens")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise Unreadable("it has no tokenizer")
+    if max(map(len, words)) > _LONGEST:
+        raise Unreadable(f"it has a token of more than {_LONGEST} characters")
+    kind = facts.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        state = _by_bytes(facts, words)
+    elif kind == "llama":
+        state = _by_pieces(facts, words)
+    else:
+        raise Unreadable(f"its tokenizer is of the kind {kind!a}, which is not known here")
+    (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
+
+
+def _told(header: Header, words: list[str]) -> dict[str, Any]:
+    facts = header.facts
+    template = facts.get("tokenizer.chat_template")
+    told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    told |= {"model_max_length": header.fact("context_length")}
+    told |= {"chat_template": template} if isinstance(template, str) else {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        place = facts.get(f"tokenizer.ggml.{key}_token_id")
+        if name == "bos" and not _begins(facts) and "bos_token" not in str(template):
+            continue
+        if isinstance(place, int) and 0 <= place < len(words):
+            told[f"{name}_token"] = words[place]
+    return told
+
+
+def _begins(facts: dict[str, Any]) -> bool:
+    """Whether texts begin with a token of their own."""
+    byte_level = facts.get("tokenizer.ggml.model") == "gpt2"
+    by_itself = not byte_level or facts.get("tokenizer.ggml.pre") in ("llama3", "llama-v3", "llama-bpe")
+    return bool(facts.get("tokenizer.ggml.add_bos_token", by_itself))
+
+
+def _added(facts: dict[str, Any], words: list[str]) -> list[dict[str, Any]]:
+    kinds = facts.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, list):
+        raise Unreadable("it does not say which of its tokens are special")
+    ordinary = _NOT_SPECIAL.get(str(facts.get("tokenizer.ggml.pre")))
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = []
+    for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
+        if kind in (_CONTROL, _OWN) and word and not _filler(place, word):
+            special = kind == _CONTROL and not (ordinary and ordinary.fullmatch(word))
+            added.append({"id": place, "content": word, **plain, "special": special})
+    return added
+
+
+def _filler(place: int, word: str) -> bool:
+    """Whether the converter made the word up, because the model has more rows than its tokenizer has ids."""
+    return word == f"[PAD{place}]"
+
+
+def _template(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """What is put around a text: the token that it begins with, if there is one."""
+    place = facts.get("tokenizer.ggml.bos_token_id")
+    text: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    tokens: dict[str, Any] = {}
+    if _begins(facts) and isinstance(place, int) and 0 <= place < len(words):
+        first = words[place]
+        text = [{"SpecialToken": {"id": first, "type_id": 0}}, *text]
+        tokens = {first: {"id": first, "ids": [place], "tokens": [first]}}
+    pair = [*text, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": text, "pair": pair, "special_tokens": tokens}
+
+
+def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Merges of bytes, as in GPT-2."""
+    before = facts.get("tokenizer.ggml.pre", "default")
+    if before not in _SPLITS:
+        raise Unreadable(f"its tokenizer splits texts in a way {before!a} that is not known here")
+    merges = facts.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
+        raise Unreadable("its tokenizer has no merges")
+    added, pattern = _added(facts, words), _SPLITS[before]
+    outside = {entry["id"] for entry in added}
+    vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
+    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
+    first: list[dict[str, Any]] = []
+    if pattern:
+        first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+    elif before == "smollm":
+        first = [{"type": "Digits", "individual_digits": True}]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if before == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, whole]} if first else whole,
+        "post_processor": _template(facts, words),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": [merge.split(" ", 1) for merge in merges],
+            "ignore_merges": pattern == _LLAMA,
+        },
+    }
+
+
+def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Pieces of SentencePiece: transformers knows how each family's are merged."""
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer
+    except ImportError:
+        raise Unreadable("its tokenizer needs transformers 5.20 or newer") from None
+    given = {key.removeprefix("tokenizer.ggml."): value for key, value in facts.items()}
+    wanted: dict[str, Any] = {"tokenizer_type": "llama"}
+    wanted |= {name: given[name] for name in ("tokens", "scores", "token_type", "merges") if name in given}
+    family = facts["general.architecture"]
+    try:
+        made, _ = convert_gguf_tokenizer(family, wanted)
+    except (KeyError, ValueError, TypeError) as error:
+        raise Unreadable(f"its tokenizer is damaged ({type(error).__name__})") from None
+    state: dict[str, Any] = json.loads(made.to_str())
+    state["post_processor"] = _template(facts, words)
+    if family == "gemma3" and len(words) == _GEMMA_ROWS:
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        state["added_tokens"].append({"id": _GEMMA_ROWS, "content": _IMAGE, **plain, "special": True})
+    return state
