@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from ftis_node.errors import UsageError
 from ftis_node.policy.gguf.convert import convert
-from ftis_node.policy.gguf.folder import blocks, told
+from ftis_node.policy.gguf.folder import blocks, told_of
 from ftis_node.policy.gguf.header import Unreadable, read_header
 from ftis_node.policy.gguf.words import LISTS
 from ftis_node.policy.load import load_tokenizer
@@ -75,7 +75,7 @@ def test_a_file_becomes_a_folder_once_and_its_tokenizer_is_the_hubs(tmp_path: Pa
     file, _ = file_of(tmp_path / "m.gguf", kind="Q8_0", **{"general.file_type": 7})
     (cache / "left.partial").mkdir(parents=True)
     folder = Path(resolve(str(file)))
-    assert folder.parent == cache and told(folder).startswith("a GGUF file (qwen2, Q8_0, ")
+    assert folder.parent == cache and told_of(folder).startswith("a GGUF file (qwen2, Q8_0, ")
     assert "lm_head.weight" not in load_file(folder / "model.safetensors"), "a tied head stays tied"
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [259, 257]
     ours = load_tokenizer(str(file))

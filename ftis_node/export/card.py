@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,8 @@ from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, recorded
 from ftis_node.export.record import TrainingRecord
 from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
+from ftis_node.policy.gguf.folder import told_of
+from ftis_node.policy.names import resolve
 from ftis_node.tokenizer.chat import message_of
 from ftis_node.worker.restore import Checkpoint
 
@@ -73,7 +76,8 @@ def _rows(
     checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, *, base: str, kind: str, dtype: str
 ) -> Iterator[tuple[str, str]]:
     run, progress = record.run, checkpoint.progress
-    yield "base model", base
+    made_of = told_of(Path(resolve(settings.model)))
+    yield "base model", f"{base}, {made_of}" if made_of else base
     yield "trained", _trained(settings, kind)
     if checkpoint.quantisation == "nf4":
         yield "trained beside", f"base weights in four bits (NF4); {UNROUNDED}"

@@ -131,8 +131,11 @@ def case_of(options: JoinOptions, layers: Layers) -> Case:
             case.runs.append(("the home", load_run_file(place.run_file)))
     if named is not None:
         case.runs.append(("--run", named))
-    if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
-        resolve(case.settings.model)
+    try:
+        resolve(case.settings.model)  # a GGUF file becomes a folder here: it may take longer than a check
+    except UserError:
+        if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
+            raise
     for text in options.peers:
         parse_address(text)
     return case

@@ -27,13 +27,14 @@ CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 def hub(case: Case) -> Iterator[Finding]:
     """The model: whether it is here, and if not, whether the hub would give it."""
     from ftis_node.policy.availability import Hub, ask_hub, cached, offered
+    from ftis_node.policy.gguf.folder import told_of
 
     source = resolve(case.settings.model)
     case.hub = Hub(False, trouble="it did not answer in time")  # for later checks, if this one hangs
     case.hub = seen = ask_hub()
     why = "HF_HUB_OFFLINE is set" if seen.switched_off else f"the hub does not answer ({seen.trouble})"
     if Path(source).is_dir():
-        text = f"{case.settings.model} is a folder here; no hub is needed."
+        text = f"{case.settings.model} is {told_of(Path(source)) or 'a folder'} here; no hub is needed."
         yield Finding("hub", "ok", text)
     elif cached(source) is not None:
         text = f"{source} is in the local cache"

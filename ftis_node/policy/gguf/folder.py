@@ -71,7 +71,7 @@ def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
     return target
 
 
-def told(folder: Path) -> str:
+def told_of(folder: Path) -> str:
     """What the file was that a folder was made of, for a person; empty for any other folder."""
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
