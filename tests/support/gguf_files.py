@@ -107,5 +107,9 @@ def placed(name: str, shape: Sequence[int], kind: int = 0, offset: int = 0) -> b
 
 
 def random_model(kind: type, config: Any) -> Any:
+    """A random model in float32, of weights that bfloat16 has too."""
     torch.manual_seed(0)
-    return kind(config).eval().to(torch.bfloat16)
+    model: Any = kind(config).eval()
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return model
