@@ -84,10 +84,6 @@ def test_the_kinds_of_tokenizer_differ_pairwise() -> None:
     assert cuts["tiny-bpe"] == ["<think>15", " 12", "</think><answer>", "12</answer>"]
 
 
-def test_every_number_to_99_is_a_token_of_tiny_numbers() -> None:
-    assert all(len(tokenizer("tiny-numbers").encode(str(number))) == 1 for number in range(100))
-
-
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
 def test_only_padding_and_end_are_special(name: str) -> None:
     words = tokenizer(name)

@@ -23,10 +23,9 @@ from ftis_node.swarm.lan import SERVICE, read_node
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.signed import Signed
 from ftis_node.tasks.jail import read_reply
-from tests.fuzz.changes import any_integer, raw
+from tests.fuzz.changes import raw
 from tests.fuzz.packed import other
 from tests.fuzz.world import IDENTITIES, NOW, PEERS, RUN, require, stopped_clock
-from tests.support import gguf_files
 
 FOUNDER, INVITER, OWN, TELLER = PEERS[:4]
 INTERFACE = ipaddress.IPv4Interface("192.168.7.2/24")
@@ -199,20 +198,3 @@ def read_gguf(data: bytes) -> None:
         require(str(error).isprintable(), "an error does not print")
         return
     require(sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file")
-    require(sum(one.elements for one in header.tensors.values()) <= 16 * len(data), "more comes out than may")
-
-
-def gguf_seeds() -> list[bytes]:
-    """A file with a value of each kind and two tensors, and one without any."""
-    lists = [gguf_files.listed(LISTS[0], 8, 2, gguf_files.text("a") * 2), gguf_files.listed("b", 4, 2, bytes(8))]
-    tensors = [gguf_files.placed("a.weight", [32, 2], 8), gguf_files.placed("b.weight", [8], 0, 96)]
-    return [gguf_files.hostile([gguf_files.ARCHITECTURE, *lists], tensors) + bytes(256), gguf_files.hostile()]
-
-
-def change_gguf(data: bytes, rng: random.Random) -> bytes:
-    """A number of four or eight bytes changed, or plain bytes."""
-    if rng.random() < 0.5 or len(data) < 16:
-        return raw(data, rng)
-    size, place = rng.choice((4, 8)), rng.randrange(len(data) - 8)
-    number = (any_integer(rng) % (1 << 8 * size)).to_bytes(size, "little")
-    return data[:place] + number + data[place + size :]

@@ -244,6 +244,6 @@ TARGETS = {
     "certificate": Target(records.read_record, records.change_record, 1 << 12),
     "invitation": Target(records.read_invitation, records.change_invitation, 1 << 12),
     "mdns": Target(records.read_mdns, records.change_mdns, 1 << 12),
-    "gguf": Target(records.read_gguf, records.change_gguf, 1 << 13),
+    "gguf": Target(records.read_gguf, mutators.raw, 1 << 13),
     "jail": Target(records.read_from_jail, mutators.reply, 1 << 16),
 }
