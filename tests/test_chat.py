@@ -10,11 +10,12 @@ from transformers import AutoTokenizer
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.tasks.task import REASONING
-from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with, end_ids, message_of, prompt_ids
+from ftis_node.tokenizer.asking import end_ids, message_of, prompt_ids
+from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with
 from ftis_node.worker.formats import TextPackets, TokenPackets, packets_of
-from tests.support.small_models import QWEN
+from tests.support.small_models import QWEN, tiny_tokenizer
 from tests.support.swarm import make_run, make_text_run
-from tests.support.tokenizers import CHATML, codec, speaker
+from tests.support.tokenizers import CHATML, speaker
 
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
@@ -140,14 +141,13 @@ def test_the_chat_is_part_of_a_runs_id_and_runs_without_one_keep_theirs() -> Non
 def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_one_name() -> None:
     run = make_text_run(template=REASONING)
     made = [packets_of(run, tokenizer, Settings()) for tokenizer in (speaker(CHATML), speaker(GEMMA, "<eos>"))]
-    made.append(TextPackets(run, codec("26 words")))
+    made.append(TextPackets(run, tiny_tokenizer()))
     text = run.template.replace("{question}", "1+1?")
     ids = [packets.prompt(run.template, "1+1?") for packets in made[:2]]
     assert ids[0] != ids[1]
     assert len({packets.digest(text, []) for packets in made}) == 1
     for packets in made[:2]:
-        (end,) = packets.ends
-        assert end in (speaker(CHATML).eos_token_id, speaker(GEMMA, "<eos>").convert_tokens_to_ids("<end_of_turn>"))
+        assert packets.chat is not None and packets.chat.end in packets.ends
 
 
 @pytest.mark.skipif(not QWEN.exists(), reason="the real tokenizer is not beside the project")

@@ -17,7 +17,7 @@ from ftis_node.methods import METHODS
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.tasks import load_task
-from ftis_node.tokenizer.chat import prompt_ids
+from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.worker import messages
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.formats import TEXT_LETTERS

@@ -20,7 +20,7 @@ from ftis_node.lab.vocabularies import TAGS, TOKENIZERS, WORDS
 from ftis_node.lab.warmup import greedy_pass_at_1
 from ftis_node.policy.load import load_policy
 from ftis_node.tasks import load_task
-from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.fingerprint import fingerprint
 
 MODELS = Path(ftis_node.__file__).parent / "models"

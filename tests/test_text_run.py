@@ -159,7 +159,7 @@ def completion(text: str, tokenizer: Any, *, end: bool = True) -> Completion:
 
 def text_packets(engine: Engine, run: Run, **changes: Any) -> TextPackets:
     """The engine's packets in a run with other caps."""
-    return TextPackets(run.model_copy(update=changes), Codec(engine.policy.tokenizer))
+    return TextPackets(run.model_copy(update=changes), engine.policy.tokenizer)
 
 
 def refusal(context: AdmissionContext, data: bytes, parts: Mapping[str, Any] = {}, **changes: Any) -> Reason | None:

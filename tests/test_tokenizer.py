@@ -16,7 +16,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
-from ftis_node.tokenizer.chat import end_ids, prompt_ids
+from ftis_node.tokenizer.asking import end_ids, prompt_ids
 from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
@@ -156,19 +156,6 @@ def test_a_prompt_is_the_template_and_nothing_else(qwen: dict[str, Any]) -> None
     for tokenizer in qwen.values():
         ids = prompt_ids(tokenizer, template, "What is {question} of 2+2?")
         assert tokenizer.decode(ids) == "Question: What is {question} of 2+2?\nAnswer: "
-
-
-def test_no_special_token_is_put_around_a_prompt() -> None:
-    state = bpe_state()
-    state["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|im_end|>": {"id": "<|im_end|>", "ids": [6], "tokens": ["<|im_end|>"]}},
-    }
-    tokenizer = from_state(state)
-    assert tokenizer("abc")["input_ids"] == [6, 5]
-    assert prompt_ids(tokenizer, "{question}", "abc") == [5]
 
 
 def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from ftis_node.errors import UsageError
 from ftis_node.packet import Completion, TextCompletion
 from ftis_node.tasks.rewards import TAGS
+from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.tokenizer.codec import Codec, Unreadable, refusal
 from tests.support.tokenizers import KINDS, REAL, codec, tokenizer, words_without_spaces
 
@@ -286,10 +287,10 @@ def test_a_token_longer_than_a_packet_holds_aborts() -> None:
 def test_a_prompt_begins_as_its_tokenizer_wants_it() -> None:
     for kind in ("prepending", "metaspace", "unigram", "byte-level"):
         vocabulary = tokenizer(kind).get_vocab()
-        ids = codec(kind).prompt_ids("8</s>")
-        assert ids == [vocabulary["<s>"], *codec(kind)._prompts.encode("8</s>", add_special_tokens=False).ids]
+        ids = prompt_ids(tokenizer(kind), "{question}", "8</s>")
+        assert ids[0] == vocabulary["<s>"] and vocabulary["</s>"] not in ids, "what a row spells is plain text"
         assert written(kind, ids).startswith(b" 8") and codec(kind).end not in ids[:2]
-    assert codec("26 words").prompt_ids("1+2=") == encoded("26 words", "1+2=")
+    assert prompt_ids(tokenizer("26 words"), "{question}", "1+2=") == encoded("26 words", "1+2=")
 
 
 def test_an_end_after_every_text_is_not_part_of_a_prompt() -> None:
@@ -297,7 +298,7 @@ def test_an_end_after_every_text_is_not_part_of_a_prompt() -> None:
     words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
     both = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
     assert both("8")["input_ids"] == [1, 0, 2]
-    assert Codec(both).prompt_ids("8") == [1, 0]
+    assert prompt_ids(both, "{question}", "8") == [1, 0]
 
 
 def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec() -> None:

@@ -167,8 +167,7 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     from ftis_node.evaluate.episodes import Episodes
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
-    from ftis_node.tokenizer.chat import end_ids
-    from ftis_node.worker.formats import chat_in
+    from ftis_node.worker.formats import asked_in
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained
 
@@ -176,11 +175,11 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     policy = load_trained(chosen.settings, chosen.found)
-    chat = chat_in(chosen.run, policy.tokenizer, asked.task.template, chosen.settings)
-    ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat)
+    chat, prefix, ends = asked_in(chosen.run, policy.tokenizer, asked.task.template, chosen.settings)
+    ids = tokenised(policy, asked.task, asked.examples, asked.cap, chat, prefix)
     budget = memory_budget(chosen.settings, policy.device)
     batch = asked.batch or batch_that_fits(policy, max(map(len, ids), default=1), asked.cap, budget)
-    sampling = Sampling(asked.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
+    sampling = Sampling(asked.cap, 1.0, ends, greedy=True)
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
     outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")

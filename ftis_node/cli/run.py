@@ -58,8 +58,8 @@ def new(
     from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task, with_columns
     from ftis_node.tasks.trial import refuse_unskilled
-    from ftis_node.tokenizer.chat import chat_wanted, end_ids
-    from ftis_node.tokenizer.fingerprint import fingerprint
+    from ftis_node.tokenizer.asking import facts_for
+    from ftis_node.tokenizer.chat import chat_wanted
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(
@@ -76,8 +76,7 @@ def new(
     if not any_tokenizer:
         tokenizer = load_tokenizer(model or "tiny-a")
         asked = chat_wanted(tokenizer, chosen.template, chat, thinking=thinking)
-        facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest(chosen.turns) if asked is not None else ""}
-        facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
+        facts |= facts_for(tokenizer, asked, chosen.turns)
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {}
     if collaboration == "horizontal":

@@ -11,7 +11,7 @@ import difflib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -49,12 +49,15 @@ TOKENS_MAX = 1 << 17  # of a prompt, of a completion
 BYTES_MAX = 1 << 20  # of a prompt, of a completion, in a text run
 ANY = "any"
 """The `tokenizer` of a text run."""
-_ONLY_TOKENS = ("prompt_tokens", "eos", "vocabulary")
+_ONLY_TOKENS = ("prompt_tokens", "eos", "vocabulary", "prefix")
 _ONLY_COMMON = ("common", "epoch")
 _ONLY_TEXT = ("prompt_bytes", "completion_bytes", "logprob_min")
 # Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
 
+_ANEW = (
+    "Begin a run with this model (`ftis-node run new --model …`), in a fresh --home; or use another model in this one."
+)
 _FAMILY = "Use another model, or join a run for the tokenizer of this one."
 
 _Task = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+,@*-]*$", max_length=256)]
@@ -74,6 +77,7 @@ class Run(BaseModel):
 
     A token run is for one tokenizer (packet 1, or 3 with turns). tokenizer: its fingerprint, lower-case hex. eos: ids
     that end a completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
+    prefix: ids in front of each prompt, as the tokenizer puts them there (a BOS), where it is plain text.
     chat: of a run whose questions are messages of a chat, the digest of the texts around them; see `tokenizer.chat`.
     turns: most answers in an episode; what its environment says between them counts for completion_tokens, too.
 
@@ -94,6 +98,7 @@ class Run(BaseModel):
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
     temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
     eos: tuple[pydantic.StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
+    prefix: tuple[pydantic.StrictInt, ...] = Field(default=(), strict=False, max_length=8)
     chat: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""
     tokenizer: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|any)$")]
     vocabulary: int = Field(default=0, ge=2, le=1 << 32)
@@ -116,6 +121,8 @@ class Run(BaseModel):
             raise ValueError("eos must be in ascending order, each id once")
         if self.eos and (self.eos[0] < 0 or self.eos[-1] >= self.vocabulary):
             raise ValueError(f"every eos must be from 0 to {self.vocabulary - 1}, below vocabulary")
+        if self.prefix and (min(self.prefix) < 0 or max(self.prefix) >= self.vocabulary):
+            raise ValueError(f"every id of prefix must be from 0 to {self.vocabulary - 1}, below vocabulary")
         if (self.parts > 1) != (self.collaboration == "horizontal"):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
         if self.group % self.parts:
@@ -138,13 +145,15 @@ class Run(BaseModel):
         needed, other = (_ONLY_TEXT, _ONLY_TOKENS) if self.text else (_ONLY_TOKENS, _ONLY_TEXT)
         kind = "of any tokenizer" if self.text else "of one tokenizer"
         for name in needed:
-            if not getattr(self, name):
+            if name != "prefix" and not getattr(self, name):
                 raise ValueError(f"{name} is missing: a run {kind} needs it")
         for name in other:
             if name in self.model_fields_set:
                 raise ValueError(f"{name} does not belong in a run {kind}")
         if self.text and self.chat:
             raise ValueError("chat does not belong in a run of any tokenizer, where each model is asked in its own way")
+        if self.prefix and self.chat:
+            raise ValueError("prefix does not belong in a run that asks in a chat, whose template writes its own")
         if (self.packet == 3) != (self.turns > 1):
             raise ValueError("packet is 3 exactly if a run has 2 turns or more")
         if self.packet != 1 and self.parts > 1:
@@ -156,16 +165,16 @@ class Run(BaseModel):
         other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
         other += [name for name in ("parts", "turns") if getattr(self, name) == 1]
         other += [] if self.common else _ONLY_COMMON
-        other += [name for name in ("founder", "chat") if not getattr(self, name)]
+        other += [name for name in ("founder", "chat", "prefix") if not getattr(self, name)]
         return {name: value for name, value in write(self).items() if name not in other}
 
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
         A vertical run has no field `parts`, one of single answers no `turns`, one without common rows neither `common`
-        nor `epoch`, an open one no `founder`, one of plain text no `chat`, and neither kind has the fields that only
-        the other needs. The temperature is written as Python's repr: the shortest digits that read back to the same
-        double, with ``.0`` if integral.
+        nor `epoch`, an open one no `founder`, one of plain text no `chat`, one that puts nothing in front no `prefix`,
+        and neither kind has the fields that only the other needs. The temperature is written as Python's repr: the
+        shortest digits that read back to the same double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -298,23 +307,25 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
         known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
+        known["prefix"] = () if facts["chat"] else tuple(facts["prefix"])
         known["packet"] = 3 if facts["turns"] > 1 else 1
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
-def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
+def check_fit(run: Run, facts: Mapping[str, Any], model: str, *, begun: bool = False) -> None:
     """Refuse a model or data that would misread the run's tokens, before anything is sent.
 
     Args:
-        facts: tokenizer, vocabulary, text_refusal, and what `check_task` takes.
+        facts: tokenizer, vocabulary, prefix, ends, names, text_refusal, and what `check_task` takes.
+        begun: the home is in the run already, so the model's ends are no longer asked about.
 
     Raises:
         UsageError: they are not the run's, in whichever way; all of it.
     """
-    raise_all(mistake for found in (_tokenizer(run, facts, model), check_task(run, facts)) for mistake in found)
+    raise_all([*_tokenizer(run, facts, model, begun=begun), *check_task(run, facts)])
 
 
-def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[UsageError]:
+def _tokenizer(run: Run, facts: Mapping[str, Any], model: str, *, begun: bool) -> Iterator[UsageError]:
     if run.text:
         if facts["text_refusal"]:
             yield UsageError(f"{model} can take no part in a run of any tokenizer: {facts['text_refusal']}.", _FAMILY)
@@ -324,6 +335,26 @@ def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[Usage
         yield UsageError(
             what, f"Use a model of the family that the run was made for (`ftis-node run show`), or {any_}."
         )
+    else:
+        yield from _asking(run, facts, model, begun=begun)
+
+
+def _asking(run: Run, facts: Mapping[str, Any], model: str, *, begun: bool) -> Iterator[UsageError]:
+    """A model of the run's tokenizer that would be asked, or would end, in another way than its own."""
+
+    def named(ids: Sequence[int]) -> str:
+        return ", ".join(f"{facts['names'].get(index, 'a token')} (id {index})" for index in ids)
+
+    short = f"The run {run.id.hex()}"
+    if facts["prefix"] and not run.chat and list(run.prefix) != list(facts["prefix"]):
+        what = f"{short} puts {named(run.prefix) or 'nothing'} in front of its questions, and {model} wants "
+        yield UsageError(f"{what}{named(facts['prefix'])} there: it would answer them badly.", _ANEW)
+    lacking = [] if begun else [index for index in facts["ends"] if index not in run.eos]
+    if lacking:
+        what = (
+            f"{short} does not end a completion at {named(lacking)}, where {model} ends its own: they would be cut off."
+        )
+        yield UsageError(what, _ANEW)
 
 
 def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:

@@ -21,7 +21,8 @@ from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
 from ftis_node.tasks import Example, Score, Scorer, Task
-from ftis_node.tokenizer.chat import Chat, prompt_ids
+from ftis_node.tokenizer.asking import prompt_ids
+from ftis_node.tokenizer.chat import Chat
 
 LARGEST_BATCH = 256
 
@@ -229,14 +230,19 @@ def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Scor
 
 
 def tokenised(
-    policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int, chat: Chat | None = None
+    policy: Policy,
+    task: Task,
+    examples: Sequence[Example],
+    completion_tokens: int,
+    chat: Chat | None = None,
+    prefix: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The prompts of `examples` as token ids, by default in plain text.
+    """The prompts of `examples` as token ids, by default in plain text. chat, prefix: as for `prompt_ids`.
 
     Raises:
         UsageError: the tokenizer cannot write one, or the model has no room for it and its completion.
     """
-    prompts = [prompt_ids(policy.tokenizer, task.template, example.question, chat) for example in examples]
+    prompts = [prompt_ids(policy.tokenizer, task.template, example.question, chat, prefix) for example in examples]
     refuse_prompts(
         policy.name,
         context_of(policy.causal_lm.config),
@@ -244,6 +250,7 @@ def tokenised(
         examples,
         task.name,
         completion_tokens=completion_tokens,
+        spelled=lambda index: str(policy.tokenizer.convert_ids_to_tokens(index)),
         shorter="Use fewer --completion-tokens, or a model with a longer context.",
     )
     return prompts

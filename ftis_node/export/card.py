@@ -14,7 +14,7 @@ from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
 from ftis_node.policy.gguf.folder import told_of
 from ftis_node.policy.names import resolve
-from ftis_node.tokenizer.chat import message_of
+from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.restore import Checkpoint
 
 PAPER = "2605.22537"
@@ -33,13 +33,22 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
 
 
 def card(
-    checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, *, base: str, kind: str, dtype: str, chat: bool
+    checkpoint: Checkpoint,
+    settings: Settings,
+    record: TrainingRecord,
+    *,
+    base: str,
+    kind: str,
+    dtype: str,
+    chat: bool,
+    bare: bool,
 ) -> str:
     """Markdown.
 
     Args:
         settings: what the checkpoint was loaded with; base: the base model's public name; kind: full, merged, adapter.
-        chat: whether questions were messages of a chat.
+        chat: whether questions were messages of a chat. bare: whether they were without what the tokenizer puts in
+            front of a text.
     """
     task = record.run.task if record.run else checkpoint.task
     rows = dict(_rows(checkpoint, settings, record, base=base, kind=kind, dtype=dtype))
@@ -52,7 +61,7 @@ def card(
         "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
         "## Loading it",
         _fenced(load, "python"),
-        *_prompt(record, chat=chat),
+        *_prompt(record, chat=chat, bare=bare),
         "## Licence",
         f"These weights are derived from {_cell(base)}: the licence of that model applies to them too. What its "
         "outputs, or the data of the task, were licensed under may add to that.",
@@ -152,13 +161,14 @@ def _settings(record: TrainingRecord, task: str, *, lora: bool) -> Iterator[tupl
     )
 
 
-def _prompt(record: TrainingRecord, *, chat: bool) -> list[str]:
+def _prompt(record: TrainingRecord, *, chat: bool, bare: bool) -> list[str]:
     if record.run is None:
         return []
     if chat:
         form = _fenced(message_of(record.run.template, "{question}"))
         return ["The questions were put to it as messages of a user, in its chat template:", form]
-    return ["The questions were put to it in this form:", _fenced(record.run.template)]
+    special = ", and `add_special_tokens=False`" if bare else ""
+    return [f"The questions were put to it in this form, by `tokenizer(text{special})`:", _fenced(record.run.template)]
 
 
 def _versions(of: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import HfApi, constants
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -22,8 +22,9 @@ from ftis_node.host.doing import doing
 from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
-from ftis_node.tokenizer.chat import Chat, end_ids
-from ftis_node.worker.formats import chat_in
+from ftis_node.tokenizer.asking import end_ids
+from ftis_node.tokenizer.reading import front_ids
+from ftis_node.worker.formats import asked_in
 from ftis_node.worker.restore import Checkpoint, gone, load_trained
 
 SHARD_BYTES = 4 << 30
@@ -90,9 +91,12 @@ def export(
         tokenizer = load_tokenizer(settings.model)
         tokenizer.save_pretrained(folder)
         run, asked = record.run, settings.model_copy(update=record.asked())
-        chat = chat_in(run, tokenizer, run.template, asked) if run is not None else None
-        _generation(settings.model, tokenizer, chat).save_pretrained(folder)
-        text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=chat is not None)
+        chat, prefix, ends = None, None, end_ids(tokenizer)
+        if run is not None:
+            chat, prefix, ends = asked_in(run, tokenizer, run.template, asked)
+        _generation(settings.model, ends).save_pretrained(folder)
+        bare = bool(front_ids(tokenizer)) and prefix == ()
+        text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=chat is not None, bare=bare)
         (folder / "README.md").write_text(text, encoding="utf-8")
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     return Exported(
@@ -192,15 +196,14 @@ def _config(model: str) -> Any:
         raise unloadable(model, source, error) from error
 
 
-def _generation(model: str, tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> GenerationConfig:
+def _generation(model: str, ends: Sequence[int]) -> GenerationConfig:
     """The base model's, with every token that ended a completion in training."""
     source = resolve(model)
     try:
         generation = GenerationConfig.from_pretrained(source, **where_to_look(source))
     except OSError:
         generation = GenerationConfig.from_model_config(_config(model))
-    ends = list(end_ids(tokenizer, chat))
-    generation.eos_token_id = ends[0] if len(ends) == 1 else ends
+    generation.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     try:
         generation.validate(strict=True)
     except ValueError:  # sampling parameters beside do_sample=False, as many a hub's model has: it would not be saved

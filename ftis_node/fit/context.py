@@ -1,7 +1,7 @@
 """The tokens that a model takes, and the prompts of a task that do not fit."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ftis_node.errors import UsageError
@@ -15,10 +15,14 @@ _LONGER = (
 
 @dataclass(frozen=True)
 class Context:
-    """The tokens that a prompt and its completion may have together; `why` says what limits the model."""
+    """The tokens that a prompt and its completion may have together; `why` says what limits the model.
+
+    rows: ids from this one on have no row in the embedding.
+    """
 
     tokens: float
     why: str = ""
+    rows: float = float("inf")
 
 
 def context_of(config: Any) -> Context:
@@ -35,7 +39,8 @@ def context_of(config: Any) -> Context:
         if rotary.get("rope_type") == "longrope":
             steady = rotary.get("original_max_position_embeddings") or tokens
             limits.append(Context(steady, f"changes its rotary frequencies beyond {steady} tokens (longrope)"))
-    return min(limits, key=lambda limit: limit.tokens)
+    least = min(limits, key=lambda limit: limit.tokens)
+    return replace(least, rows=getattr(text, "vocab_size", None) or float("inf"))
 
 
 def _rotaries(parameters: Any) -> Iterator[Mapping[str, Any]]:
@@ -92,6 +97,7 @@ def refuse_prompts(
     prompt_tokens: float = float("inf"),
     *,
     shown: bool = True,
+    spelled: Callable[[int], str] = str,
     shorter: str = "Use a model with a longer context, or start a run with a smaller completion_tokens.",
 ) -> None:
     """Refuse prompts that cannot be answered. None is cut or left out: rows are the same on every node.
@@ -99,15 +105,22 @@ def refuse_prompts(
     Args:
         name, context: of the model.
         prompts: token ids; rows: what they were made of; data: what these are, in words.
-        shown: a message may quote a row.
+        shown: a message may quote a row. spelled: a token id for people.
         completion_tokens, prompt_tokens: caps.
         shorter: what to do about prompts that have no room in the context.
 
     Raises:
-        UsageError: one is empty, or longer than its cap, or has no room for a completion; the longest one is named.
+        UsageError: one has an id without a row, is empty, or longer than its cap, or has no room for a completion; the
+            first, or the longest one is named.
     """
     if not prompts:
         return
+    for row, prompt in enumerate(prompts):
+        highest = max(prompt, default=0)
+        if highest >= context.rows:
+            token = f"the token {spelled(highest)!r} (id {highest})"
+            what = f"{_named(rows, row, data)} has {token}, for which {name} has no row."
+            raise UsageError(what, "Take such rows out of the data, or use another model.")
     lengths = [len(prompt) for prompt in prompts]
     row = lengths.index(0) if 0 in lengths else lengths.index(max(lengths))
     longest, asked, named = lengths[row], rows[row].question, _named(rows, row, data)

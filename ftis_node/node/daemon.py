@@ -182,7 +182,7 @@ class Node:
             founder = identity.peer_id if self.options.private else ""
             self._run_file = RunFile(run=run_for(self._compute.facts.shared(), founder=founder))
         run = self._run_file.run
-        check_fit(run, self._compute.facts.shared(), self.settings.model)
+        check_fit(run, self._compute.facts.shared(), self.settings.model, begun=self.home.run_file.exists())
         opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file), durable=True)  # the run's rows fit the model
         remember_files(self.home, self.options, self.options.task_of(self._run_file), run.id)

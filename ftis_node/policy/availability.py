@@ -121,9 +121,9 @@ def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
             try:
                 for file in (_CONFIG, _TOKENIZER, "tokenizer_config.json") if tokenizer else (_CONFIG,):
                     hf_hub_download(source, file, local_dir=scratch)
-                if tokenizer:
-                    with contextlib.suppress(EntryNotFoundError):  # of older models it is in the tokenizer's file
-                        hf_hub_download(source, "chat_template.jinja", local_dir=scratch)
+                for file in ("chat_template.jinja", "generation_config.json") if tokenizer else ():
+                    with contextlib.suppress(EntryNotFoundError):  # of older models both are in other files
+                        hf_hub_download(source, file, local_dir=scratch)
             except Exception as error:  # as above
                 raise unloadable(name, source, error) from error
         yield scratch

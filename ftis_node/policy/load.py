@@ -1,5 +1,6 @@
 """Loading a policy: weights, tokenizer, LoRA, device and dtype."""
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +14,7 @@ from huggingface_hub import constants, get_session
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -26,7 +28,10 @@ from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
+from ftis_node.tokenizer.asking import refuse_rows
+from ftis_node.tokenizer.reading import declare_ends
 
+_IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
 _GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of its template
 
 # How long the hub may take to show that it is there.
@@ -34,15 +39,17 @@ _HUB_SECONDS = 5.0
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of `name` (see `resolve`).
+    """The tokenizer of `name` (see `resolve`), which knows the ends of the generation config beside it.
 
     Raises:
         UserError: it cannot be found or loaded.
     """
     source = resolve(name)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where_to_look(source))
+        where = where_to_look(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         tokenizer.clean_up_tokenization_spaces = False  # or two nodes read one completion as two texts
+        ends = _generation_ends(source, where)
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
     if len(tokenizer) < 2:  # transformers makes an empty one where there is no file
@@ -50,7 +57,19 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         fix = "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder."
         raise UsageError(what, fix)
     _refuse_growth(getattr(tokenizer, "backend_tokenizer", None), name)
+    declare_ends(tokenizer, ends)
     return tokenizer
+
+
+def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
+    """The ends that transformers' `generate` stops at: those of the generation config, or else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = cached_file(source, name, **where, **_IF_THERE)
+        told = json.loads(Path(file).read_text(encoding="utf-8")) if file is not None else {}
+        ends = told.get("eos_token_id", (told.get("text_config") or {}).get("eos_token_id"))
+        if ends is not None:
+            return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+    return []
 
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
@@ -76,6 +95,7 @@ def load_policy(settings: Settings) -> Policy:
     try:
         where = where_to_look(source)
         config = transformers.AutoConfig.from_pretrained(source, **where)
+        refuse_rows(tokenizer, config.get_text_config().vocab_size, settings.model)
         with doing("loading the weights"), _cast_later() as casts:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source,
@@ -87,7 +107,6 @@ def load_policy(settings: Settings) -> Policy:
                 **where,
             )
         _refuse_gaps(found, settings.model)
-        _refuse_small_embedding(model, tokenizer, settings.model)
     except UserError:
         raise
     except Exception as error:  # as above
@@ -204,14 +223,6 @@ def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
         what = f"The weights of {name} lack {missing[0]}{more}, and would be random there."
         fix = "Download or copy the model again, whole; or mend its config.json, if that describes another model."
         raise UserError(what, fix)
-
-
-def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """A valid id without a row in the embedding would be an index out of range: on a GPU the end of the process."""
-    rows = model.get_input_embeddings().num_embeddings
-    if rows < len(tokenizer):
-        what = f"{name} has {rows} embedding rows for the {len(tokenizer)} token ids of its tokenizer."
-        raise UsageError(what, "Use the tokenizer that belongs to the model, or resize the model's embedding.")
 
 
 def where_to_look(source: str) -> dict[str, bool]:

@@ -1,6 +1,7 @@
 """A policy: a model with its tokenizer, made ready for sampling, scoring and training."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ftis_node.fit.memory import Engine
 from ftis_node.policy.adapters import PeftModel
 from ftis_node.policy.nf4 import elements
+from ftis_node.tokenizer.asking import usable
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +42,12 @@ class Policy:
         """The transformers model itself; LoRA layers, if any, sit inside it."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
-        """Number of valid token ids; embedding rows beyond it are padding and never sampled."""
-        return len(self.tokenizer)
+        """Number of token ids that can be sampled: those that the tokenizer names, and that have rows."""
+        rows: int = self.causal_lm.get_input_embeddings().num_embeddings
+        head = self.causal_lm.get_output_embeddings()
+        return usable(self.tokenizer, min(rows, getattr(head, "out_features", rows)))
 
     @property
     def kind(self) -> str:

@@ -166,26 +166,28 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.tasks.rewards import TAGS
-    from ftis_node.tokenizer.chat import end_ids
+    from ftis_node.tokenizer.asking import facts_for, refuse_rows
     from ftis_node.tokenizer.codec import text_refusal
-    from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable
+    from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable
     from ftis_node.worker.formats import chat_in
 
     if case.starting and case.plan is None:
         return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
     with described(case.settings.model, _hub(case), tokenizer=True) as folder:
         words = load_tokenizer(folder)
-    mark, task = fingerprint(words), case.task
+    if case.shape is not None:
+        refuse_rows(words, case.shape.vocabulary, case.settings.model)
+    task = case.task
     chat = chat_in(None, words, task.template if task is not None else "", case.settings)
-    facts = {"tokenizer": mark, "vocabulary": len(words), "turns": task.turns if task is not None else None}
-    facts["chat"] = chat.digest(task.turns if task is not None else 1) if chat is not None else ""
-    facts["eos"] = end_ids(words, chat)  # raises if no completion could end
+    facts = facts_for(words, chat, task.turns if task is not None else 1)  # raises if no completion could end
+    facts["turns"] = task.turns if task is not None else None
     prompts = [task.prompt(example) for example in task.train] if task is not None else []
     refuse_unwritable(backend_of(words), case.settings.model, prompts)
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
+        head = f"Its fingerprint is {facts['tokenizer'][:16]}…"
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
-        yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
+        yield Finding("tokenizer", "ok", f"{head}; there is no run to compare it with. {why}")
         if task is not None:
             founder = case.peer_id or "" if case.options.private else ""
             case.to_start = run_for(facts | task.facts(), founder=founder)
@@ -195,7 +197,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         ids[run.id] = origin
         own = {"task": task.name if task is not None else run.task}
         own |= {name: getattr(task or run, name) for name in ("data", "reward")}
-        check_fit(run, facts | own, case.settings.model)
+        check_fit(run, facts | own, case.settings.model, begun=origin == "the home")
         chat = chat_in(run, words, run.template, case.settings)
         asked = "in its chat template" if chat is not None else "in plain text"
         fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
@@ -214,7 +216,7 @@ def _refuse_rows(case: Case, words: Any) -> None:
     run = case.run_file.run if case.run_file is not None else case.to_start
     if case.task is None or case.shape is None or run is None:
         return
-    where = (run, packets_of(run, words, case.settings), case.settings.model, case.shape.context)
+    where = (run, packets_of(run, words, case.settings, case.shape.vocabulary), case.settings.model, case.shape.context)
     for rows in filter(None, (case.task, case.own_task)):
         prompts_of(*where, rows, case.settings.eval_prompts, own=rows is case.own_task)
 

@@ -96,7 +96,7 @@ def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int]
     from ftis_node.policy.availability import cached
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.names import resolve
-    from ftis_node.tokenizer.chat import prompt_ids
+    from ftis_node.tokenizer.asking import prompt_ids
     from ftis_node.tokenizer.fingerprint import backend_of, unwritable
     from ftis_node.worker.formats import chat_in
 

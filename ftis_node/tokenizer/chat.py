@@ -6,28 +6,23 @@ never rendered.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
-from ftis_node.tokenizer.fingerprint import backend_of
-from ftis_node.tokenizer.spelling import plain_backend
+from ftis_node.tokenizer.reading import declared_ends, ids_around
 
 Wanted = Literal["auto", "always", "never"]
 
 _MESSAGES = ("What is 2 + 3?", "Name a river")
 _ANSWER = "Five."
 _OPENED = "<think>"
-# Ids at which a completion ends, whichever of a family's models made it: the base models' and the chat models'.
-_END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>")
 # Llama's templates put a date in front, today's unless told; every node must have the same one.
 _DAY, _ANOTHER_DAY = "26 Jul 2024", "27 Jul 2024"
 # Ends of a turn in families whose tokenizer names another EOS, and whose base models have no chat template.
-_TURN_ENDS = ("<end_of_turn>", "<|end|>", "<turn|>")
+TURN_ENDS = ("<end_of_turn>", "<|end|>", "<turn|>")
 
 
 class NoChat(Exception):
@@ -48,30 +43,12 @@ class Frame:
 
     def ids(self, message: str) -> list[int]:
         """Token ids of the prompt. Special tokens that the message spells are plain text."""
-        return self._around(self.before, message.strip())
+        return ids_around(self.tokenizer, self.before, message.strip(), self.after)
 
     def later(self, message: str) -> list[int]:
         """Token ids of a later message, with what stands around it."""
         assert self.between is not None, "`frame_of` has looked"
-        return self._around(self.between, message.strip())
-
-    def _around(self, before: str, message: str) -> list[int]:
-        if not any(token in message for token in self._special):
-            return self._read(f"{before}{message}{self.after}")
-        plain: list[int] = self._plain.encode(message, add_special_tokens=False).ids
-        return [*self._read(before), *plain, *self._read(self.after)]
-
-    def _read(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    @cached_property
-    def _special(self) -> tuple[str, ...]:
-        return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
-
-    @cached_property
-    def _plain(self) -> Any:
-        return plain_backend(json.loads(backend_of(self.tokenizer).to_str()), prefix=False)
+        return ids_around(self.tokenizer, self.between, message.strip(), self.after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,37 +93,6 @@ def _between(chat: Chat) -> str:
     return chat.between
 
 
-def message_of(template: str, question: str) -> str:
-    """The user's message for a run's template: without the names of the speakers, which the chat has already."""
-    head, found, tail = template.partition("\nUser: {question}\nAssistant:")
-    text = template if not found or tail else f"{head}\n\n{{question}}"
-    return text.replace("{question}", question)
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, template: str, question: str, chat: Chat | None = None) -> list[int]:
-    """Token ids of a question in a run's template: the message of a chat, or plain text without special tokens."""
-    if chat is not None:
-        return chat.ids(message_of(template, question))
-    ids: list[int] = tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: the tokenizer's own EOS, its family's other end tokens, and the chat's.
-
-    Raises:
-        UsageError: the tokenizer has no end token at all.
-    """
-    added = tokenizer.get_added_vocab()  # Qwen's ordinary vocabulary has a "</s>" too, which ends nothing
-    ids = {added[token] for token in _END_TOKENS if token in added}
-    ids |= {chat.end} if chat is not None else set()
-    if tokenizer.eos_token_id is not None:
-        ids.add(int(tokenizer.eos_token_id))
-    if not ids:
-        raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
-    return tuple(sorted(ids))
-
-
 def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Chat:
     """Read a tokenizer's template.
 
@@ -184,7 +130,7 @@ def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wante
             what = f"This model cannot be asked in a chat: {error}."
             raise UsageError(what, "Leave out chat=always, or use an instruct model.") from None
         return None
-    return chat if wanted == "always" or _instructed(tokenizer, chat) else None
+    return chat if wanted == "always" or instructed(tokenizer, chat) else None
 
 
 def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str, turns: int = 1) -> Chat:
@@ -209,9 +155,10 @@ def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str, turns: int = 1) -
     )
 
 
-def _instructed(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
+def instructed(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
     """Whether the model was trained to end its turns. Base models may have a family's template, and another EOS."""
-    return chat.end == tokenizer.eos_token_id or tokenizer.convert_ids_to_tokens(chat.end) in _TURN_ENDS
+    ends = (tokenizer.eos_token_id, *declared_ends(tokenizer))
+    return chat.end in ends or tokenizer.convert_ids_to_tokens(chat.end) in TURN_ENDS
 
 
 def _around(tokenizer: PreTrainedTokenizerBase, message: str, thinking: bool) -> tuple[str, str]:
@@ -243,9 +190,12 @@ def _from_answer_to(
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:
-    """The first token after an answer."""
+    """The first token after an answer; where a template writes none, the one that begins the next turn (GLM)."""
     turns = [{"role": "user", "content": _MESSAGES[0]}, {"role": "assistant", "content": _ANSWER}]
     rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
+    if not rest:
+        turns.append({"role": "user", "content": _MESSAGES[1]})
+        rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
     special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     for content in sorted(special, key=len, reverse=True):
         if rest.startswith(content):

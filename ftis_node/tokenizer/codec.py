@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ftis_node.errors import UsageError
 from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
 from ftis_node.tokenizer.fingerprint import backend_of
-from ftis_node.tokenizer.spelling import adds_prefix, plain_backend, token_bytes
+from ftis_node.tokenizer.spelling import plain_backend, token_bytes
 
 _SHOWN, _SHOWN_TEXT = 10, 40
 _NO_CHUNKS = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
@@ -48,11 +48,13 @@ class Unreadable(StrEnum):
 class Codec:
     """A tokenizer as a text run needs it. end: the one id with which a completion finishes."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, end: int | None = None, vocabulary: int | None = None
+    ) -> None:
         """Read the tokenizer's backend; later changes to the tokenizer do not reach this codec.
 
         Args:
-            end: by default the tokenizer's EOS.
+            end: by default the tokenizer's EOS. vocabulary: ids from this one on cannot be read; None: all can.
 
         Raises:
             UsageError: the tokenizer has no fast backend, or no end-of-sequence token.
@@ -66,16 +68,9 @@ class Codec:
         self._bytes, self._fallback = token_bytes(state, backend.get_vocab())
         self._bytes[self.end] = b""
         self._sizes = np.array([len(written) for written in self._bytes], np.int64)
+        if vocabulary is not None:
+            self._sizes[vocabulary:] = 0
         self._plain = plain_backend(state, prefix=False)
-        self._prompts = plain_backend(state, prefix=True) if adds_prefix(state) else self._plain
-
-    def prompt_ids(self, text: str) -> list[int]:
-        """Token ids of a prompt as this tokenizer begins one: with its own BOS and leading space, if it adds them."""
-        encoding = self._prompts.encode(text)
-        ids: list[int] = encoding.ids
-        # An end, which some tokenizers put after a text, would end the prompt.
-        after = next((i for i, added in enumerate(reversed(encoding.special_tokens_mask)) if not added), 0)
-        return ids[: len(ids) - after]
 
     def to_text(self, completion: Completion) -> TextCompletion:
         """Return the text of sampled own ids with a log-prob a piece, as a packet carries it.

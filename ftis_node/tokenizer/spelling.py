@@ -71,11 +71,6 @@ def plain_backend(state: dict[str, Any], *, prefix: bool) -> Tokenizer:
     return backend
 
 
-def adds_prefix(state: dict[str, Any]) -> bool:
-    """Whether this backend may put a space before a text."""
-    return any(_without_prefix(state[name]) != state[name] for name in ("normalizer", "pre_tokenizer"))
-
-
 def _byte_level(token: str) -> bytes:
     """As the library's own decoder: a token with any other character is its own text."""
     try:

@@ -177,7 +177,7 @@ class Engine:
                 available; or the objective is unknown.
         """
         self.run, task, own = run, self.task, self.own_task
-        self.packets = packets = packets_of(run, self.policy.tokenizer, self._settings)
+        self.packets = packets = packets_of(run, self.policy.tokenizer, self._settings, self.policy.vocabulary)
         episodes = Episodes.of(self.policy.tokenizer, run.template, packets.chat, run.turns)
         self.close()
         scorer, self._side_scorer = (self._scorers.enter_context(scoring(run.reward, task.scorer)) for _ in range(2))

@@ -9,9 +9,9 @@ from ftis_node.fit.plan import Plan
 from ftis_node.policy.policy import Policy
 from ftis_node.tasks import Task
 from ftis_node.tasks.rewards import TAGS
-from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.asking import facts_for
 from ftis_node.tokenizer.codec import text_refusal
-from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
+from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable, unwritable
 from ftis_node.worker.formats import chat_in
 from ftis_node.worker.messages import ModelFacts, Sizes
 
@@ -26,10 +26,7 @@ def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, p
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(
         **task.facts(),
-        tokenizer=fingerprint(tokenizer),
-        vocabulary=policy.vocabulary,
-        eos=list(end_ids(tokenizer, chat)),
-        chat=chat.digest(task.turns) if chat is not None else "",
+        **facts_for(tokenizer, chat, task.turns),
         unwritable="".join(
             unwritable(backend, text) for text in (letters, task.template.replace("{question}", "") + tags)
         ),

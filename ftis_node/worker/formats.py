@@ -23,7 +23,8 @@ from ftis_node.packet import (
 )
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.score_columns import Columns
-from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with, message_of, prompt_ids
+from ftis_node.tokenizer.asking import end_ids, prompt_ids, usual_end
+from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with
 from ftis_node.tokenizer.codec import Codec, Unreadable
 from ftis_node.worker.messages import GroupText, ReadableGroup
 
@@ -39,6 +40,14 @@ class Slot(NamedTuple):
     policy_step: int
 
 
+class Asked(NamedTuple):
+    """How questions are put: in a chat, or after these ids (None: the tokenizer's own); the ids that end an answer."""
+
+    chat: Chat | None
+    prefix: tuple[int, ...] | None
+    ends: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """The text of a completion as people and reward rules read it. cut: there is more of it."""
@@ -51,18 +60,22 @@ class Written:
 class TokenPackets:
     """Versions 1 and 3: every model of the run has the same ids.
 
-    ends: the ids that finish a completion of this node's model. chat: in which it is asked.
+    ends: the ids that finish a completion of this node's model. chat: in which it is asked. vocabulary: ids from this
+    one on, which a peer's model may have, cannot be read.
     """
 
-    def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> None:
+    def __init__(
+        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
+    ) -> None:
         self._run = run
         self._tokenizer = tokenizer
+        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self.chat = chat
         self.ends = run.eos
 
     def prompt(self, template: str, question: str) -> list[int]:
         """Token ids of the prompt that asks a question, in a chat or in plain text."""
-        return prompt_ids(self._tokenizer, template, question, self.chat)
+        return prompt_ids(self._tokenizer, template, question, self.chat, self._run.prefix)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         """The 8 bytes by which packets name a prompt."""
@@ -77,37 +90,44 @@ class TokenPackets:
     def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
         """The texts [G] of an admitted packet; of each only so many of its author's tokens."""
         written = []
-        for completion in self.completions(data, own=False):
+        for completion in _token_completions(data):
             ids = completion.token_ids[:tokens].tolist()
             text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
             written.append(Written(text, completion.finished, cut=len(ids) < len(completion)))
         return written
 
-    def completions(self, data: bytes, *, own: bool) -> list[Completion]:
+    def spelled(self, index: int) -> str:
+        """A token for people."""
+        return str(self._tokenizer.convert_ids_to_tokens(index))
+
+    def completions(self, data: bytes, *, own: bool) -> list[Completion | None]:
         """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
-        packet = decode(data)
-        if isinstance(packet, TextPacket):
-            raise PacketError("a packet of text, in a run of one tokenizer")
-        return list(packet.completions())
+        read = _token_completions(data)
+        return [one if one.token_ids.max(initial=0) < self._vocabulary else None for one in read]
 
     def readable(self, data: bytes) -> bool:
         """Whether this node can train on any completion of another's admitted packet."""
-        return True
+        return any(completion is not None for completion in self.completions(data, own=False))
 
 
 class TextPackets:
     """Version 2: each model reads the text in its own tokens. As `TokenPackets` otherwise."""
 
-    def __init__(self, run: Run, codec: Codec, chat: Chat | None = None) -> None:
+    def __init__(
+        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
+    ) -> None:
+        """Raises UsageError as `Codec`."""
         self._run = run
-        self._codec = codec
+        self._tokenizer = tokenizer
+        self._codec = Codec(tokenizer, usual_end(tokenizer, chat), vocabulary)
         self.chat = chat
-        self.ends: tuple[int, ...] = (codec.end,)
+        self.ends = end_ids(tokenizer, chat)
 
     def prompt(self, template: str, question: str) -> list[int]:
-        if self.chat is not None:
-            return self.chat.ids(message_of(template, question))
-        return self._codec.prompt_ids(template.replace("{question}", question))
+        return prompt_ids(self._tokenizer, template, question, self.chat)
+
+    def spelled(self, index: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(index))
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(text)
@@ -163,12 +183,16 @@ class TextPackets:
 Packets: TypeAlias = TokenPackets | TextPackets
 
 
-def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Packets:
-    """The run's kind of packets for a model with this tokenizer. Raises UsageError as `Codec` and `chat_in` do."""
+def packets_of(
+    run: Run, tokenizer: PreTrainedTokenizerBase, settings: Settings, vocabulary: int | None = None
+) -> Packets:
+    """The run's kind of packets for a model with this tokenizer, and with so many ids; None: with all of them.
+
+    Raises:
+        UsageError: as `Codec` and `chat_in` do.
+    """
     chat = chat_in(run, tokenizer, run.template, settings)
-    if run.text:
-        return TextPackets(run, Codec(tokenizer, chat.end if chat is not None else None), chat)
-    return TokenPackets(run, tokenizer, chat)
+    return (TextPackets if run.text else TokenPackets)(run, tokenizer, chat, vocabulary)
 
 
 def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Chat | None:
@@ -180,6 +204,14 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
     if run is not None and not run.text:
         return chat_with(tokenizer, run.chat, run.turns) if run.chat else None
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
+
+
+def asked_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Asked:
+    """How a model is asked in a run, or in its own way where there is none. Raises UsageError as `chat_in`."""
+    chat = chat_in(run, tokenizer, template, settings)
+    if run is None or run.text:
+        return Asked(chat, None, end_ids(tokenizer, chat))
+    return Asked(chat, run.prefix, run.eos)
 
 
 def prompts_of(
@@ -202,7 +234,7 @@ def prompts_of(
         if run.text and not own:
             texts = [template.replace("{question}", example.question) for example in examples]
             refuse_long_prompts(texts, run.prompt_bytes, examples, data)
-        refuse_prompts(model, context, prompts, examples, data, *caps, shown=not own)
+        refuse_prompts(model, context, prompts, examples, data, *caps, shown=not own, spelled=packets.spelled)
         return prompts
 
     names = ("one's own data", "one's own held-out data") if own else ("the training data", "the held-out data")
@@ -216,6 +248,13 @@ def group_text(packets: Packets, example: Example, group: ReadableGroup, columns
         cut = written.cut or len(written.text) > TEXT_LETTERS
         texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
     return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts, columns[: group.completions])
+
+
+def _token_completions(data: bytes) -> list[Completion]:
+    packet = decode(data)
+    if isinstance(packet, TextPacket):
+        raise PacketError("a packet of text, in a run of one tokenizer")
+    return list(packet.completions())
 
 
 def _text_completions(data: bytes) -> list[TextCompletion]:

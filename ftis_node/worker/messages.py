@@ -50,6 +50,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a loaded model and task.
 
     tokenizer         its fingerprint, as a run names it; vocabulary: ids; eos: ids
+    prefix            ids that the tokenizer puts in front of a text; ends: the model's own; names: tokens of both
     unwritable        characters of the prompts and of the tags that the tokenizer has no token for
     text              the task's caps of a text run; text_refusal: why the tokenizer can take no part in one, if so
     parameters        of the whole model; checkpoint_bytes: of one checkpoint
@@ -65,6 +66,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     eos: list[int]
     chat: str
+    prefix: list[int]
+    ends: list[int]
+    names: dict[int, str]
     unwritable: str
     text: TextCaps
     text_refusal: str
@@ -90,9 +94,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def shared(self) -> dict[str, object]:
         """The facts that a run must agree with, see `config.run.run_for`."""
         names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-        return {
-            name: getattr(self, name) for name in (*names, "text_refusal", "tokenizer", "vocabulary", "eos", "chat")
-        }
+        words = ("text_refusal", "tokenizer", "vocabulary", "eos", "chat", "prefix", "ends", "names")
+        return {name: getattr(self, name) for name in (*names, *words)}
 
 
 class OpenedRun(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ class Evaluations:
         examples = task.asked(count)
         cap = max(task.completion_tokens, self._run.completion_tokens)
         ids = [self._packets.prompt(task.template, example.question) for example in examples]
-        refuse_prompts(policy.name, context, ids, examples, name, completion_tokens=cap)
+        refuse_prompts(policy.name, context, ids, examples, name, cap, spelled=self._packets.spelled)
         episodes = Episodes.of(policy.tokenizer, task.template, self._packets.chat, task.turns)
         self.sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
         return len(examples)

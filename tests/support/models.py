@@ -82,7 +82,8 @@ def taught(
     """
     from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
-    from ftis_node.tokenizer.chat import chat_wanted, frame_of, prompt_ids
+    from ftis_node.tokenizer.asking import prompt_ids
+    from ftis_node.tokenizer.chat import chat_wanted, frame_of
 
     policy = load_policy(Settings(model=str(path), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode

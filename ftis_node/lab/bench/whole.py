@@ -36,7 +36,7 @@ from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
-from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.fingerprint import fingerprint
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generated, ScoredPacket

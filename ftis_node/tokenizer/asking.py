@@ -1,0 +1,119 @@
+"""The one way from a question to token ids, the ids at which an answer ends, and which ids a model can sample."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError
+from ftis_node.tokenizer.chat import TURN_ENDS, Chat, NoChat, chat_of, instructed
+from ftis_node.tokenizer.fingerprint import fingerprint
+from ftis_node.tokenizer.reading import declared_ends, front_ids, ids_around
+
+# Ends of families whose base and instruct models take part in one run, where the tokenizer marks them special.
+_ENDS = frozenset(("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", *TURN_ENDS))
+_OTHER = "Use the tokenizer and the generation config that belong to the model, or another model."
+
+
+def message_of(template: str, question: str) -> str:
+    """The user's message for a run's template: without the names of the speakers, which the chat has already."""
+    head, found, tail = template.partition("\nUser: {question}\nAssistant:")
+    text = template if not found or tail else f"{head}\n\n{{question}}"
+    return text.replace("{question}", question)
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    question: str,
+    chat: Chat | None = None,
+    prefix: Sequence[int] | None = None,
+) -> list[int]:
+    """Token ids of a question in a run's template, as everything here asks it.
+
+    Args:
+        chat: the question is in a message of this chat, whose template writes its own BOS; None: in plain text.
+        prefix: ids in front of plain text: a run's; None: those that the tokenizer puts there.
+    """
+    if chat is not None:
+        return chat.ids(message_of(template, question))
+    before, _, after = template.partition("{question}")
+    front = front_ids(tokenizer) if prefix is None else prefix
+    return [*front, *ids_around(tokenizer, before, question, after)]
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tuple[int, ...]:
+    """Sorted ids that end a completion: the model's own, see `own_ends`, and those of its family.
+
+    Raises:
+        UsageError: the tokenizer has no end token at all.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    family = {index for index, token in added if token.special and token.content in _ENDS}
+    ids = family.union(own_ends(tokenizer), [chat.end] if chat is not None else [])
+    if not ids:
+        raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
+    return tuple(sorted(ids))
+
+
+def own_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids at which this very model may end: its generation config's, and the tokenizer's EOS."""
+    eos = tokenizer.eos_token_id
+    return (*declared_ends(tokenizer), *([int(eos)] if eos is not None else []))
+
+
+def usual_end(tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> int | None:
+    """The one id with which this model ends its answers, asked in a chat or in plain text; None: it has none."""
+    declared, eos = declared_ends(tokenizer), tokenizer.eos_token_id
+    try:
+        chat = chat or chat_of(tokenizer)
+        if instructed(tokenizer, chat):
+            return chat.end
+    except NoChat:
+        pass
+    return declared[0] if declared and eos not in declared else eos
+
+
+def facts_for(tokenizer: PreTrainedTokenizerBase, chat: Chat | None, turns: int) -> dict[str, Any]:
+    """The facts of a tokenizer that a run is made from and compared with, see `config.run`."""
+    ends = declared_ends(tokenizer)
+    front = front_ids(tokenizer)
+    return {
+        "tokenizer": fingerprint(tokenizer),
+        "vocabulary": len(tokenizer),
+        "eos": list(end_ids(tokenizer, chat)),
+        "chat": chat.digest(turns) if chat is not None else "",
+        "prefix": list(front),
+        "ends": list(ends),
+        "names": {index: str(tokenizer.convert_ids_to_tokens(index)) for index in (*front, *ends)},
+    }
+
+
+def usable(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
+    """How many ids can be sampled, 0 to this one: the tokenizer names them, and a model with so many rows has them."""
+    ids = set(tokenizer.get_vocab().values())
+    named = len(ids)
+    if max(ids) >= named:
+        named = next(index for index in range(named + 1) if index not in ids)
+    return min(named, rows)
+
+
+def refuse_rows(tokenizer: PreTrainedTokenizerBase, rows: int, model: str) -> None:
+    """Refuse a tokenizer whose words have no rows in the model, or lie beyond a gap of its ids. A few special tokens
+    without a row are never sampled: all Gemma 3 models of text have one.
+
+    Raises:
+        UsageError: an ordinary word, or the end of its answers, cannot be sampled.
+    """
+    limit = usable(tokenizer, rows)
+    added = tokenizer.added_tokens_decoder
+    lacking = [(index, word) for word, index in tokenizer.get_vocab().items() if index >= limit and index not in added]
+    if lacking:
+        index, word = min(lacking)
+        why = f"{model} has {rows} embedding rows" if limit == rows else f"no token of its tokenizer has the id {limit}"
+        raise UsageError(f"{model} cannot write {word[:40]!r}, which has the token id {index}: {why}.", _OTHER)
+    end = usual_end(tokenizer, None)
+    if end is not None and end >= limit:
+        word = str(tokenizer.convert_ids_to_tokens(end))
+        what = f"{model} can never end: its end {word[:40]!r} has the token id {end}, and it can write {limit} ids."
+        raise UsageError(what, _OTHER)
