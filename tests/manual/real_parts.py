@@ -27,7 +27,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.store.checkpoints import Checkpoints
-from ftis_node.tokenizer.chat import message_of
+from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import ModelFacts
 from ftis_node.worker.restore import find_checkpoint, settings_for
