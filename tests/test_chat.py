@@ -1,19 +1,16 @@
 """Chats: what a template puts around a message, who is asked in one, and that nothing of a stranger's is rendered."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.tasks.task import REASONING
-from ftis_node.tokenizer.asking import end_ids, message_of, prompt_ids
+from ftis_node.tokenizer.asking import message_of, prompt_ids
 from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with
 from ftis_node.worker.formats import TextPackets, TokenPackets, packets_of
-from tests.support.small_models import QWEN, tiny_tokenizer
+from tests.support.small_models import tiny_tokenizer
 from tests.support.swarm import make_run, make_text_run
 from tests.support.tokenizers import CHATML, speaker
 
@@ -104,13 +101,6 @@ def test_auto_is_a_chat_for_models_trained_to_end_a_turn(template: str | None, e
     assert chat_wanted(tokenizer, REASONING, "never", thinking=False) is None
 
 
-def test_the_end_of_a_turn_ends_a_completion() -> None:
-    tokenizer = speaker(GEMMA, "<eos>")
-    chat = chat_of(tokenizer)
-    turn, eos = tokenizer.convert_tokens_to_ids(["<end_of_turn>", "<eos>"])
-    assert chat.end == turn and {turn, eos} <= set(end_ids(tokenizer, chat)) and turn not in end_ids(tokenizer)
-
-
 def test_a_message_names_no_speakers_twice() -> None:
     message = message_of(REASONING, "2+2?")
     assert message.endswith("</answer>.\n\n2+2?") and "User:" not in message and "Assistant:" not in message
@@ -148,27 +138,3 @@ def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_on
     assert len({packets.digest(text, []) for packets in made}) == 1
     for packets in made[:2]:
         assert packets.chat is not None and packets.chat.end in packets.ends
-
-
-@pytest.mark.skipif(not QWEN.exists(), reason="the real tokenizer is not beside the project")
-@pytest.mark.parametrize(
-    ("config", "instruct", "system"),
-    [
-        ("tokenizer_config.json", False, ""),
-        ("tokenizer_config.instruct.json", True, "You are Qwen, created by Alibaba Cloud. "),
-    ],
-)
-def test_of_qwens_templates_the_instruct_one_is_used(config: str, instruct: bool, system: str, tmp_path: Path) -> None:
-    for name in ("merges.txt", "vocab.json"):
-        shutil.copy(QWEN / name, tmp_path)
-    shutil.copy(QWEN / config, tmp_path / "tokenizer_config.json")
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
-    chat = chat_of(tokenizer)
-    assert tokenizer.decode(chat.ids("2+2?")) == (
-        f"<|im_start|>system\n{system}You are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert chat.ids("2+2?") == tokenizer.apply_chat_template(
-        [{"role": "user", "content": "2+2?"}], add_generation_prompt=True, return_dict=False
-    )
-    assert (chat_wanted(tokenizer, REASONING, "auto", thinking=False) is not None) is instruct

@@ -16,7 +16,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
-from ftis_node.tokenizer.asking import end_ids, prompt_ids
+from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
@@ -148,14 +148,6 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     with pytest.raises(UsageError, match="end-of-sequence") as caught:
         end_ids(changed("another end"))
     assert "eos_token" in caught.value.fix
-
-
-@real
-def test_a_prompt_is_the_template_and_nothing_else(qwen: dict[str, Any]) -> None:
-    template = "Question: {question}\nAnswer: "
-    for tokenizer in qwen.values():
-        ids = prompt_ids(tokenizer, template, "What is {question} of 2+2?")
-        assert tokenizer.decode(ids) == "Question: What is {question} of 2+2?\nAnswer: "
 
 
 def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:

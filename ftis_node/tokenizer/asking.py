@@ -98,6 +98,17 @@ def usable(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
     return min(named, rows)
 
 
+def refuse_special(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str], model: str) -> None:
+    """Raise UsageError for tags of an answer that are special tokens: no text has them, so no answer could earn."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    for tag in tags:
+        if tag in special:
+            what = (
+                f"{model} writes {tag} as a special token, which is no part of a text: no answer could earn a reward."
+            )
+            raise UsageError(what, "Use another model, or a task whose own function judges answers without these tags.")
+
+
 def refuse_rows(tokenizer: PreTrainedTokenizerBase, rows: int, model: str) -> None:
     """Refuse a tokenizer whose words have no rows in the model, or lie beyond a gap of its ids. A few special tokens
     without a row are never sampled: all Gemma 3 models of text have one.
