@@ -189,7 +189,6 @@ MISTAKES = {
     "damaged weights": ("--model {tmp}/damaged", "cannot be loaded"),
     "weights with gaps": ("--model {tmp}/gaps", "would be random there"),
     "fewer embeddings than tokens": ("--model {tmp}/small", "has 20 embedding rows"),
-    "no token that ends": ("--model {tmp}/endless", "no end-of-sequence token"),
     "logits that are transformed": ("--model {tmp}/capped", "changes its logits"),
     "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
     "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
@@ -203,7 +202,7 @@ MISTAKES = {
 
 def _models(tmp: Path) -> None:
     """A built-in model, each time with another mistake."""
-    for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "endless", "capped", "short"):
+    for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "capped", "short"):
         shutil.copytree(resolve("tiny-a"), tmp / name)
     (tmp / "no-weights" / "model.safetensors").unlink()
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -215,7 +214,6 @@ def _models(tmp: Path) -> None:
     _changed(tmp / "capped" / "config.json", {"final_logit_softcapping": 30.0})
     _changed(tmp / "short" / "config.json", {"max_position_embeddings": 20})
     Qwen2ForCausalLM(tiny_config(vocab_size=20)).save_pretrained(tmp / "small")
-    _changed(tmp / "endless" / "tokenizer_config.json", {"eos_token": None})
 
 
 def _changed(path: Path, changes: dict[str, Any]) -> None:

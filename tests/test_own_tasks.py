@@ -337,7 +337,8 @@ def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source
 
 
 def facts_of(run: Any) -> dict[str, Any]:
-    return {key: getattr(run, key) for key in ("task", "data", "reward", "turns", "tokenizer", "vocabulary")}
+    shared = ("task", "data", "reward", "turns", "tokenizer", "vocabulary")
+    return {key: getattr(run, key) for key in shared} | {"prefix": [], "ends": []}
 
 
 def test_nodes_whose_code_differs_are_told(folder: Path) -> None:

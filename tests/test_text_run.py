@@ -117,10 +117,10 @@ def test_a_step_on_anothers_group_learns_over_chunks(numbers: Opened) -> None:
     assert any(not torch.equal(before[name], after) for name, after in state(learner).items())
 
 
-def as_text(packet: Packet, codec: Codec, prompt: str, run: Run) -> bytes:
+def as_text(packet: Packet, prompt: str, run: Run) -> bytes:
     """The same samples as a packet of a text run."""
     slot = Slot(AUTHOR, packet.round, packet.slot, packet.policy_step)
-    return TextPackets(run, codec).write(slot, prompt, [], list(packet.completions()))
+    return TextPackets(run, tiny_tokenizer()).write(slot, prompt, [], list(packet.completions()))
 
 
 @pytest.mark.parametrize("source", ["own", "peer"])
@@ -134,7 +134,7 @@ def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source:
         packet = decode(made.packet)
         assert isinstance(packet, Packet)
         prompt = text.task.prompt(text.task.train[row])
-        data = as_text(packet, Codec(tiny_tokenizer()), prompt, text_context.run)
+        data = as_text(packet, prompt, text_context.run)
         read = text.packets.completions(data, own=source == "own")
         # Pads and newlines that a token run has inside a completion end one in a text run; equal groups are compared.
         same = all(

@@ -23,12 +23,19 @@ _KEPT = 8  # results of tokenizers and templates
 def front_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The special ids that a tokenizer puts in front of a text: a BOS, or none. What it puts behind does not count."""
     for probe in _PROBES:
-        plain = _read(tokenizer, probe)
+        plain, whole = _probed(tokenizer, probe, special=False), _probed(tokenizer, probe, special=True)
         if plain:
-            whole: list[int] = tokenizer(probe)["input_ids"]
             places = range(len(whole) - len(plain) + 1)
             return next((tuple(whole[:place]) for place in places if whole[place : place + len(plain)] == plain), ())
     return ()
+
+
+def _probed(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+    try:
+        ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    except Exception:  # the library's, for a letter that words without an unknown one lack
+        return []
+    return ids
 
 
 def ids_around(tokenizer: PreTrainedTokenizerBase, before: str, message: str, after: str) -> list[int]:
