@@ -11,7 +11,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.evaluate.greedy import GreedyResult, Judged
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
-from ftis_node.node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
+from ftis_node.node.condition import DOWN_SECONDS, ENOUGH_GROUPS, IDLE_STEPS, Signs, State, condition
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
@@ -55,6 +55,11 @@ from tests.support.steps import taken_step
         ({"peers": 1, "free_bytes": 10, "checkpoint_bytes": 10}, State.ONLINE, "with 1 peer."),
         ({"peers": 1, "free_bytes": None, "checkpoint_bytes": 10}, State.ONLINE, "with 1 peer."),
         ({"peers": 1, "idle_steps": IDLE_STEPS - 1}, State.ONLINE, "with 1 peer."),
+        ({"peers": 1, "signals": (ENOUGH_GROUPS, 2)}, State.ONLINE, "Only 2 of the latest 12 .* `ftis-node task check"),
+        ({"signals": (48, 9)}, State.ALONE, "Only 9 of the latest 48 own groups"),
+        ({"peers": 1, "signals": (48, 10)}, State.ONLINE, "with 1 peer.$"),
+        ({"peers": 1, "signals": (ENOUGH_GROUPS - 1, 0)}, State.ONLINE, "with 1 peer.$"),
+        ({"peers": 1, "signals": (48, 0), "pass_at_1": 0.97}, State.ONLINE, "with 1 peer.$"),
     ],
 )
 def test_the_state_says_why_and_every_trouble_what_to_do(signs: dict[str, Any], state: State, words: str) -> None:

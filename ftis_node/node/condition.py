@@ -11,6 +11,8 @@ from ftis_node.text import counted, duration, rounded
 
 FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process
 IDLE_STEPS = 10
+ENOUGH_GROUPS = 12  # own groups from which their share with a signal says something
+LITTLE_SIGNAL = 0.2
 SOLVED = 0.95  # pass@1 from which steps that change nothing are a success
 DOWN_SECONDS = 10.0
 CLOCK_SHOWN = 300.0  # difference to the peers' clocks from which the node reports it
@@ -51,6 +53,7 @@ class Signs:
     faults          recent failures of the compute process, the latest last
     bad_steps       in a row without a finite gradient
     idle_steps      in a row that changed nothing
+    signals         own groups of late, and how many of them had rewards that differ: only from these a model learns
     pass_at_1       latest, None before the first evaluation
     stalled         seconds since the compute process's oldest unanswered request if that is too long, else 0
     other_protocol  peers that this node has met and that speak another version of the protocol
@@ -71,6 +74,7 @@ class Signs:
     faults: tuple[str, ...] = field(default=())
     bad_steps: int = 0
     idle_steps: int = 0
+    signals: tuple[int, int] = (0, 0)
     pass_at_1: float | None = None
     stalled: float = 0.0
     other_protocol: int = 0
@@ -94,10 +98,11 @@ def condition(signs: Signs) -> Condition:
     if not signs.peers and signs.other_protocol:
         speak = f"{counted(signs.other_protocol, 'peer')} that cannot be worked with: another version of the protocol"
         return Condition(State.ALONE, f"No peers but {speak}. Training alone.", _UPGRADE + signs.home + "` says which.")
+    more = _skipped(signs) + _little_signal(signs)
     if not signs.peers:
-        return Condition(State.ALONE, f"No peers: training alone, and looking for some.{_skipped(signs)}", _ALONE)
+        return Condition(State.ALONE, f"No peers: training alone, and looking for some.{more}", _ALONE)
     state, how = _REACHED[signs.reachability]
-    reason = f"Training with {counted(signs.peers, 'peer')}{how}.{_skipped(signs)}"
+    reason = f"Training with {counted(signs.peers, 'peer')}{how}.{more}"
     if _solved(signs):
         reason += f" The task is solved: pass@1 is {signs.pass_at_1:.2f}, and all completions of a prompt are alike."
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_SHOWN:
@@ -122,6 +127,18 @@ def _skipped(signs: Signs) -> str:
         return ""
     others = f" And {len(signs.skipped) - 1} more: `ftis-node peers{signs.home}`." if len(signs.skipped) > 1 else ""
     return f" {signs.skipped[0]}.{others}"
+
+
+def _little_signal(signs: Signs) -> str:
+    """A sentence where a model learns from few of its own groups, and a command that says why; else nothing."""
+    groups, with_signal = signs.signals
+    solved = signs.pass_at_1 is not None and signs.pass_at_1 >= SOLVED
+    if groups < ENOUGH_GROUPS or with_signal >= LITTLE_SIGNAL * groups or solved:
+        return ""
+    return (
+        f" Only {with_signal} of the latest {groups} own groups had rewards that differ, and the others teach nothing: "
+        "`ftis-node task check TASK --model MODEL` says what to change."
+    )
 
 
 def _whose(clock: ClockDifference) -> str:

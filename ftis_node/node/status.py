@@ -126,6 +126,7 @@ def signs(
         stalled=stalled,
         bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,
         idle_steps=stepper.idle_steps,
+        signals=(len(stepper.signals), sum(stepper.signals)),
         pass_at_1=stepper.progress.pass_at_1,
         other_protocol=len(membership.majors),
         own_refused=stepper.own_unsound,

@@ -31,6 +31,8 @@ from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step
 
+SIGNALS = 48  # own groups whose signal is remembered
+
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -111,6 +113,7 @@ class Stepper:
         self.flush = flush or asyncio.Event()
         self.resting = False  # no compute process can score groups, so nothing is pulled
         self.idle_steps = 0  # steps in a row that changed nothing
+        self.signals: deque[bool] = deque(maxlen=SIGNALS)  # of the latest own groups: whether their rewards differ
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
         self.clock, self.age_clock, self.unix = clock or time.monotonic, clock or boot_seconds, unix
         self.context = context
@@ -338,6 +341,7 @@ class Stepper:
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
             groups.append(OwnGroup(verdict, made.rewards))
+            self.signals.append(len(set(made.rewards)) > 1)
         self.own_unsound = len(groups) < len(answer.groups)
         if not groups:
             raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")

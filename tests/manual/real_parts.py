@@ -109,7 +109,7 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
     solutions = solutions_by_question()
     solved = [row for row, example in enumerate(engine.task.train) if example.question in solutions]
-    solved.sort(key=lambda row: len(solutions[engine.task.train[row].question]))
+    solved.sort(key=lambda row: len(engine.task.train[row].question + solutions[engine.task.train[row].question]))
     plain_run = run_for(facts.shared() | {"chat": ""}, group=4, template="{question}", completion_tokens=STEP_TOKENS)
     for name, asked_in in (("in the template", run), ("as plain text", plain_run)):
         engine.open(asked_in)
