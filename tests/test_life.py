@@ -80,6 +80,11 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     refused = run_cli("set", "model=tiny-b", *home)
     assert refused.returncode == 2 and "cannot be changed while the node runs" in refused.stderr
 
+    assert "step" in json.loads(run_cli("save", "--json", *home).stdout)
+    before = node.status()["step"]
+    exported = run_cli("export", "--checkpoint", str(node.home.path), "--to", str(node.home.path / "out"), "--json")
+    assert "The running node saves first" in exported.stderr and json.loads(exported.stdout)["step"] >= before
+
     while not read_events(node.home.metrics, "changed"):  # taken before the next step; a pause may come first
         assert daemon.is_running()
     family = daemon.children()

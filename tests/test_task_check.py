@@ -93,3 +93,51 @@ def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypa
     (tmp_path / "no.csv").write_text("text,gold\n1,2\n")
     code, out, err = cli("task", "check", str(tmp_path / "no.csv"))
     assert code == 2 and out == "" and "line 1, is no header with `answer`" in err
+
+
+def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli: Cli) -> None:
+    told = found(cli, "arithmetic", "--model", "tiny-a", "--rows", "4")["learnable"]
+    assert (told["rows"], told["samples"]) == (4, 32) and told["groups_with_signal"] > 0 and told["advice"] == []
+    code, out, _ = cli("task", "check", "arithmetic", "--model", "tiny-bpe", "--completion-tokens", "2")
+    assert code == 0 and "100% cut off" in out and "0 of 8 groups had rewards that differ" in out
+    assert "advice: Many answers are cut off" in out and "advice: Take rows that it solves at times" in out
+
+
+def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli: Cli, tmp_path: Path) -> None:
+    kept, tried = tmp_path / "kept.jsonl", tmp_path / "kept.jsonl.tried"
+    line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--samples", "4", "--rows", "12")
+    code, out, _ = cli(*line, "--json")
+    first = json.loads(out)
+    assert code == 0 and first["tried"] == 12 and first["rows"] + first["below"] + first["above"] == 12
+    rows = [json.loads(text) for text in kept.read_text().splitlines()]
+    assert len(rows) == first["rows"] and all(row.keys() == {"prompt", "answer"} for row in rows)
+    assert len((tmp_path / "kept.heldout.jsonl").read_text().splitlines()) == found(cli, "arithmetic")["held_out"]
+
+    whole = tried.read_bytes()
+    tried.write_bytes(whole[:-9])  # killed within a line
+    assert json.loads(cli(*line, "--json")[1])["tried"] == 12
+    assert tried.read_bytes().startswith(whole[:-9] + b"\n") and len(tried.read_bytes().splitlines()) == 14
+    again = json.loads(cli(*line, "--low", "0", "--high", "1", "--json")[1])
+    assert again["rows"] == 12 and len(tried.read_bytes().splitlines()) == 14, "other bounds need no new samples"
+    assert found(cli, str(kept))["rows"] > 0, "it is a task"
+
+
+def test_a_filter_refuses_what_it_cannot_do_and_overwrites_nothing(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--rows", "2", "--samples", "2")
+
+    def refused(*more: str) -> str:
+        code, _, err = cli(*line, *more)
+        assert code == 2 and not (tmp_path / "kept.heldout.jsonl").exists()
+        return err
+
+    assert "no pass rate" in refused("--low", "0.5", "--high", "0.4").lower()
+    assert "Let it end in .jsonl" in refused("-o", str(tmp_path / "kept.txt"))
+    (tmp_path / "kept.jsonl.tried").write_text('{"task": "another"}\n')
+    assert "another task, model or number of samples" in refused()
+    (tmp_path / "kept.jsonl.tried").unlink()
+    kept.write_text("mine")
+    assert "did not make it" in refused() and kept.read_text() == "mine"
+    kept.unlink()
+    assert "Take other bounds" in refused("--low", "0.99", "--high", "0.99")
+    assert "judged by code of its own" in cli(*line[:2], "reasoning-gym:chain_sum", *line[3:])[2]

@@ -39,6 +39,7 @@ _PANELS = {
     "Control": {
         "pause": "Save after this step and free the GPU (or cores); the node goes on serving its peers.",
         "resume": "Load the model again and go on from the last checkpoint.",
+        "save": "Save what the node has learned now, so that `export` and `eval` have it.",
         "finish": "End after the running step, however long that takes, so that nothing of it is lost.",
         "stop": "Ask the node to finish its step, save and end, all within half a minute.",
         "set": "Change settings of the running node, until it ends. docs/settings.md marks those that can be.",
@@ -52,8 +53,9 @@ _PANELS = {
     },
     "Results": {
         "eval": "Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format.",
+        "ask": "Ask a trained model, beside its base model with --compare.",
         "export": "Write a trained model as a folder that plain transformers loads, or an adapter for peft.",
-        "task": "Check a task's rows, before a run is made of them.",
+        "task": "Check a task's rows, and what a model can learn from them; keep those that teach.",
     },
     "Trouble": {
         "health": "Tell a supervisor whether the node's loop goes on: exit code 1 if it is stalled or silent.",
@@ -75,7 +77,7 @@ _PLACES = {
     "id": "local.show_id",
     "set": "local.set_",
     **{name: f"local.{name}" for name in ("status", "health", "peers", "page", "top", "logs")},
-    **{name: f"local.{name}" for name in ("pause", "resume", "finish", "stop")},
+    **{name: f"local.{name}" for name in ("pause", "resume", "save", "finish", "stop")},
     **{name: f"invitations.{name}" for name in ("invite", "members", "remove")},
 }
 

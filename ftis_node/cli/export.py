@@ -11,7 +11,9 @@ import typer
 from msgspec.structs import asdict
 
 from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
+from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
+from ftis_node.store.home import Home
 from ftis_node.text import rounded, say
 
 
@@ -26,6 +28,9 @@ def export(
     to_hub: Annotated[str | None, typer.Option("--to-hub", help="Also upload it to the hub, as ORG/NAME.")] = None,
     public: Annotated[bool, typer.Option("--public", help="With --to-hub: for everybody; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --to-hub: upload without asking.")] = False,
+    no_save: Annotated[
+        bool, typer.Option("--no-save", help="Of a running node: its last checkpoint; else it saves first.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Write a trained model as a folder that plain transformers loads, or an adapter for peft.
@@ -43,6 +48,8 @@ def export(
         raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
     if to_hub is not None and not yes and nobody_to_ask():
         raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
+    if not no_save:
+        save_first(Path(checkpoint).expanduser())
     found = find_checkpoint(checkpoint)
     if found is None:
         what = f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export."
@@ -73,6 +80,17 @@ def export(
     if found.quantisation == "nf4":
         note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
     say(f"What it is and how to load it: {to / 'README.md'}")
+
+
+def save_first(path: Path) -> None:
+    """Let the node that trains on a home save what it has learned; nothing happens where none runs."""
+    if not (path / "run.toml").is_file():
+        return
+    place = Home(path)
+    if not place.in_use() or place.observes:
+        return
+    say("The running node saves first; --no-save takes its last checkpoint.", error=True)
+    saved(path)
 
 
 def nobody_to_ask() -> bool:

@@ -239,6 +239,14 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
 
 
+def save(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """Save what the node has learned, after the running step, and wait for it; then `export` has the newest weights."""
+    status = saved(home)
+    step = status.checkpoint.step
+    told = "There is no step to save yet." if step is None else f"Step {step} is saved."
+    print_answer({"state": status.state, "step": step}, told, json=json)
+
+
 def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume", wait=wait)
@@ -254,6 +262,21 @@ def set_(
     answer = ask_daemon(home, "/set", dict, order=parse_pairs(pairs))
     lines = (f"{name} = {'default' if value is None else value}" for name, value in answer.items())
     print_answer(answer, *lines, json=json)
+
+
+def saved(home: Path) -> Status:
+    """Let the daemon on a home save, and wait for it; return its status then.
+
+    Raises:
+        UserError: there is no such daemon, its disk has no room, or it ends.
+    """
+    status = ask_daemon(home, "/save", Status, order={})
+    while status.checkpoint.asked:
+        if status.state == "STOPPING":
+            raise UserError("The node ends, and saves as it does.", "Wait until it has ended.")
+        time.sleep(POLL_SECONDS)
+        status = ask_daemon(home, "/status", Status, timeout=PATIENCE)
+    return status
 
 
 def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:

@@ -1,18 +1,48 @@
-"""``ftis-node task``: a task's rows, before a run is made of them."""
+"""``ftis-node task``: a task's rows, before a run is made of them, and what a model can learn from them."""
 
-from typing import Annotated
+from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 import typer
 
-from ftis_node.cli.common import KINDS, JsonOption, RewardOption, print_json
-from ftis_node.text import counted, in_lines, say
+from ftis_node.cli.common import KINDS, JsonOption, RewardOption, parse_pairs, print_json
+from ftis_node.errors import UsageError
+from ftis_node.text import counted, duration, in_lines, say
 
-app = typer.Typer(no_args_is_help=True, help="Check a task's rows, before a run is made of them.")
+if TYPE_CHECKING:
+    from ftis_node.evaluate.learnable import Learnable, TriedRow
+    from ftis_node.policy.generate.stream import Sampling
+    from ftis_node.policy.policy import Policy
+    from ftis_node.policy.room import Room
+    from ftis_node.tasks import Example, Task
+
+app = typer.Typer(no_args_is_help=True, help="Check a task's rows, and what a model can learn from them.")
+
+TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
+SamplesOption = Annotated[int, typer.Option(min=2, max=256, help="Completions a row.")]
+TokensOption = Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
 
 
 @app.command("check")
 def check(
-    task: Annotated[str, typer.Argument(help=KINDS)], reward: RewardOption = None, json: JsonOption = False
+    task: TaskArgument,
+    reward: RewardOption = None,
+    model: Annotated[str | None, typer.Option(help="Also sample: what could this model, or home, learn here?")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="With --model: how many rows are sampled.")] = 8,
+    samples: SamplesOption = 8,
+    seconds: Annotated[float, typer.Option(min=1, help="With --model: no other rows are begun after these.")] = 120.0,
+    completion_tokens: TokensOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Try every row: whether the rule takes its gold answer for right, and its prompt fits; the exit code is 1 if not.
 
@@ -29,11 +59,17 @@ def check(
     loaded = source.load()
     with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
         found = checked(source, loaded, advance)
+    learnable = None
+    if model is not None:
+        chosen = spread(len(loaded.train), rows)
+        with opened(loaded, chosen, model, set_, completion_tokens) as subject:
+            learnable = _learnable(subject, chosen, samples, seconds)
+        found["learnable"] = msgspec.to_builtins(learnable) | {"advice": learnable.advice()}
     if json:
         print_json(found)
     else:
-        rows = f"{counted(found['rows'], 'row')} to train on, {found['held_out']} held out"
-        say(f"{found['task']}: {rows}, judged by {found['reward']}")
+        shown = f"{counted(found['rows'], 'row')} to train on, {found['held_out']} held out"
+        say(f"{found['task']}: {shown}, judged by {found['reward']}")
         say(f"  gold answers  {found['accepted']} right, {found['refused']} wrong, {found['undecided']} not checked")
         doubles = counted(found["duplicates"], "row")
         say(f"  questions     {doubles} asked before, {found['contradictions']} with two answers")
@@ -48,5 +84,230 @@ def check(
             say(f"note: the package's own rows: {what}")
         for one in found["troubles"]:
             say(*in_lines(one["what"]), f"       {one['fix']}")
+        if learnable is not None:
+            _say_learnable(str(model), learnable)
     if found["troubles"]:
         raise typer.Exit(1)
+
+
+@app.command("filter")
+def filter_rows(
+    task: TaskArgument,
+    model: Annotated[str, typer.Option(help="The model, or home, whose pass rate decides.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file for the rows that are kept.")],
+    reward: RewardOption = None,
+    low: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep rows with this pass rate or more,")] = 0.1,
+    high: Annotated[float, typer.Option(min=0.0, max=1.0, help="and with this one or less.")] = 0.9,
+    samples: SamplesOption = 8,
+    rows: Annotated[int | None, typer.Option(min=1, help="Try only so many rows, evenly spread.")] = None,
+    completion_tokens: TokensOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep the rows that a model solves at times, which it can learn from; the same command goes on where it was.
+
+    OUTPUT.heldout.jsonl gets the task's held-out rows, unfiltered. OUTPUT.tried keeps what was sampled, so that other
+    bounds need no new samples. These samples say nothing about rows that were kept: measure on the held-out ones.
+    """
+    from ftis_node.host.files import replace_text
+    from ftis_node.tasks import source_of
+
+    if output.suffix != ".jsonl":
+        raise UsageError(f"{output} is no name for a task's file.", "Let it end in .jsonl.")
+    if low > high:
+        raise UsageError(f"No pass rate is from {low} to {high}.", "Name a --low below --high.")
+    loaded = source_of(task, reward=reward, code=True).load()
+    field = _field(loaded)
+    chosen = spread(len(loaded.train), rows)
+    notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
+    done = notes.read()
+    if output.exists() and not done:
+        raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
+    left = [row for row in chosen if row not in done]
+    if left:
+        with opened(loaded, left, model, set_, completion_tokens) as subject, notes.appending() as append:
+            for one in subject.tried(left, samples):
+                append(one)
+                done[one.row] = one
+    tried = [done[row] for row in chosen]
+    kept = [loaded.train[one.row] for one in tried if low <= one.pass_rate <= high]
+    if not kept:
+        worst = sum(one.pass_rate < low for one in tried)
+        what = f"Of {counted(len(tried), 'row')} none has a pass rate from {low} to {high}; {worst} are below."
+        raise UsageError(
+            what, "Take other bounds, easier rows, or another model; `ftis-node task check --model` says why."
+        )
+    held_out = output.with_name(f"{output.stem}.heldout.jsonl")
+    replace_text(output, _lines(kept, field))
+    replace_text(held_out, _lines(loaded.held_out, field))
+    facts = {"file": str(output), "held_out": str(held_out), "rows": len(kept), "tried": len(tried)}
+    facts |= {"below": sum(one.pass_rate < low for one in tried), "above": sum(one.pass_rate > high for one in tried)}
+    if json:
+        print_json(facts)
+        return
+    bounds = f"{facts['below']} are too hard, {facts['above']} too easy"
+    say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {bounds}")
+    say(f"{held_out}: {counted(len(loaded.held_out), 'row')} held out, unfiltered")
+    rule = "" if loaded.reward == "integer" else f" --reward {loaded.reward}"
+    say(f"ftis-node join --task {output} --eval-data {held_out}{rule} --model {model}")
+
+
+def spread(there: int, wanted: int | None) -> list[int]:
+    """So many of the rows at even distances; None: all."""
+    count = there if wanted is None else min(there, wanted)
+    return [index * there // count for index in range(count)]
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A loaded model with the prompts of some rows."""
+
+    policy: Policy
+    task: Task
+    prompts: dict[int, list[int]]
+    sampling: Sampling
+    room: Room
+
+    def tried(self, rows: Sequence[int], samples: int, seconds: float = float("inf")) -> Iterator[TriedRow]:
+        """Sample and judge the rows, see `learnable.tried`."""
+        from ftis_node.evaluate.learnable import tried
+        from ftis_node.tasks import scoring
+
+        prompts = [self.prompts[row] for row in rows]
+        examples = [self.task.train[row] for row in rows]
+        with scoring(self.task.reward, self.task.scorer) as scorer:
+            yield from tried(self.policy, rows, prompts, examples, scorer, self.sampling, samples, self.room, seconds)
+
+
+@contextmanager
+def opened(
+    task: Task, rows: Sequence[int], model: str, pairs: Sequence[str] | None, completion_tokens: int | None
+) -> Iterator[_Subject]:
+    """Load a model by its name, or a checkpoint, and ask it these rows; on a terminal its work is shown.
+
+    Raises:
+        UserError: it cannot be loaded, or has no room for a prompt and its answer.
+        UsageError: the task has episodes of several answers.
+    """
+    if task.turns > 1:
+        raise UsageError(f"Episodes of {task.name} have several answers.", "Name a task of single answers.")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils.logging import disable_progress_bar
+
+    from ftis_node.evaluate.greedy import batch_that_fits, tokenised
+    from ftis_node.observe.terminal import shown_work
+    from ftis_node.policy.generate.stream import Sampling
+    from ftis_node.policy.room import Room
+    from ftis_node.worker.formats import asked_in
+    from ftis_node.worker.planning import memory_budget
+    from ftis_node.worker.restore import find_checkpoint, hold, load_trained, settings_for
+
+    disable_progress_bar()
+    cap = completion_tokens or task.completion_tokens
+    found = find_checkpoint(model)
+    with shown_work():
+        settings, _ = settings_for(found, found.model if found else model, parse_pairs(pairs or []), task.name)
+        if found is None:
+            policy = load_trained(settings, None)
+        else:
+            with hold(found) as held:
+                policy = load_trained(settings, held)
+        chat, prefix, ends = asked_in(None, policy.tokenizer, task.template, settings)
+        ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
+        batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
+        yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
+
+
+def _learnable(subject: _Subject, rows: Sequence[int], samples: int, seconds: float) -> Learnable:
+    from ftis_node.evaluate.learnable import Learnable
+
+    began = time.monotonic()
+    tried = list(subject.tried(rows, samples, seconds))
+    return Learnable.of(tried, time.monotonic() - began)
+
+
+def _say_learnable(model: str, found: Learnable) -> None:
+    groups = f"{found.groups_with_signal * found.rows:.0f} of {counted(found.rows, 'group')}"
+    say(f"  {model}, sampled at temperature 1, {found.samples} completions")
+    say(f"  formatted     {found.formatted:.0%}; right {found.right:.0%}, in any format {found.lenient:.0%}")
+    say(f"  signal        {groups} had rewards that differ: only these teach")
+    say(f"  length        {found.tokens:.0f} tokens, {found.cut_off:.0%} cut off")
+    say(f"  time          {duration(found.seconds)} here")
+    for what in found.advice():
+        say(f"advice: {what}")
+
+
+def _field(task: Task) -> str:
+    """The field that a file of these rows asks by. Raises UsageError where such a file would be another task."""
+    from ftis_node.tasks.task import PLAIN, TEMPLATES
+
+    if task.scorer is not None or task.reward not in TEMPLATES:
+        what = f"{task.name} is judged by code of its own, which a file of rows does not have."
+        raise UsageError(what, "Filter within that code; this is for tasks with a rule.")
+    if task.template == PLAIN:
+        return "prompt"
+    if task.template == TEMPLATES[task.reward]:
+        return "question"
+    raise UsageError(
+        f"{task.name} has a template of its own, which a file of rows loses.", "Write prompts of your own."
+    )
+
+
+def _lines(rows: Sequence[Example], field: str) -> str:
+    """The rows as JSON lines."""
+    return "".join(msgspec.json.encode({field: row.question, "answer": row.answer}).decode() + "\n" for row in rows)
+
+
+class _Notes:
+    """The file of rows that were tried: a head that says of what, then a line for each."""
+
+    def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
+        cap = completion_tokens or task.completion_tokens
+        self._path = path
+        self._head = {"task": task.name, "data": task.data, "reward": task.reward, "model": model}
+        self._head |= {"samples": samples, "completion_tokens": cap}
+
+    def read(self) -> dict[int, TriedRow]:
+        """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for
+        those of another task, model or number of samples."""
+        from ftis_node.evaluate.learnable import TriedRow
+
+        head, *lines = self._bytes().splitlines() or [b""]
+        if not head:
+            return {}
+        try:
+            same = msgspec.json.decode(head) == self._head
+        except msgspec.DecodeError:
+            same = False
+        if not same:
+            what = f"{self._path} is of another task, model or number of samples."
+            raise UsageError(what, "Name another --output, or remove that file.")
+        done = {}
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                one = msgspec.json.decode(line, type=TriedRow)
+                done[one.row] = one
+        return done
+
+    @contextmanager
+    def appending(self) -> Iterator[Callable[[TriedRow], None]]:
+        """Gives a function that adds a row to the file at once. Raises UsageError if it cannot be written."""
+        before = self._bytes()
+        try:
+            file = self._path.open("ab")
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be written: {error.strerror}.", "Name another --output.") from None
+        with file:
+            if not before:
+                file.write(msgspec.json.encode(self._head) + b"\n")
+            elif not before.endswith(b"\n"):  # a kill cut its last line off
+                file.write(b"\n")
+
+            def append(one: TriedRow) -> None:
+                file.write(msgspec.json.encode(one) + b"\n")
+                file.flush()
+
+            yield append
+
+    def _bytes(self) -> bytes:
+        return self._path.read_bytes() if self._path.exists() else b""

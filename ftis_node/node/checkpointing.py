@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -111,6 +112,7 @@ class Saving:
         self._soon: float | None = None  # shorter interval in seconds, after a failure with unsaved training
         self._good_steps = 0  # in a row
         self._setbacks = 0
+        self._asked: int | None = None  # the step that the owner wants saved
 
     async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
         """Continue from the newest sound checkpoint; return None if there is none.
@@ -167,7 +169,7 @@ class Saving:
             if self._good_steps >= RECOVERED_STEPS:
                 self._setbacks = 0
             self._unsaved = True
-            if self._due_in() <= 0:
+            if self._asked is not None or self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
                 self._tried = True
         elif report.diverged:  # bad steps are not saved: the same weights again would push out older checkpoints
@@ -209,12 +211,28 @@ class Saving:
             await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at
         self.written += 1
+        if self._asked is not None and step >= self._asked:
+            self._asked = None
+
+    def ask(self, step: int) -> None:
+        """Let the owner have `step` in a checkpoint after the running one, unless it is in one already.
+
+        Raises:
+            UsageError: the disk has no room for another checkpoint; one that fails ends the node.
+        """
+        free = shutil.disk_usage(self._path).free
+        if free < self.next_bytes:
+            what = f"The home's disk has {rounded(free)} left, and a checkpoint takes {rounded(self.next_bytes)}."
+            raise UsageError(what, "Make room on it, and ask again.")
+        if self._unsaved or self.writing:
+            self._asked = step
 
     def status(self) -> CheckpointStatus:
         """The status of the newest checkpoint."""
         age = None if self._saved_at is None else self._clock() - self._saved_at
         due = max(0.0, self._due_in()) if self._unsaved else None
-        return CheckpointStatus(None if age is None else self.saved_step, self.next_bytes or None, age, due)
+        step = None if age is None else self.saved_step
+        return CheckpointStatus(step, self.next_bytes or None, age, due, self._asked is not None)
 
     @property
     def writing(self) -> bool:

@@ -86,9 +86,16 @@ class Dashboard:
     async def api(self, path: Path, actions: Mapping[str, Answer], orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
         routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
-        api = Api(routes, actions, {"/metrics": self._metrics}, orders)
+        api = Api(routes, actions, {"/metrics": self._metrics}, {**orders, "/save": self._save})
         await api.start(path)
         return api
+
+    async def _save(self, _: Mapping[str, str]) -> Mapping[str, object]:
+        """Save what the node has learned, after the running step; see `Saving.ask`."""
+        components = self._components()
+        if components is not None and not components.stepper.resting:  # one that rests saved before
+            components.saving.ask(components.stepper.progress.step)
+        return self._status()
 
     def _metrics(self) -> bytes:
         return exposition(self._status(), self._peers())

@@ -21,12 +21,14 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     bytes        None: not known yet
     age_seconds  seconds of training since it was taken
     due_seconds  seconds until the next checkpoint; None while every step is saved
+    asked        whether the owner's `save` is not done yet
     """
 
     step: int | None = None
     bytes: int | None = None
     age_seconds: float | None = None
     due_seconds: float | None = None
+    asked: bool = False
 
 
 class PoolStatus(msgspec.Struct, frozen=True):

@@ -1,0 +1,168 @@
+"""``ftis-node ask``: a trained model answers, beside its base model if that is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
+from ftis_node.errors import UsageError
+from ftis_node.text import say
+
+if TYPE_CHECKING:
+    from ftis_node.config.run import Run
+    from ftis_node.config.settings import Settings
+    from ftis_node.policy.policy import Policy
+    from ftis_node.tasks import Example, Task
+
+PROMPT = "> "
+
+
+def ask(
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model.")],
+    question: Annotated[str | None, typer.Argument(help="What to ask; without it lines are read.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="The base model answers, too.")] = False,
+    trained: Annotated[bool, typer.Option("--trained", help="In the run's template, as in training.")] = False,
+    task: Annotated[str | None, typer.Option(help="Ask a held-out row of this task, and judge the answer.")] = None,
+    row: Annotated[int, typer.Option(min=0, help="Which one, from 0.")] = 0,
+    reward: RewardOption = None,
+    completion_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask a trained model in its own chat, a base model in plain text; its likeliest words are the answer."""
+    if task is not None and question is not None:
+        raise UsageError("A question and --task contradict one another.", "Leave one of them out.")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils.logging import disable_progress_bar
+
+    from ftis_node.observe.terminal import shown_work
+
+    disable_progress_bar()
+    loaded, example = _example(task, row, reward)
+    with contextlib.ExitStack() as stack:
+        with shown_work():
+            answerers = list(_answerers(stack, checkpoint, parse_pairs(set_ or []), compare=compare))
+        asked = [example.question] if example is not None else [question] if question is not None else _lines(json)
+        for one in asked:
+            answers = {}
+            for answerer in answerers:
+                with shown_work():
+                    answers[answerer.name] = answerer.answer(one, loaded, completion_tokens, trained=trained)
+            verdicts = _verdicts(loaded, example, answers)
+            if json:
+                print_json({"question": one, "answers": answers, **verdicts})
+            else:
+                _show(answers, example, verdicts)
+
+
+@dataclass(frozen=True)
+class _Answerer:
+    """A loaded model; name: `checkpoint` or `base`; run: in which it was trained, if it was."""
+
+    name: str
+    policy: Policy
+    settings: Settings
+    run: Run | None
+
+    def answer(self, question: str, task: Task | None, tokens: int, *, trained: bool) -> str:
+        """The model's likeliest answer; in a task's template, in the run's, or as a message of its own.
+
+        Raises:
+            UsageError: the tokenizer cannot write the question, the model has no room for it and its answer, or there
+                is no run whose template could be used.
+        """
+        from ftis_node.fit.context import context_of, refuse_prompts
+        from ftis_node.policy.generate.stream import Sampling, generate
+        from ftis_node.tasks import Example
+        from ftis_node.tasks.task import ASKED
+        from ftis_node.tokenizer.asking import prompt_ids
+        from ftis_node.worker.formats import asked_in
+
+        template = task.template if task is not None else ASKED
+        if trained:
+            if self.run is None:
+                raise UsageError("No run is known here whose template could be used.", "Leave out --trained.")
+            template = self.run.template
+        tokenizer = self.policy.tokenizer
+        chat, prefix, ends = asked_in(self.run, tokenizer, template, self.settings)
+        ids = prompt_ids(tokenizer, template, question, chat, prefix)
+        context = context_of(self.policy.causal_lm.config)
+        shorter = "Ask a shorter question, or use fewer --completion-tokens."
+        examples = [Example(question, "")]
+        refuse_prompts(self.policy.name, context, [ids], examples, "the question", tokens, shorter=shorter)
+        ((completion,),) = generate(self.policy, [ids], group=1, sampling=Sampling(tokens, 1.0, ends, greedy=True))
+        text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)).strip()
+        return text if completion.finished else f"{text} …"
+
+
+def _answerers(stack: contextlib.ExitStack, name: str, flags: dict[str, str], *, compare: bool) -> Iterator[_Answerer]:
+    """Load the model that is meant, and with `compare` its base model."""
+    from ftis_node.export.record import TrainingRecord, record_of
+    from ftis_node.worker.restore import find_checkpoint, hold, load_trained, settings_for
+
+    found = find_checkpoint(name)
+    if found is None and compare:
+        raise UsageError(f"{name} is no checkpoint, so it has no base model.", "Leave out --compare.")
+    found = stack.enter_context(hold(found)) if found is not None else None
+    record = record_of(found) if found is not None else TrainingRecord()
+    run = record.run if "chat" not in flags else None
+    settings, origins = settings_for(found, found.model if found else name, {**record.asked(), **flags}, "")
+    tell_choice(found, settings, origins)
+    yield _Answerer("checkpoint", load_trained(settings, found), settings, run)
+    if compare:
+        base, _ = settings_for(None, settings.model, {"dtype": settings.dtype, **flags}, "")
+        yield _Answerer("base", load_trained(base, None), base, run)
+
+
+def _example(name: str | None, row: int, reward: str | None) -> tuple[Task | None, Example | None]:
+    """The task and its held-out row. Raises UsageError where there is none of that number."""
+    if name is None:
+        return None, None
+    from ftis_node.tasks import load_evaluation
+
+    task = load_evaluation(name, reward=reward, code=True)
+    if row >= len(task.held_out):
+        raise UsageError(f"{task.name} has {len(task.held_out)} held-out rows, from 0.", "Name a smaller --row.")
+    return task, task.held_out[row]
+
+
+def _lines(quiet: bool) -> Iterator[str]:
+    """Questions from standard input until its end; a person is shown a prompt."""
+    asking = sys.stdin.isatty() and not quiet
+    while True:
+        if asking:
+            print(PROMPT, end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _verdicts(task: Task | None, example: Example | None, answers: dict[str, str]) -> dict[str, Any]:
+    """The gold answer and the rewards of a task's row; nothing for other questions."""
+    if task is None or example is None:
+        return {}
+    from ftis_node.tasks import scoring
+
+    with scoring(task.reward, task.scorer) as scorer:
+        rewards = {name: scorer(text, example.answer).reward for name, text in answers.items()}
+    return {"gold": example.answer, "rewards": rewards}
+
+
+def _show(answers: dict[str, str], example: Example | None, verdicts: dict[str, Any]) -> None:
+    if example is not None:
+        say(*example.question.split("\n"), f"gold: {example.answer}", "")
+    for name, text in answers.items():
+        reward = verdicts.get("rewards", {}).get(name)
+        judged = "" if reward is None else f" (reward {reward:g})"
+        if len(answers) > 1 or judged:
+            say(f"{name}{judged}:")
+        say(*text.split("\n"), "")

@@ -1,0 +1,147 @@
+"""What a model makes of a task's rows when it samples: from which of them it could learn, and why not from others.
+
+A group whose completions all earn the same teaches nothing (GRPO's advantages are 0), so the share of groups with a
+signal is the share of a node's work that is of use.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ftis_node.evaluate.greedy import judge
+from ftis_node.host.doing import doing
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room, fitting
+from ftis_node.tasks import Example, Scorer
+
+FEW = 0.2  # a share of groups below which little can be learned
+
+
+class TriedRow(msgspec.Struct, frozen=True):
+    """One row's completions: how many earned 1, were formatted, were right in any format, ended by themselves; their
+    tokens in all, and whether their rewards differ."""
+
+    row: int
+    samples: int
+    right: int
+    formatted: int
+    lenient: int
+    finished: int
+    tokens: int
+    signal: bool
+
+    @property
+    def pass_rate(self) -> float:
+        """The share of completions that earned 1."""
+        return self.right / self.samples
+
+
+class Learnable(msgspec.Struct, frozen=True):
+    """Rates over all rows that were tried; tokens: mean of a completion; seconds: of sampling and judging."""
+
+    rows: int
+    samples: int
+    right: float
+    formatted: float
+    lenient: float
+    cut_off: float
+    groups_with_signal: float
+    tokens: float
+    seconds: float
+
+    @classmethod
+    def of(cls, tried: Sequence[TriedRow], seconds: float) -> "Learnable":
+        """Sum up at least one row."""
+        samples = sum(one.samples for one in tried)
+
+        def share(name: str) -> float:
+            counts: list[int] = [getattr(one, name) for one in tried]
+            return sum(counts) / samples
+
+        return cls(
+            rows=len(tried),
+            samples=samples,
+            right=share("right"),
+            formatted=share("formatted"),
+            lenient=share("lenient"),
+            cut_off=1 - share("finished"),
+            groups_with_signal=sum(one.signal for one in tried) / len(tried),
+            tokens=share("tokens"),
+            seconds=seconds,
+        )
+
+    def advice(self) -> list[str]:
+        """What to change where little can be learned, most useful first; empty where enough can."""
+        if self.groups_with_signal >= FEW:
+            return []
+        found = []
+        if self.cut_off > FEW:
+            found.append("Many answers are cut off: allow longer ones (`run new --completion-tokens`).")
+        if self.formatted < 0.5 and self.lenient > 2 * self.right:
+            found.append("Right answers come in another form than earns: word the template or the prompts otherwise.")
+        elif self.formatted < 0.5:
+            found.append("Most answers lack the form that earns: use an instruct model, or word the prompts otherwise.")
+        if self.right > 1 - FEW:
+            found.append("The model knows these rows: take harder ones.")
+        else:
+            found.append("Take rows that it solves at times (`ftis-node task filter`), easier ones, or a larger model.")
+        return found
+
+
+def tried(
+    policy: Policy,
+    rows: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    scorer: Scorer,
+    sampling: Sampling,
+    samples: int,
+    room: Room,
+    seconds: float = float("inf"),
+) -> Iterator[TriedRow]:
+    """Sample so many completions of each row's prompt and judge them; yield the rows as they are done.
+
+    Args:
+        rows: the rows' numbers, for the answer. prompts: their token ids.
+        room: how many completions are generated side by side.
+        seconds: after these no other rows are begun.
+
+    Raises:
+        FtisError: a single group does not fit into memory, or the weights have diverged.
+    """
+    ends = time.monotonic() + seconds
+    done = 0
+    with doing("sampling", samples * len(rows), "completions"):
+        while done < len(rows) and (done == 0 or time.monotonic() < ends):
+            some = slice(done, done + max(1, room.size // samples))
+
+            groups = _sampled(policy, prompts[some], sampling, samples, room)
+            for row, example, group in zip(rows[some], examples[some], groups, strict=True):
+                scorer.begin()
+                judged = [judge(policy.tokenizer, completion, example, scorer) for completion in group]
+                yield TriedRow(
+                    row=row,
+                    samples=samples,
+                    right=sum(each.score.reward == 1.0 for each in judged),
+                    formatted=sum(each.score.formatted for each in judged),
+                    lenient=sum(each.score.lenient for each in judged),
+                    finished=sum(each.finished for each in judged),
+                    tokens=sum(each.tokens for each in judged),
+                    signal=len({each.score.reward for each in judged}) > 1,
+                )
+            done = some.stop
+
+
+def _sampled(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int, room: Room
+) -> list[list[Completion]]:
+    """A group for each prompt, as many side by side as fit."""
+    return fitting(
+        lambda batch: generate(policy, prompts, group=samples, sampling=sampling, batch=batch),
+        room,
+        there=samples * len(prompts),
+        least=samples,
+    )

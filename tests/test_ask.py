@@ -1,0 +1,63 @@
+"""A trained model answers a person, beside its base model, and never with a character that moves a terminal."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.generate.stream import generate
+from ftis_node.store.checkpoints import Checkpoints
+from tests.support.cli import Cli
+from tests.support.small_models import change_weights, engine_in
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a checkpoint of changed weights."""
+    path = tmp_path_factory.mktemp("home")
+    engine, _ = engine_in(path, lora=True, eval_prompts=4)
+    change_weights(engine)
+    checkpoints = Checkpoints(path / "checkpoints")
+    directory = checkpoints.begin(3)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": {"step": 3}})
+    return path
+
+
+def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli) -> None:
+    line = ("ask", "--checkpoint", str(home), "--trained", "--completion-tokens", "12", "--json")
+    code, out, err = cli(*line, "--compare", "12+30=")
+    assert code == 0, err
+    both = json.loads(out)["answers"]
+    alone = json.loads(cli("ask", "--checkpoint", "tiny-a", "--completion-tokens", "12", "12+30=", "--json")[1])
+    assert both["checkpoint"] != both["base"] and alone["answers"].keys() == {"checkpoint"}
+    engine, _ = engine_in(home.parent / "plain", lora=True, eval_prompts=4)
+    ids = engine.policy.tokenizer("12+30=", add_special_tokens=False)["input_ids"]
+    sampling = Sampling(12, 1.0, engine.run.eos, greedy=True)
+    with torch.no_grad():
+        ((expected,),) = generate(engine.policy, [ids], group=1, sampling=sampling)
+    text = engine.policy.tokenizer.decode(expected.token_ids.tolist(), skip_special_tokens=True)
+    assert both["base"].removesuffix(" …") == text.strip()
+
+
+def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = cli("ask", "--checkpoint", "tiny-a", "--task", "arithmetic", "--row", "1", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["rewards"]["checkpoint"] in (0.0, 1.0) and told["gold"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("1+1=\n\n2+2=\n"))
+    lines = cli("ask", "--checkpoint", str(home), "--json")[1].splitlines()
+    assert [json.loads(one)["question"] for one in lines] == ["1+1=", "2+2="]
+
+
+def test_mistakes_are_said(home: Path, cli: Cli) -> None:
+    for words, told in (
+        (("tiny-a", "--compare", "1+1="), "has no base model"),
+        (("tiny-a", "--task", "arithmetic", "1+1="), "contradict one another"),
+        (("tiny-a", "--task", "arithmetic", "--row", "99999"), "held-out rows, from 0"),
+        (("tiny-a", "--trained", "1+1="), "No run is known here"),
+    ):
+        code, _, err = cli("ask", "--checkpoint", *words)
+        assert code == 2 and told in err
