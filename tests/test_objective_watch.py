@@ -38,12 +38,6 @@ def test_a_streak_that_comes_and_goes_is_told_of_once_until_it_is_another() -> N
     assert [len(said) for said in told(watch, [*[most] * 3, *[never] * 3])] == [0, 0, 1, 0, 0, 1]
 
 
-def test_one_kind_of_streak_ends_the_other() -> None:
-    watch = FilterWatch(steps=2)
-    sentences = told(watch, [step(a=(1, 0)), step(a=(1, 1)), step(a=(1, 0)), step(a=(1, 1)), step(a=(1, 1))])
-    assert [len(said) for said in sentences] == [0, 0, 0, 0, 1]
-
-
 def test_steps_without_negatives_neither_end_nor_lengthen_a_streak() -> None:
     watch = FilterWatch(steps=3)
     sentences = told(watch, [step(a=(1, 0)), step(a=(0, 0)), step(), step(a=(1, 0)), step(a=(0, 0)), step(a=(1, 0))])

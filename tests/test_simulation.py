@@ -10,10 +10,11 @@ from functools import cache
 import pytest
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.lab.simulation import node as simulated
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS
 from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, Reader, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
@@ -71,7 +72,7 @@ def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_a
     """Also where sets are walked through in another order."""
     code = """
 import sys
-from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 short = (Scenario(nodes=12, seconds=60.0, session_seconds=60.0, seed=seed) for seed in (0, 1))
 print(*(Simulation(scenario).run() for scenario in short), sep="\\n")
@@ -100,6 +101,28 @@ def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
     figures = Simulation(Scenario(nodes=10, seconds=90.0, session_seconds=1e9)).run()
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(1500.0, 1501.0), (60.0, 600.0)])
+def test_two_nodes_of_any_speeds_train_on_one_anothers_groups(
+    fast: float, slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As method.md derives it, of steps that take so many seconds alone; a fifth of groups has no signal."""
+    machines = [Machine(seconds / 40, 0.4 * seconds, 2.5e6, False) for seconds in (slow, fast)]
+    monkeypatch.setattr(simulated, "draw_machine", lambda scenario, rng: machines.pop())
+    simulation = Simulation(Scenario(nodes=2, seconds=9 * slow, session_seconds=1e12))
+    simulation.run()
+    shares, lasted = {}, {}
+    for each in (fast, slow):
+        steps = [
+            (len(step.taken), took)
+            for machine, step, took in simulation.tally.steps
+            if machine.group_seconds == each / 40
+        ]
+        shares[each] = sum(taken for taken, _ in steps) / 24 / len(steps)
+        lasted[each] = sum(took for _, took in steps) / len(steps)
+    assert shares[slow] == pytest.approx(0.45, abs=0.1)
+    assert shares[fast] == pytest.approx(0.9 * lasted[fast] / lasted[slow] / 2, rel=0.35)
 
 
 def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:

@@ -39,6 +39,8 @@ ROWS = 300  # of GSM8K
 SOLUTIONS = 50
 GREEDY_TOKENS = 32
 STEP_TOKENS = 24  # the cap of what is sampled for a step
+LOSS_GROUPS, LOSS_TOKENS = 4, 48  # of what losses are taken of
+MOST_CUT = 0.02  # of the tokens, by rounding alone
 STEP_OBJECTIVES = ("ftis", "gated", "gspo")
 
 
@@ -161,10 +163,12 @@ def plain_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int])
 # --- losses: every objective on one recorded batch --------------------------------------------------------------------
 
 
-def losses(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
-    """Each named objective's loss and gradient on samples that the model made now: finite, and ρ = 1 at first."""
-    engine, _, run = opened(source, dtype)
-    groups = engine.training_groups(batch_of([0, 1], engine.generate([0, 1]).groups, uneven=True))
+def losses(source: str, dtype: str, *, full: bool, **chosen: Any) -> Iterator[Check]:
+    """Each named objective's loss and gradient on own samples made now, before anything moved: finite, and cut by
+    nothing. A token is cut if it has no gradient, and has one where the sampler's log-probs are the trainer's."""
+    engine, _, run = opened(source, dtype, cap=LOSS_TOKENS, **chosen)
+    rows = list(range(LOSS_GROUPS))
+    groups = engine.training_groups(batch_of(rows, engine.generate(rows).groups, uneven=True))
     parts = [(group.prompt_ids, group.parts[0].completions) for group in groups]
     with torch.no_grad():
         prefixed = [Prefixed(prompt, [one.token_ids for one in made if one is not None]) for prompt, made in parts]
@@ -172,22 +176,39 @@ def losses(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     completions = [one for _, made in parts for one in made if one is not None]
     sampler = torch.from_numpy(np.concatenate([one.logprobs for one in completions]))
     lengths = torch.tensor([len(one) for one in completions])
-    apart = float((trainer - sampler).abs().mean())
-    yield Check("trainer beside sampler", apart <= (1e-3 if dtype == "float32" else 0.05), f"{apart:.2g} nats a token")
+    yield from ratios(trainer - sampler, lengths, 1e-3 if dtype == "float32" else 0.05)
     for name, objective in PRESETS.items():
-        advantages = torch.cat([objective.advantages(torch.tensor([1.0, 0.0, 0.0, 1.0])) for _ in parts])
-        new = trainer.clone().requires_grad_()
-        shown = {"new": new, "start": trainer, "generator": sampler, "lengths": lengths, "advantages": advantages}
-        own = torch.ones(len(completions), dtype=torch.bool)
-        terms = objective.terms(**shown, own=own, gate=-10.0)
-        loss = -(terms.value * objective.sample_scale(4)).sum()
-        (slope,) = torch.autograd.grad(loss, new)
-        ratio = float(terms.log_ratio.mean().exp())
-        sound = math.isfinite(float(loss)) and bool(slope.isfinite().all()) and float(slope.norm()) > 0
-        as_one = abs(ratio - 1) <= (1e-3 if dtype == "float32" else 0.05)
-        yield Check(
-            f"loss `{name}`", sound and as_one, f"{float(loss):.3g}, gradient {float(slope.norm()):.3g}, ρ {ratio:.4f}"
-        )
+        advantages = objective.advantages(torch.tensor([0.0, 1.0, 0.0, 1.0])).repeat(LOSS_GROUPS)
+        shown = {"start": trainer, "lengths": lengths, "advantages": advantages, "gate": -10.0}
+        for own in (True, False) if name == "gspo" else (True,):
+            slopes = []
+            for generator in (sampler, trainer):
+                new = trainer.clone().requires_grad_()
+                whose = torch.full_like(lengths, own, dtype=torch.bool)
+                value = objective.terms(new=new, generator=generator, own=whose, **shown).value
+                (slope,) = torch.autograd.grad(-objective.sample_scale(4) * value.sum(), new)
+                slopes.append(slope)
+            norms = [float(slope.norm()) for slope in slopes]
+            lost = (slopes[0] == 0) & (slopes[1] != 0)
+            samples = sum(bool(some.all()) for some in lost.split(lengths.tolist())) / len(lengths)
+            tokens = float(lost.float().mean())
+            sound = bool(value.isfinite().all()) and math.isfinite(norms[0]) and norms[0] > 0
+            few = tokens <= (0 if name == "gspo" else MOST_CUT) or not own
+            figure = f"gradient {norms[0]:.3g}, × {norms[0] / norms[1]:.3f} by rounding"
+            what = f"loss `{name}`" if own else f"loss `{name}`, as a peer's"
+            yield Check(what, sound and few, f"{figure}; cuts {samples:.1%} of samples, {tokens:.2%} of tokens")
+
+
+def ratios(log_ratio: torch.Tensor, lengths: torch.Tensor, most: float) -> Iterator[Check]:
+    """How far trainer and sampler are apart, `[T]`: of tokens, and of whole samples; `most` nats a token."""
+    apart, ratio, pieces = log_ratio.abs(), log_ratio.exp(), log_ratio.split(lengths.tolist())
+    beyond = float(((ratio < 0.5) | (ratio > 5)).float().mean())
+    figure = f"{apart.mean():.2g} nats a token, p99 {apart.quantile(0.99):.2g}"
+    yield Check("trainer beside sampler", bool(apart.mean() <= most), figure)
+    yield Check("ρ beyond [0.5, 5]", beyond <= MOST_CUT, f"{beyond:.2%} of {len(ratio)} tokens")
+    for what, values in (("ρ", log_ratio), ("Π ρ of a sample", torch.stack([piece.sum() for piece in pieces]))):
+        quantiles = values.exp().quantile(torch.tensor([0.0, 0.01, 0.5, 0.99, 1.0])).tolist()
+        yield Check(f"{what}: least, p1, p50, p99, most", True, ", ".join(f"{value:.3f}" for value in quantiles))
 
 
 # --- steps: training in both ways, and what export makes of it --------------------------------------------------------
