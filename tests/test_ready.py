@@ -15,12 +15,12 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
-from ftis_node.policy import ready as readiness
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.packing import LaidOut, Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
+from tests.support.faults import FAULTS, in_decoder, in_packing
 from tests.support.small_models import arithmetic_settings, tiny_policy, tiny_tokenizer
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -53,14 +53,6 @@ def changed(layout: LaidOut, **inputs: Any) -> LaidOut:
     return layout._replace(inputs={**layout.inputs, **inputs})
 
 
-def shifted(*args: Any) -> LaidOut:
-    """Completions begin one position too late."""
-    packed = pack(*args)
-    positions = packed.inputs["position_ids"].clone()
-    positions[:, int(packed.inputs["packing"].prompts.sum()) :] += 1
-    return changed(packed, position_ids=positions)
-
-
 def of_the_neighbour(*args: Any) -> LaidOut:
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
@@ -84,7 +76,7 @@ def with_a_leak(*args: Any) -> LaidOut:
     return changed(packed, packing=Leaking(**{name: getattr(packed.inputs["packing"], name) for name in fields}))
 
 
-@pytest.mark.parametrize("broken", [shifted, of_the_neighbour, with_a_leak])
+@pytest.mark.parametrize("broken", [of_the_neighbour, with_a_leak])
 @pytest.mark.parametrize("spread", [0.1, pytest.param(0.2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
@@ -97,12 +89,16 @@ def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
     assert policy.causal_lm.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_decoder_that_is_wrong_is_refused_in_bf16_too(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = readiness.decoder_logprobs
-    monkeypatch.setattr(readiness, "decoder_logprobs", lambda policy, groups: right(policy, groups).roll(1))
-    policy = made(0.2, dtype)
-    assert policy.packed and not policy.lean
+def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype: torch.dtype, fault: str) -> None:
+    with in_packing(fault):
+        policy = made(0.2, dtype, 4)
+    assert not policy.packed and policy.lean, policy.way
+    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
+    with in_decoder(fault):
+        policy = made(0.2, dtype, 4)
+    assert policy.packed and not policy.lean, policy.way
     assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
 
 
@@ -145,7 +141,9 @@ def test_a_model_too_large_for_its_dtype_is_called_that() -> None:
         return ready(Policy("deep", large, tiny_tokenizer(), torch.device("cpu")))
 
     assert grown(torch.float32, 3e7).packed
-    with pytest.raises(UsageError, match=r"deep is not finite in float16\. .* --set dtype=bfloat16"):
+    with pytest.raises(
+        UsageError, match=r"deep is not finite in float16, though .* --set dtype=bfloat16"
+    ):
         grown(torch.float16, 6e4)
     with pytest.raises(UsageError, match=r"deep is not finite in float32\. .* damaged"):
         grown(torch.float32, torch.nan)

@@ -180,6 +180,8 @@ class ComputeProcess:
         if self._failures > FAILURES:
             what = f"The compute process failed {self._failures} times in a row, at last with: {fault}"
             fix = f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens."
+            if str(fault).startswith("DivergedError"):
+                fix = "Set a smaller learning_rate, and begin again from the model or an older checkpoint."
             raise UserError(what, fix)
         logger.error("The compute process failed (%s); starting a new one.", fault)
         await self.stop()

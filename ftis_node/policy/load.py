@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ftis_node.policy.generate.fused import lay_in_one
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.ready import ready
+from ftis_node.policy.ready import TEXTS, ready
 from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.tokenizer.reading import declare_ends
 
@@ -82,8 +82,10 @@ def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
         raise UsageError(what, "Use the tokenizer that the model came with.")
 
 
-def load_policy(settings: Settings) -> Policy:
+def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
     """Load model and tokenizer; add LoRA layers if asked to.
+
+    texts: see `ready`.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
@@ -111,7 +113,7 @@ def load_policy(settings: Settings) -> Policy:
         raise
     except Exception as error:  # as above
         raise unloadable(settings.model, source, error) from error
-    return make_policy(model, tokenizer, settings, casts)
+    return make_policy(model, tokenizer, settings, casts, texts)
 
 
 def _attention(config: Any) -> str:
@@ -148,11 +150,13 @@ def make_policy(
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
     casts: dict[nn.Module, torch.dtype] | None = None,
+    texts: Sequence[str] = TEXTS,
 ) -> Policy:
     """A model made ready: on its device, with LoRA layers and gradient checkpointing where the settings ask for them.
 
     Args:
         casts: modules whose weights are to get another dtype on their way, one at a time; taken over and emptied.
+        texts: see `ready`.
 
     Raises:
         UsageError: there is no such device, or the LoRA layers cannot be added.
@@ -176,7 +180,7 @@ def make_policy(
     if understood(policy.causal_lm):
         lay_in_one(policy.causal_lm)
     with doing("checking the fast paths"):
-        policy = ready(policy)
+        policy = ready(policy, texts)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
             what = f"{settings.model} has no gradient checkpointing."

@@ -1,7 +1,8 @@
 """Making a model ready, and trying on a few tokens whether this code computes what the model itself does."""
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from ftis_node.errors import UsageError, first_line
 from ftis_node.policy.adapters import BaseTunerLayer
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.native import decoder_logprobs
+from ftis_node.policy.generate.sampling import DivergedError, left_padded, not_finite
 from ftis_node.policy.kernels import fuse
 from ftis_node.policy.packing import ATTENTIONS, Prefixed, unpackable
 from ftis_node.policy.policy import Policy
@@ -22,23 +24,36 @@ from ftis_node.policy.score import completion_logprobs
 # Families that load, by how the type of a relative begins.
 _NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite": "Granite", "mistral": "Mistral"}
 
-# How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32; with
-# fewer digits it is a multiple of rounding alone, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed
-# 1.3 of it at most. Positions shifted by one made more than 7 of it where they changed a log-prob by a tenth or more.
+# How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32. With
+# fewer digits it is a multiple of what rounding alone does, between bounds: for this project's layouts of what the
+# model's own padded batch does, for a refusal of the model of what another attention kernel does.
 _EXACT = 1e-3
-_NOISE, _LEAST, _MOST = 2.5, 0.01, 1.0
+_NOISE, _LEAST = 2.5, 0.03
+_MOST, _MOST_OF_MODEL = 0.2, 1.0
 _UNKNOWN = 0.1  # where rounding cannot be measured
 
-# And of their gradients, relative. In bf16 rounding alone gave 0.02 to 0.06, of 28 sharp layers 0.25; halves give 0.5.
+# And of their gradients, relative. In bf16 rounding alone gave 0.02 to 0.06; halves give 0.5. They are taken some
+# layers below the head: each kind of layer is among these, and rounding adds up over few.
 _SLOPE_EXACT, _SLOPE = 1e-3, 0.4
+_SLOPE_LAYERS = 8
+
+# The probe: tokens of each prompt and of its completions, from texts that have some variety; else ids are random.
+_SHAPE = ((8, (9, 4)), (4, (1, 13)))
+_DIFFERENT = 12
+TEXTS = (
+    "Anna bought three boxes of pencils with twelve in each. She gave a third of them to her brother and lost four. "
+    "How many pencils does she have left? First count all pencils, then take away what is gone.",
+)
 
 _WINDOW = 5  # tokens: shorter than most of the probe's sequences
 
 logger = logging.getLogger(__name__)
 
 
-def ready(policy: Policy) -> Policy:
+def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     """The policy as all else expects it.
+
+    texts: what this is tried on, questions of the task, from the first on as far as needed.
 
     Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
     transformers' interface, and gives what padding gives; with fused kernels where `graphs` allows, if those do too.
@@ -56,27 +71,31 @@ def ready(policy: Policy) -> Policy:
     other = f"Use a model of another family, for example {nearest}."
     if policy.causal_lm.get_decoder() is policy.causal_lm:
         raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
-    probe = _probe(policy)
+    probe = _probe(policy, texts)
     try:
         padded, plain = _logprobs(policy, probe), _plain_logprobs(policy, probe)
         policy.model.train()
-        training = _logprobs(policy, probe)
+        training = _logprobs(policy, probe[:1])
     except Exception as error:  # as many kinds as there are architectures
         raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", other) from error
     finally:
         policy.model.eval()
     if not plain.isfinite().all():
-        wider = policy.dtype != torch.float32
-        raise UsageError(
-            f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}.",
-            "Its activations are too large for that dtype: use --set dtype=bfloat16 (slow before Ampere) or float32."
-            if wider
-            else "Its weights are damaged: download or copy the model again.",
-        )
+        fault = not_finite(policy)
+        if isinstance(fault, DivergedError):
+            what = f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}."
+            raise UsageError(what, "Its weights are damaged: download or copy the model again.")
+        raise fault
     tolerance = _tolerance(policy, probe, plain)
-    if not _apart(padded, plain) <= tolerance:
+
+    def unlike(some: Tensor, others: Tensor) -> bool:
+        """Whether no attention kernel makes them differ so; this is asked only where it matters, for it takes time."""
+        apart = _apart(some, others)
+        return not (apart <= tolerance or apart <= _tolerance_of_model(policy, probe, plain))
+
+    if unlike(padded, plain):
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
-    if not _apart(padded, training) <= tolerance:
+    if unlike(padded[: len(training)], training):
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, tolerance)
     policy, engine = _lean(replace(policy, lean=False), probe, padded, tolerance)
@@ -144,17 +163,30 @@ def _narrow(model: Any) -> Iterator[None]:
 
 
 def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
-    """The probe's log-probs, and the gradient of an uneven sum of them by the first two matrices that are trained.
+    """The probe's log-probs, and the gradient of an uneven sum of them by two matrices that are trained.
 
     Two, because a fresh LoRA layer's first has none.
     """
-    embedding = policy.causal_lm.get_input_embeddings().weight
-    trained = [p for p in policy.model.parameters() if p.requires_grad and p.dim() > 1 and p is not embedding]
+    trained = _below_some_layers(policy)
     with torch.enable_grad():
         logprobs = completion_logprobs(policy, probe, 1.0)[0]
         value = (logprobs * torch.linspace(-1, 2, len(logprobs), device=policy.device)).sum()
-        slopes = torch.autograd.grad(value, trained[:2], allow_unused=True, materialize_grads=True) if trained else ()
+        slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True) if trained else ()
     return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *(slope.flatten().float() for slope in slopes)])
+
+
+def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
+    """The first two trained matrices of the last layers, else of the model."""
+    embedding = policy.causal_lm.get_input_embeddings().weight
+    first = max(0, int(getattr(policy.causal_lm.config.get_text_config(), "num_hidden_layers", 0)) - _SLOPE_LAYERS)
+    all_of_them, near = [], []
+    for name, parameter in policy.model.named_parameters():
+        if parameter.requires_grad and parameter.dim() > 1 and parameter is not embedding:
+            all_of_them.append(parameter)
+            number = re.search(r"\.(\d+)\.", name)
+            if number is not None and int(number[1]) >= first:
+                near.append(parameter)
+    return (near if len(near) > 1 else all_of_them)[:2]
 
 
 def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[bool, str]:
@@ -197,11 +229,22 @@ def _compared(apart: float, tolerance: float) -> str:
 
 
 def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
-    """How far log-probs may lie apart, by `_EXACT` and what follows it.
+    """How far log-probs of this project's layouts may lie from the model's own, by `_EXACT` and what follows it.
 
-    To measure rounding, the model's own code makes the same passes with another attention kernel, which sums in another
-    order. This project's layouts play no part in it.
+    To measure rounding, the model's own code computes row by row and as a padded batch. This project's layouts play no
+    part in it.
     """
+    if policy.dtype == torch.float32:
+        return _EXACT
+    try:
+        noise = _apart(plain, _batch_logprobs(policy, probe))
+    except Exception:  # as many kinds as there are architectures
+        noise = 0.0
+    return _allowed(noise, _MOST)
+
+
+def _tolerance_of_model(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
+    """As `_tolerance`, for what refuses the model: by another attention kernel, which sums in another order."""
     if policy.dtype == torch.float32:
         return _EXACT
     model = policy.causal_lm
@@ -209,16 +252,39 @@ def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
     try:
         model.set_attn_implementation("eager")
         noise = _apart(plain, _plain_logprobs(policy, probe))
-    except Exception:  # as many kinds as there are architectures, and some have no other kernel
+    except Exception:  # as above, and some have no other kernel
         noise = 0.0
     finally:
         model.set_attn_implementation(before)
-    return min(max(_NOISE * noise, _LEAST), _MOST) if noise > 0 else _UNKNOWN
+    return _allowed(noise, _MOST_OF_MODEL)
 
 
-def _probe(policy: Policy) -> list[Prefixed]:
-    ids = np.random.default_rng(0).integers(policy.vocabulary, size=40)
-    return [Prefixed(ids[:7].tolist(), [ids[7:16], ids[16:20]]), Prefixed(ids[20:23].tolist(), [ids[23:24], ids[24:]])]
+def _allowed(noise: float, most: float) -> float:
+    return min(max(_NOISE * noise, _LEAST), most) if noise > 0 else _UNKNOWN
+
+
+def _probe(policy: Policy, texts: Sequence[str]) -> list[Prefixed]:
+    needed = sum(prompt + sum(completions) for prompt, completions in _SHAPE)
+    ids = _ids_of(policy, texts, needed)
+    if len(ids) < needed or len(set(ids)) < _DIFFERENT:
+        ids = np.random.default_rng(0).integers(policy.vocabulary, size=needed).tolist()
+    left = iter(ids)
+    probe = []
+    for prompt, completions in _SHAPE:
+        taken = [next(left) for _ in range(prompt)]
+        probe.append(Prefixed(taken, [np.asarray([next(left) for _ in range(count)]) for count in completions]))
+    return probe
+
+
+def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
+    """So many tokens of these texts, one after another, behind what the tokenizer puts in front of a text."""
+    ids: list[int] = []
+    for text in texts:
+        found = policy.tokenizer(text, add_special_tokens=not ids)["input_ids"]
+        ids += [one for one in found if one < policy.vocabulary]
+        if len(ids) >= needed:
+            break
+    return ids[:needed]
 
 
 @torch.no_grad()
@@ -236,6 +302,18 @@ def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
             logits: Any = policy.causal_lm(input_ids=ids).logits[0, len(group.prompt) - 1 : -1, : policy.vocabulary]
             out.append(logits.float().log_softmax(-1).gather(1, ids[0, len(group.prompt) :, None])[:, 0])
     return torch.cat(out)
+
+
+@torch.no_grad()
+def _batch_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+    """The same by the whole model's own forward pass over all completions in one batch, padded on the left."""
+    rows = [[*group.prompt, *completion.tolist()] for group in probe for completion in group.completions]
+    ids, mask = (part.to(policy.device) for part in left_padded(rows))
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    logits: Any = policy.causal_lm(input_ids=ids, attention_mask=mask, position_ids=places).logits
+    found = logits[:, :-1, : policy.vocabulary].float().log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
+    lengths = [len(completion) for group in probe for completion in group.completions]
+    return torch.cat([row[-length:] for row, length in zip(found, lengths, strict=True)])
 
 
 def _apart(one: Tensor, other: Tensor) -> float:

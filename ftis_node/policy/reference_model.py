@@ -33,7 +33,7 @@ def reference(
     drawn = whole[:, ids.shape[1] :]
     advance(len(drawn))
     logprobs = tempered.logprobs(drawn[:, -1:])
-    return to_completions(drawn.cpu().numpy(), logprobs.cpu().numpy(), sampling.eos, group)
+    return to_completions(policy, drawn.cpu().numpy(), logprobs.cpu().numpy(), sampling.eos, group)
 
 
 class _Tempered(LogitsProcessor):  # type: ignore[misc]

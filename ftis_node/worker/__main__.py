@@ -10,6 +10,7 @@ import traceback
 import warnings
 
 from ftis_node.errors import UserError
+from ftis_node.host.interruption import Interrupted
 from ftis_node.host.loading import loading
 from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
 
@@ -64,6 +65,8 @@ class _Dispatcher:
             return pack(Reply(call.id, encoded(result)))  # within the try: a result that cannot be sent is a fault too
         except UserError as error:
             fault = Fault(type(error).__name__, error.what, error.fix)
+        except Interrupted as error:  # it was asked for
+            fault = Fault(type(error).__name__, str(error))
         except Exception as error:  # the network process decides what a fault means
             traceback.print_exc()
             fault = Fault(type(error).__name__, str(error))

@@ -48,6 +48,8 @@ from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
+PROBE_ROWS = 64  # questions that the guard of the fast paths may take its tokens from
+
 
 class Engine:
     """One model on one device. `worker.messages` has the request and the answer of each method that the network process
@@ -146,7 +148,8 @@ class Engine:
         self._before_training = (let_go, vacate, lambda: None)[sum(stays)]
         self._planned(self._settings, self._sizes)
         server = server_of(settings)
-        self.policy = replace(load_policy(self._settings), server=server)
+        questions = [example.question for example in self.task.train[:PROBE_ROWS]]
+        self.policy = replace(load_policy(self._settings, questions), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
         return facts_of(self.policy, self.task, self.own_task, self._settings, plan, self._sizes)
 

@@ -110,7 +110,8 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[lis
                 *under_way.run((sampling.temperature, waiting.noise is None), following, places.token, *uniform)
             )
         places.look()
-    return to_completions(*_table(places.drawn, waiting.count, sampling.max_new_tokens), sampling.eos, waiting.group)
+    table = _table(places.drawn, waiting.count, sampling.max_new_tokens)
+    return to_completions(waiting.policy, *table, sampling.eos, waiting.group)
 
 
 class _Places:

@@ -8,10 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.packet import Completion
+from ftis_node.policy.policy import Policy
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class DivergedError(FtisError):
+    """The weights are too large, or no numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,13 @@ def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1, least: int 
     return ids, mask
 
 
-def to_completions(ids: Array, logprobs: Array, eos: Sequence[int], group: int) -> list[list[Completion]]:
+def to_completions(
+    policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int
+) -> list[list[Completion]]:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
     Raises:
-        FtisError: a log-prob is not finite, so the weights have diverged.
+        FtisError: a log-prob is not finite; see `not_finite`.
     """
     ends: Array = np.asarray(np.isin(ids, eos))
     finished: Array = np.asarray(ends.any(1))
@@ -53,5 +60,19 @@ def to_completions(ids: Array, logprobs: Array, eos: Sequence[int], group: int) 
         for row, length in enumerate(lengths.tolist())
     ]
     if not all(np.isfinite(completion.logprobs).all() for completion in flat):
-        raise FtisError("The model's log-probs are not finite; its weights have diverged.")
+        raise not_finite(policy)
     return [flat[start : start + group] for start in range(0, len(flat), group)]
+
+
+def not_finite(policy: Policy) -> FtisError:
+    """What to raise for a policy whose log-probs are not finite.
+
+    Finite weights of few digits can be mended by another dtype; a UsageError says so. Other weights have diverged.
+    """
+    name = str(policy.dtype).removeprefix("torch.")
+    sound = all(bool(weight.isfinite().all()) for weight in policy.model.parameters() if weight.is_floating_point())
+    if not sound or policy.dtype == torch.float32:
+        return DivergedError(f"The log-probs of {policy.name} are not finite in {name}; its weights have diverged.")
+    other = "bfloat16 (slow before Ampere) or float32" if policy.dtype == torch.float16 else "float32"
+    what = f"{policy.name} is not finite in {name}, though its weights are."
+    return UsageError(what, f"Its activations are too large for that dtype: use --set dtype={other}.")

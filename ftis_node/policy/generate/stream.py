@@ -43,7 +43,7 @@ def generate(
         fp32 over the valid vocabulary, nothing cut off.
 
     Raises:
-        FtisError: the weights have diverged.
+        FtisError: the weights have diverged, or are too large for their dtype (see `not_finite`).
     """
     per_call = max(1, batch // group)
     engine = _ENGINES[policy.engine]
