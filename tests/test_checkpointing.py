@@ -34,10 +34,17 @@ BAD = step_report(bad_steps=4)
 DIVERGED = step_report(bad_steps=5, diverged=True)
 
 
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the compute process writes."""
+    return tmp_path_factory.mktemp("log") / "worker.log"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def worker() -> AsyncIterator[Worker]:
+async def worker(log: Path) -> AsyncIterator[Worker]:
     worker = Worker()
-    worker.start()
+    with log.open("wb") as written:
+        worker.start(written)
     facts = await worker.call(Load(settings=arithmetic_settings(), task="arithmetic"))
     await worker.call(Open(arithmetic_run(facts)))
     yield worker
@@ -135,7 +142,9 @@ async def test_weights_that_only_fail_give_way_to_those_before(worker: Worker, s
 
 
 @on_one_loop
-async def test_a_step_given_up_leaves_the_last_to_be_saved(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+async def test_a_step_given_up_leaves_the_last_to_be_saved_and_no_traceback(
+    worker: Worker, log: Path, saving: Saving, tmp_path: Path
+) -> None:
     await train(worker)
     before = await weights(worker, tmp_path)
     groups = (await worker.call(Generate([1]))).groups
@@ -143,6 +152,7 @@ async def test_a_step_given_up_leaves_the_last_to_be_saved(worker: Worker, savin
         await worker.call(Interrupt())
         with pytest.raises(WorkerFault, match="given up"):
             await worker.call(request)
+    assert "Traceback" not in log.read_text()
     await save(saving, worker)
     assert same(load_file(saving._path / "step-00000001" / "trainable.safetensors"), before)
     await train(worker)

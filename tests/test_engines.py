@@ -232,8 +232,14 @@ def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_weights_that_diverged_are_told(kind: str, engine: Any) -> None:
+def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small(kind: str, engine: Any) -> None:
     policy = small_models.twin(replace(policy_of(kind), engine=engine))
+    policy.model.to(torch.float16)
+    with torch.no_grad():
+        policy.causal_lm.get_output_embeddings().weight.fill_(6e4)
+        policy.causal_lm.get_input_embeddings().weight.mul_(1e3)
+    with pytest.raises(UsageError, match="not finite in float16, though its weights are.*--set dtype=bfloat16"):
+        generate(policy, PROMPTS, group=2, sampling=GREEDY)
     with torch.no_grad():
         policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(FtisError, match="diverged"):

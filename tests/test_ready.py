@@ -141,9 +141,7 @@ def test_a_model_too_large_for_its_dtype_is_called_that() -> None:
         return ready(Policy("deep", large, tiny_tokenizer(), torch.device("cpu")))
 
     assert grown(torch.float32, 3e7).packed
-    with pytest.raises(
-        UsageError, match=r"deep is not finite in float16, though .* --set dtype=bfloat16"
-    ):
+    with pytest.raises(UsageError, match=r"deep is not finite in float16, though .* --set dtype=bfloat16"):
         grown(torch.float16, 6e4)
     with pytest.raises(UsageError, match=r"deep is not finite in float32\. .* damaged"):
         grown(torch.float32, torch.nan)
