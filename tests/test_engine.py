@@ -83,7 +83,7 @@ def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
         messages.Texts: engine.texts([messages.ReadableGroup(0, generated.groups[0].packet, 8)]),
         messages.Step: opened_engine().step(batch_of([0, 1], generated.groups, uneven=True)),
         messages.Evaluate: engine.evaluate(),
-        messages.Gpu: engine.gpu(),
+        messages.Watch: engine.watch(),
     }
     for request, answer in answers.items():
         assert messages.decoded(messages.encoded(answer), request.answer()) == answer

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
@@ -238,7 +238,7 @@ def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small(kind: str
     with torch.no_grad():
         policy.causal_lm.get_output_embeddings().weight.fill_(6e4)
         policy.causal_lm.get_input_embeddings().weight.mul_(1e3)
-    with pytest.raises(UsageError, match="not finite in float16, though its weights are.*--set dtype=bfloat16"):
+    with pytest.raises(UsageError, match=r"not finite in float16, though its weights are.*--set dtype=bfloat16"):
         generate(policy, PROMPTS, group=2, sampling=GREEDY)
     with torch.no_grad():
         policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))

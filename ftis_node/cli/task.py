@@ -264,7 +264,7 @@ class _Notes:
     def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
         cap = completion_tokens or task.completion_tokens
         self._path = path
-        self._head = {"task": task.name, "data": task.data, "reward": task.reward, "model": model}
+        self._head: dict[str, str | int] = {"task": task.name, "data": task.data, "reward": task.reward, "model": model}
         self._head |= {"samples": samples, "completion_tokens": cap}
 
     def read(self) -> dict[int, TriedRow]:
