@@ -175,6 +175,7 @@ def test_data_that_would_be_downloaded_are_not(join: Cli, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+PICTURE = '{"prompt": "1<pic>=", "answer": 1}'
 LONG, STRANGE = '{"prompt": "1+2+3+4+5+6+7+8+9=", "answer": 45}', '{"prompt": "ÆØÅ", "answer": 1}'
 MISTAKES = {
     "a row of one's own that is too long": ("--own-data {tmp}/long.jsonl", r"Line 31 of long.jsonl .*allows 16\.$"),
@@ -189,6 +190,9 @@ MISTAKES = {
     "damaged weights": ("--model {tmp}/damaged", "cannot be loaded"),
     "weights with gaps": ("--model {tmp}/gaps", "would be random there"),
     "fewer embeddings than tokens": ("--model {tmp}/small", "has 20 embedding rows"),
+    "a gap in the ids": ("--model {tmp}/gap", "cannot write ',', which has the token id 30: .* has the id 25"),
+    "a special tag": ("--model {tmp}/tag", "<think> as a special token"),
+    "an id without a row": ("--model {tmp}/pic --task {tmp}/pic.jsonl", r"Line 31 .*'<pic>' \(id 26\), .* no row"),
     "logits that are transformed": ("--model {tmp}/capped", "changes its logits"),
     "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
     "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
@@ -202,7 +206,7 @@ MISTAKES = {
 
 def _models(tmp: Path) -> None:
     """A built-in model, each time with another mistake."""
-    for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "capped", "short"):
+    for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "capped", "short", "gap", "tag", "pic"):
         shutil.copytree(resolve("tiny-a"), tmp / name)
     (tmp / "no-weights" / "model.safetensors").unlink()
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -213,6 +217,12 @@ def _models(tmp: Path) -> None:
     save_file(dict(list(tensors.items())[1:]), tmp / "gaps" / "model.safetensors", {"format": "pt"})
     _changed(tmp / "capped" / "config.json", {"final_logit_softcapping": 30.0})
     _changed(tmp / "short" / "config.json", {"max_position_embeddings": 20})
+    words = json.loads((tmp / "gap" / "tokenizer.json").read_text())
+    vocabulary, added = words["model"]["vocab"], words["added_tokens"]
+    _changed(tmp / "gap" / "tokenizer.json", {"model": words["model"] | {"vocab": vocabulary | {",": 30}}})
+    _changed(tmp / "tag" / "tokenizer.json", {"added_tokens": [one | {"special": True} for one in added]})
+    picture = added[-1] | {"content": "<pic>", "id": 26}
+    _changed(tmp / "pic" / "tokenizer.json", {"added_tokens": [*added, picture]})
     Qwen2ForCausalLM(tiny_config(vocab_size=20)).save_pretrained(tmp / "small")
 
 
@@ -237,7 +247,7 @@ def compute_refuses(line: Sequence[str]) -> UserError:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_dry_run_refuses_as_a_start(mistake: str, join: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
-    for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE]}.items():
+    for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE], "pic": [PICTURE]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
     (tmp_path / "words.jsonl").write_text("\n".join(rows).replace("prompt", "question"))
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if place_of(q) < 0.1)

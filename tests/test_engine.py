@@ -20,7 +20,7 @@ from ftis_node.tasks import load_task
 from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.worker import messages
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.formats import TEXT_LETTERS
+from ftis_node.worker.formats import TEXT_LETTERS, TokenPackets
 from tests.support.small_models import arithmetic_run as run_of
 from tests.support.small_models import arithmetic_settings as settings
 from tests.support.small_models import batch_of, completions_of, opened_engine, packed
@@ -120,6 +120,15 @@ def written(engine: Engine, text: str, finished: bool) -> bytes:
     tokenizer = engine.policy.tokenizer
     ids = np.asarray(tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else []), np.uint32)
     return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
+
+
+def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine) -> None:
+    packets = TokenPackets(engine.run, engine.policy.tokenizer, vocabulary=24)
+    for text, readable in (("1)", False), ("1(", True)):
+        packet = written(engine, text, False)
+        assert (
+            packets.readable(packet) is readable and (packets.completions(packet, own=False) == [None]) is not readable
+        )
 
 
 def test_only_a_finished_right_answer_is_rewarded(engine: Engine) -> None:
