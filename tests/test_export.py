@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 from msgspec.structs import asdict
 from peft import PeftModel
@@ -38,7 +39,7 @@ from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
 from tests.support.hub import Hub, running
-from tests.support.small_models import change_weights, engine_in, plain_logprobs
+from tests.support.small_models import change_weights, engine_in, opened_engine, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").asked(60)
 BASE = BUILT_IN_DIR / "tiny-a"
@@ -361,3 +362,50 @@ def test_a_failed_upload_leaves_a_folder(
     error = refused("export", "--checkpoint", homes["full"], "--to", to, "--to-hub", "me/sums", "--yes")
     assert "was written, but not uploaded" in error.what and f"hf upload me/sums {to}" in error.fix
     assert (to / "README.md").exists()
+
+
+SIZES = {"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=2),
+    "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+}
+ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+TRAINED = {
+    ("llama", "all-linear"): {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    ("qwen2", "self_attn.o_proj"): {"o_proj"},
+    ("phi3", ALL): {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"},
+    ("gpt2", "c_attn"): {"c_attn"},
+    ("gpt2", "all-linear"): {"c_attn", "c_proj", "c_fc"},
+    ("gemma3", "q_proj,v_proj"): {"q_proj", "v_proj"},
+}
+
+
+@pytest.mark.parametrize(("kind", "targets"), list(TRAINED))
+def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind: str, targets: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_config(MODELS[kind]()).save_pretrained(base)
+    for file in BASE.glob("token*"):
+        shutil.copy(file, base)
+    engine = opened_engine(model=str(base), lora=True, lora_targets=targets, lora_rank=4)
+    change_weights(engine)
+    checkpoints = Checkpoints(tmp_path / "home" / "checkpoints")
+    directory = checkpoints.begin(1)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": f"{base} (lora)"})
+    found = checkpoint_of(tmp_path / "home")
+    assert {name.rpartition(".")[2] for name in found.lora_targets} == TRAINED[kind, targets]
+    expected = plain_logprobs(engine.policy, [[3, 4]], [[5, 6, 7]], 1.0)
+    settings = settings_for(found, str(base), {"device": "cpu"}, "")[0]
+    for adapter in (True, False):
+        out = tmp_path / f"adapter-{adapter}"
+        export(found, settings, out, adapter=adapter)
+        if adapter:
+            model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out).eval()
+        else:
+            model = plain(out)
+        policy = replace(engine.policy, model=model)
+        torch.testing.assert_close(plain_logprobs(policy, [[3, 4]], [[5, 6, 7]], 1.0), expected, atol=1e-5, rtol=1e-5)

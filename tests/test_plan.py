@@ -100,7 +100,7 @@ def test_a_built_in_model_is_measured_like_any_other() -> None:
     assert geometry("tiny-a").parameters == 75_968
 
 
-@pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "lm_head"), 4)])
+@pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "down_proj"), 4)])
 def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: int) -> None:
     model = LlamaForCausalLM(small_config("llama"))
     shape = geometry_of(model.config, "small")

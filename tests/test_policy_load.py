@@ -16,6 +16,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
+from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
 from tests.support.small_models import tiny_config, tiny_tokenizer
 
@@ -178,9 +179,10 @@ def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folde
 
 
 def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="LoRA cannot be added") as caught:
-        load_policy(settings(folder, lora=True, lora_targets="c_attn,c_proj"))
-    assert "lora_targets" in caught.value.fix
+    for targets, wrong in (("c_attn,c_proj", "c_attn or c_proj"), ("q_proj,vproj", "vproj"), ("embed_tokens", "embed")):
+        with pytest.raises(UsageError, match=f"no linear module {wrong}") as caught:
+            load_policy(settings(folder, lora=True, lora_targets=targets))
+        assert "lora_targets" in caught.value.fix
 
 
 @pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
@@ -266,3 +268,48 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder: Path) -> None:
     assert load_policy(Settings(model=str(folder), device="auto")).device.type == "cpu"
     with pytest.raises(UsageError, match="CUDA"):
         load_policy(Settings(model=str(folder), device="cuda"))
+
+
+# --- folders of other kinds -----------------------------------------------------------------------------------------
+
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+WEIGHTS = {"model.safetensors": b""}
+OTHERS: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
+    "bnb-4bit": (QWEN | {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, WEIGHTS, "'bitsandbytes'"),
+    "awq": (QWEN | {"quantization_config": {"quant_method": "awq", "bits": 4}}, WEIGHTS, "quantised already .'awq'"),
+    "gptq": (QWEN | {"quantization_config": {"quant_method": "gptq"}}, WEIGHTS, "quantised already .'gptq'"),
+    "fp8": (QWEN | {"quantization_config": {"quant_method": "fp8"}}, WEIGHTS, "quantised already .'fp8'"),
+    "compressed": (QWEN | {"compression_config": {"quant_type": "w4a16"}}, WEIGHTS, "quantised already .'w4a16'"),
+    "mlx": (QWEN | {"quantization": {"group_size": 64, "bits": 4}}, WEIGHTS, "MLX"),
+    "pickles": (QWEN, {"pytorch_model-00001-of-00002.bin": b""}, "pickled weights .* no safetensors"),
+    "flax": (QWEN, {"flax_model.msgpack": b""}, "Flax"),
+    "gguf of a hub": (QWEN, {"qwen-q4.gguf": b""}, "weights in a GGUF file"),
+    "half a download": (QWEN, {**WEIGHTS, "model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
+                        "lacks 'model-2.st'"),
+    "bert": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, WEIGHTS, "is a BertForMaskedLM"),
+    "t5": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, WEIGHTS, "is a T5ForConditional"),
+    "classifier": (QWEN | {"architectures": ["Qwen2ForSequenceClassification"]}, WEIGHTS, "is a Qwen2ForSequenceClas"),
+    "a model without its head": (QWEN | {"architectures": ["Qwen2Model"]}, WEIGHTS, "is a Qwen2Model"),
+    "sentence-transformer": (QWEN, {**WEIGHTS, "modules.json": b"[]"}, "sentence-transformer"),
+    "adapter": ({}, {"adapter_config.json": b'{"base_model_name_or_path": "Qwen/Q"}', "adapter_model.safetensors": b""},
+                "adapter for 'Qwen/Q'"),
+    "diffusers": ({}, {"model_index.json": b"{}"}, "pipeline of diffusers"),
+    "onnx": ({}, {"model.onnx": b""}, "ONNX"),
+    "gguf": ({}, {"a.gguf": b""}, "config.json is missing"),
+    "nothing": ({}, {}, "it is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(OTHERS))
+def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind: str, tmp_path: Path) -> None:
+    config, files, told = OTHERS[kind]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    for call in (lambda: load_policy(settings(folder)), lambda: geometry(str(folder))):
+        with pytest.raises(UsageError, match=told) as caught:
+            call()
+        assert caught.value.fix

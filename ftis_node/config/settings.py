@@ -75,7 +75,7 @@ class Settings(BaseModel):
     lora_alpha: int = Field(256, ge=1)
     """LoRA layers are scaled by alpha / rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    """Modules that get LoRA layers."""
+    """Linear modules that get LoRA layers, or `all-linear`: every one but the output head."""
     device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto; several: cuda:0,cuda:1.", "--device --devices")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one. Several train one model together: cuda:0,cuda:1."""
     sharded: bool | None = None

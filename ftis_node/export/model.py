@@ -19,7 +19,7 @@ from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
 from ftis_node.host.doing import doing
-from ftis_node.policy.adapters import LoraConfig
+from ftis_node.policy.adapters import Conv1D, LoraConfig, inputs_and_outputs, linear_modules
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.tokenizer.asking import end_ids
@@ -139,7 +139,7 @@ def _unknown_dtype(checkpoint: Checkpoint, model: str) -> str:
 
 def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, base: str) -> str:
     """The LoRA layers; of the base model only its shapes are looked at."""
-    targets = _targets(checkpoint, settings.model)
+    targets, transposed = _targets(checkpoint, settings.model)
     wanted = getattr(torch, settings.dtype) if settings.dtype else None
     tensors = {}
     try:
@@ -155,6 +155,7 @@ def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, bas
         lora_alpha=settings.lora_alpha,
         target_modules=targets,
         lora_dropout=0.0,
+        fan_in_fan_out=transposed,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
         inference_mode=True,
@@ -163,8 +164,9 @@ def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, bas
     return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
 
 
-def _targets(checkpoint: Checkpoint, model: str) -> list[str]:
-    """The modules with LoRA layers; by the last part of their names, if no others end so.
+def _targets(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
+    """The modules with LoRA layers, by the last part of their names if no others end so; and whether their weights are
+    `[inputs, outputs]`.
 
     Raises:
         UsageError: the base model has no such modules.
@@ -174,18 +176,18 @@ def _targets(checkpoint: Checkpoint, model: str) -> list[str]:
             skeleton: Any = AutoModelForCausalLM.from_config(_config(model))
     except ValueError as error:
         raise unloadable(model, resolve(model), error) from error
-    modules = dict(skeleton.named_modules())
+    modules = linear_modules(skeleton)
     trained = checkpoint.lora_targets
     for name in trained:
         prefix, module = f"base_model.model.{name}.lora_", modules.get(name)
         down, up = (checkpoint.shapes.get(f"{prefix}{part}.default.weight", (0, 0)) for part in "AB")
-        found = (getattr(module, "out_features", None), getattr(module, "in_features", None))
-        if found != (up[0], down[1]):
+        if module is None or inputs_and_outputs(module) != (down[1], up[0]):
             what = f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}."
             raise UsageError(what, "Name the model it was trained from with --model.")
     last = {name.rpartition(".")[2] for name in trained}
     alike = {name for name in modules if name.rpartition(".")[2] in last}
-    return sorted(last) if alike == set(trained) else list(trained)
+    transposed = any(isinstance(modules[name], Conv1D) for name in trained)
+    return (sorted(last) if alike == set(trained) else list(trained)), transposed
 
 
 def _config(model: str) -> Any:

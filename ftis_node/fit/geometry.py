@@ -1,10 +1,56 @@
 """The shape of a causal language model in numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.fit.context import Context
+
+ALL_LINEAR = "all-linear"
+"""The LoRA target that means every linear module but the output head, as in peft."""
+
+# Names of Llama's linear modules, which the defaults are of, and the module that does the work of each in models that
+# have made one of several (Phi-3). A model may lack some of them: its MLP may have no gate.
+_USUAL = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    **{"o_proj": "o_proj", "down_proj": "down_proj"},
+}
+
+
+def modules_meant(paths: Collection[str], head: str, targets: Sequence[str], model: str) -> set[str]:
+    """Those of a model's linear modules that LoRA targets mean: whose path is, or ends with, one of them.
+
+    Args:
+        paths: of its linear modules; head: the output head's. model: its name, for messages.
+
+    Raises:
+        UsageError: a target is no linear module, or is the head; or none of the usual names is there.
+    """
+    meant: set[str] = set()
+    unknown = []
+    for target in targets:
+        if target == ALL_LINEAR:
+            found = {path for path in paths if path != head}
+        else:
+            found = _ending_with(paths, target) or _ending_with(paths, _USUAL.get(target, target))
+        if head in found:
+            what = "LoRA on the output head is not supported: its export would be another model where it is tied."
+            raise UsageError(what, f"Leave {target} out of lora_targets.")
+        if not found and target not in _USUAL:
+            unknown.append(target)
+        meant |= found
+    if unknown or not meant:
+        names = sorted({path.rpartition(".")[2] for path in paths if path != head})
+        near = "".join(did_you_mean(target, names) for target in unknown)
+        what = f"{model} has no linear module {' or '.join(unknown or targets)} for LoRA."
+        fix = f"{near}Its modules are {', '.join(names)}, all of them {ALL_LINEAR}: name some with "
+        raise UsageError(what, f"{fix}--set lora_targets=…, or train it with --full.")
+    return meant
+
+
+def _ending_with(paths: Collection[str], target: str) -> set[str]:
+    return {path for path in paths if f".{path}".endswith(f".{target}")}
 
 
 @dataclass(frozen=True)
@@ -28,6 +74,7 @@ class Geometry:
     padded                why its sequences cannot be packed for training; "" if they can
     context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
+    head                  the path of the output head
     """
 
     name: str
@@ -44,6 +91,7 @@ class Geometry:
     padded: str
     context: Context
     linears: tuple[Linear, ...]
+    head: str = "lm_head"
 
     @property
     def packed(self) -> bool:
@@ -51,29 +99,21 @@ class Geometry:
         return not self.padded
 
     def targeted(self, targets: Sequence[str]) -> tuple[Linear, ...]:
-        """The linear modules that LoRA targets mean: those whose path is, or ends with, one of them.
-
-        Raises:
-            UsageError: there is none.
-        """
-        found = self.among(targets)
-        if not found:
-            names = sorted({linear.path.rpartition(".")[2] for linear in self.linears})
-            what = f"{self.name} has no module {' or '.join(targets)} for LoRA."
-            fix = f"Its modules are {', '.join(names)}: name some with --set lora_targets=…, or train it with --full."
-            raise UsageError(what, fix)
-        return found
+        """The linear modules that LoRA targets mean. Raises UsageError as `modules_meant` does."""
+        meant = modules_meant([linear.path for linear in self.linears], self.head, targets, self.name)
+        return tuple(linear for linear in self.linears if linear.path in meant)
 
     @property
     def within_layers(self) -> tuple[Linear, ...]:
         """The linear modules that every layer has: all but the head's."""
         return tuple(linear for linear in self.linears if linear.count >= self.layers)
 
-    def among(self, targets: Sequence[str]) -> tuple[Linear, ...]:
-        """As `targeted`; nothing where there is none."""
-        return tuple(
-            linear for linear in self.linears if any(f".{linear.path}".endswith(f".{target}") for target in targets)
-        )
+    def takes(self, targets: Sequence[str]) -> bool:
+        """Whether LoRA layers can go there."""
+        try:
+            return bool(self.targeted(targets))
+        except UsageError:
+            return False
 
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Elements of the LoRA matrices A and B. Raises UsageError if the model has none of `targets`."""

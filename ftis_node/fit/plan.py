@@ -146,7 +146,7 @@ def _setups(
     can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
     cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
     ways = [(False, cut) for cut in cuts] if asked is not True else []
-    if asked or (asked is None and geometry.among(wishes.lora_targets)):
+    if asked or (asked is None and geometry.takes(wishes.lora_targets)):
         ways.append((True, False))
     setups = []
     for lora, sharded in ways:

@@ -18,10 +18,11 @@ from transformers.utils import cached_file
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
+from ftis_node.fit.geometry import modules_meant
 from ftis_node.fit.memory import Dtype
 from ftis_node.host.doing import doing
 from ftis_node.host.proxy import refused_proxy
-from ftis_node.policy.adapters import LoraConfig, get_peft_model
+from ftis_node.policy.adapters import Conv1D, LoraConfig, get_peft_model, head_of, linear_modules
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.fused import lay_in_one
 from ftis_node.policy.names import resolve
@@ -197,6 +198,8 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.dtype]) -> Any:
+    paths = linear_modules(model)
+    targets = modules_meant(paths, head_of(model), settings.lora_targets, settings.model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     weights: dict[Any, Any] = {module: module.weight for module in casts}
@@ -205,19 +208,16 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
-        target_modules=list(settings.lora_targets),
+        target_modules=sorted(targets),
         lora_dropout=0.0,
+        fan_in_fan_out=any(isinstance(paths[target], Conv1D) for target in targets),
         task_type="CAUSAL_LM",
     )
-    try:
-        # Adapters have the model's dtype: in fp32 each would keep a copy of its input. The masters have the digits.
-        model = get_peft_model(model, lora, autocast_adapter_dtype=False)
-        for module, weight in weights.items():
-            module.weight = weight
-        return model
-    except ValueError as error:
-        what = f"LoRA cannot be added to {settings.model}: {error}"
-        raise UsageError(what, "Name modules of this model with --set lora_targets=…, or train it in full.") from error
+    # Adapters have the model's dtype: in fp32 each would keep a copy of its input. The masters have the digits.
+    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    for module, weight in weights.items():
+        module.weight = weight
+    return model
 
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:

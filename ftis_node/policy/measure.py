@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
-from transformers.pytorch_utils import Conv1D
 
 from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.context import context_of
 from ftis_node.fit.geometry import Geometry, Linear
+from ftis_node.policy.adapters import head_of, inputs_and_outputs, linear_modules
 from ftis_node.policy.generate.decoder import reach, understood
+from ftis_node.policy.kinds import refuse_config
 from ftis_node.policy.load import unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
 from ftis_node.policy.packing import unpackable
@@ -42,6 +43,7 @@ def geometry(name: str) -> Geometry:
         config = known_config(name)
         if config is None:
             raise unloadable(name, source, error) from error
+    refuse_config(config.to_dict(), name)
     return geometry_of(config, name)
 
 
@@ -98,13 +100,13 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         padded=unpackable(model),
         context=context_of(config),
         linears=_linears(model),
+        head=head_of(model),
     )
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:
     counts: Counter[tuple[str, int, int]] = Counter()
-    for path, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)):
-            inputs, outputs = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]
-            counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
+    for path, module in linear_modules(model).items():
+        inputs, outputs = inputs_and_outputs(module)
+        counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
     return tuple(Linear(*shape, count) for shape, count in counts.items())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.policy.kinds import refuse_folder
 
 BUILT_IN_DIR = Path(__file__).resolve().parent.parent / "models"
 
@@ -33,7 +34,8 @@ def resolve(name: str) -> str:
     """The folder or hub id that transformers should load for `name`.
 
     Raises:
-        UsageError: `name` is neither a folder, a GGUF file, a built-in model, an alias, nor of the form owner/model.
+        UsageError: a folder is of another kind (see `kinds`), or `name` is neither a folder, a GGUF file, a built-in
+            model, an alias, nor of the form owner/model.
         UserError: a GGUF file cannot be turned into a folder (see `gguf.folder`).
     """
     found = _file(name)
@@ -42,11 +44,7 @@ def resolve(name: str) -> str:
 
         return str(folder_of(*found))
     if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            inside = next(Path(name).glob("*.gguf"), None)
-            fix = "Name a folder in the format of transformers' save_pretrained."
-            fix = f"It holds a GGUF file: name that, --model {inside}." if inside else fix
-            raise UsageError(f"The folder {name} holds no model (config.json is missing).", fix)
+        refuse_folder(Path(name), name)
         return str(Path(name).resolve())
     if _TOKENIZER in name or name.lower().endswith(".gguf"):
         what = f"There is no file {name.partition(_TOKENIZER)[0]}."

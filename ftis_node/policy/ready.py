@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import UsageError, first_line
-from ftis_node.policy.adapters import BaseTunerLayer
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.native import decoder_logprobs
 from ftis_node.policy.generate.sampling import DivergedError, left_padded, not_finite
@@ -64,8 +63,6 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     """
     _remove_dropout(policy.model)
     policy.model.eval()
-    if isinstance(policy.causal_lm.get_output_embeddings(), BaseTunerLayer):
-        raise UsageError("LoRA on the output head is not supported.", "Leave it out of lora_targets.")
     kind = str(policy.causal_lm.config.model_type)
     nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
     other = f"Use a model of another family, for example {nearest}."

@@ -1,0 +1,113 @@
+"""Folders of other kinds: what cannot be trained here is refused by what it is, before anything of it is loaded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError
+
+_OURS = "Name a folder in the format of transformers' save_pretrained, with config.json and safetensors."
+_INDEX = "model.safetensors.index.json"
+# What a folder without config.json is, by a file in it.
+_OTHER_FILES = {
+    "model_index.json": "is a pipeline of diffusers",
+    "*.onnx": "holds a model in ONNX",
+    "*.npz": "holds a model in MLX's format",
+    "*.mlmodel": "holds a model for Core ML",
+    "*.pth": "holds weights as PyTorch pickles them, which may run code",
+}
+# Weights in formats that are not loaded, by a file in a folder with config.json.
+_OTHER_WEIGHTS = {
+    "pytorch_model*.bin": "pickled weights (.bin), which may run code",
+    "*.pth": "pickled weights (.pth), which may run code",
+    "*.onnx": "weights in ONNX",
+    "*.npz": "weights in MLX's format",
+    "*.h5": "weights for TensorFlow",
+    "*.msgpack": "weights for Flax",
+}
+
+
+def refuse_folder(folder: Path, name: str) -> None:
+    """Refuse a local folder of another kind than a causal language model with whole safetensors.
+
+    Raises:
+        UsageError: with what it is, and what would do.
+    """
+    if (folder / "modules.json").is_file() or (folder / "config_sentence_transformers.json").is_file():
+        what = f"{name} is a sentence-transformer, which makes embeddings and no text."
+        raise UsageError(what, "Use the language model that it was made from, or another one.")
+    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors")):
+        base = str(_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model")
+        what = f"{name} is an adapter for {base[:200]!a}, and no model."
+        raise UsageError(what, "Name its base model; or merge the adapter into it (peft) and name what comes out.")
+    if not (folder / "config.json").is_file():
+        _refuse_without_config(folder, name)
+    refuse_config(_json(folder / "config.json"), name)
+    _refuse_other_weights(folder, name)
+
+
+def refuse_config(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model by what its config.json says. Raises UsageError as `refuse_folder` does."""
+    quantised = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(quantised, Mapping):
+        method = str(quantised.get("quant_method") or quantised.get("quant_type") or "some method")
+        what = f"The weights of {name} are quantised already ({method[:40]!a}), and cannot be trained or merged."
+        fix = "Use the model that they were made from; --set quantisation=nf4 makes four bits of it here."
+        raise UsageError(what, fix)
+    if isinstance(config.get("quantization"), Mapping):
+        what = f"{name} holds quantised weights in MLX's format."
+        raise UsageError(what, "Use the model that they were made from.")
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = {one.casefold() for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for one in _names(names)}
+    if not any(str(one).casefold() in known for one in architectures):
+        what = f"{name} is a {str(architectures[0])[:60]}, and no model that writes on from a text (…ForCausalLM)."
+        raise UsageError(what, "Use a language model of a family such as Qwen2.5, Llama 3 or Gemma 3.")
+
+
+def _names(value: object) -> list[str]:
+    return [value] if isinstance(value, str) else [str(one) for one in value]  # type: ignore[attr-defined]
+
+
+def _refuse_without_config(folder: Path, name: str) -> None:
+    gguf = next(folder.glob("*.gguf"), None)
+    if gguf is not None:
+        what = f"The folder {name} holds no model (config.json is missing)."
+        raise UsageError(what, f"It holds a GGUF file: name that, --model {gguf}.")
+    for pattern, what in _OTHER_FILES.items():
+        if next(folder.glob(pattern), None) is not None:
+            raise UsageError(f"The folder {name} {what}.", _OURS)
+    why = "it is empty" if not any(folder.iterdir()) else "config.json is missing"
+    raise UsageError(f"The folder {name} holds no model ({why}).", _OURS)
+
+
+def _refuse_other_weights(folder: Path, name: str) -> None:
+    """Refuse weights in other formats only, and an index of files that are not all there."""
+    index = _json(folder / _INDEX).get("weight_map")
+    if isinstance(index, Mapping):
+        missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
+        if missing:
+            what = f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names."
+            raise UsageError(what, "Download or copy it again, whole.")
+    if any(folder.glob("*.safetensors")):
+        return
+    gguf = next(folder.glob("*.gguf"), None)
+    if gguf is not None:
+        raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
+    for pattern, what in _OTHER_WEIGHTS.items():
+        if next(folder.glob(pattern), None) is not None:
+            fix = "Use a version with safetensors; or, where you trust it, load it and call save_pretrained."
+            raise UsageError(f"{name} has {what}, and no safetensors.", fix)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none, which others complain about."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
