@@ -275,7 +275,7 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder: Path) -> None:
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 WEIGHTS = {"model.safetensors": b""}
 OTHERS: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
-    "bnb-4bit": (QWEN | {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, WEIGHTS, "'bitsandbytes'"),
+    "bnb-4bit": (QWEN | {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, WEIGHTS, "'bitsand"),
     "awq": (QWEN | {"quantization_config": {"quant_method": "awq", "bits": 4}}, WEIGHTS, "quantised already .'awq'"),
     "gptq": (QWEN | {"quantization_config": {"quant_method": "gptq"}}, WEIGHTS, "quantised already .'gptq'"),
     "fp8": (QWEN | {"quantization_config": {"quant_method": "fp8"}}, WEIGHTS, "quantised already .'fp8'"),
