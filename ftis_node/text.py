@@ -18,9 +18,12 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+_ENDS = re.compile(r"(?<=[,:])\n(?=line |and )")  # of refused lines of a file; a name may hold any other
+
+
 def in_lines(what: str) -> list[str]:
     """An error of several lines, each but the first so far in that it is neither another error nor what to do."""
-    first, *rest = what.split("\n")
+    first, *rest = _ENDS.split(what)
     return [f"error: {first}", *(f"{FURTHER}{line}" for line in rest)]
 
 

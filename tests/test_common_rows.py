@@ -93,11 +93,11 @@ def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: p
     for author in range(1, 30):
         for age in range(0, 20 * EPOCH, EPOCH):
             answered.refused(announced(author, age, [0], now - age))
-    remembered = answered._slots
+    remembered = answered._rounds
     assert len(remembered) == 5 and all(len(epochs) == common_rows.EPOCHS_MAX for epochs in remembered.values())
 
 
 def test_without_common_rows_nothing_is_remembered(now: int) -> None:
     answered = Answered(RUN)
-    assert answered.refused(announced(1, 1, [0, 1], now)) == 0 and not answered._slots
+    assert answered.refused(announced(1, 1, [0, 1], now)) == 0 and not answered._rounds
     assert CONTEXT.row_of(identity(1).author, 1, 0, now) == CONTEXT.row_of(identity(1).author, 1, 0)

@@ -1,6 +1,7 @@
 """What a process says of its work, and what people see of it."""
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -67,10 +68,10 @@ def test_loading_says_so(monkeypatch: Any) -> None:
     seen: list[str] = []
     before = Engine().watch().doing
 
-    def checked(policy: Policy) -> Policy:
+    def checked(policy: Policy, texts: Sequence[str]) -> Policy:
         work = now()
         seen.append(work.what if work is not None else "")
-        return ready(policy)
+        return ready(policy, texts)
 
     monkeypatch.setattr("ftis_node.policy.load.ready", checked)
     Engine().load(arithmetic_settings(), "arithmetic")

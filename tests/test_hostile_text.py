@@ -46,8 +46,9 @@ def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_i
     assert verdicts(CONTEXT, made).keys() == (kind.refusals or {"admitted"})
     if not kind.refusals:
         for name in MIXED:
-            codec = Codec(load_tokenizer(name))
-            packets = TextPackets(WORLD.run, codec)
+            tokenizer = load_tokenizer(name)
+            codec = Codec(tokenizer)
+            packets = TextPackets(WORLD.run, tokenizer)
             for *_, data in made[:: ROUNDS // 4]:
                 read = packets.completions(data, own=False)
                 assert len(packets.texts(data)) == len(read) == WORLD.run.group

@@ -137,7 +137,7 @@ def small(seed: int) -> dict[str, torch.nn.Parameter]:
 def step(subject: Optimiser, weights: dict[str, torch.nn.Parameter]) -> None:
     for weight in weights.values():
         weight.grad = torch.linspace(-1, 2, weight.numel())
-    subject.step(norm=subject.gradient_norm(), scale=1.0, updates=9)
+    subject.step(norm=subject.gradient_norm(), scale=1.0)
 
 
 def test_another_optimisers_nested_state_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:

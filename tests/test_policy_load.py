@@ -139,7 +139,7 @@ def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, mon
     load_policy(settings("tiny-a", lora=True, quantisation=kind))  # imports what it takes
     if kind == "none":
         monkeypatch.setattr(load, "choose_device", lambda _: torch.device("meta"))
-        monkeypatch.setattr(load, "ready", lambda policy: policy)
+        monkeypatch.setattr(load, "ready", lambda policy, texts: policy)
     peak, before, done = [0], anonymous(), threading.Event()
 
     def watch() -> None:

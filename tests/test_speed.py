@@ -118,6 +118,6 @@ def test_cudnns_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.policy.load.use_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
-    monkeypatch.setattr("ftis_node.policy.load.ready", lambda policy: policy)
+    monkeypatch.setattr("ftis_node.policy.load.ready", lambda policy, texts: policy)
     load_policy(arithmetic_settings())
     assert told == [False]

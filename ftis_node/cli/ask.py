@@ -36,7 +36,10 @@ def ask(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask a trained model in its own chat, a base model in plain text; its likeliest words are the answer."""
+    """Ask a trained model, beside its base model with --compare.
+
+    It is asked in its own chat, a base model in plain text. Its likeliest words are the answer.
+    """
     if task is not None and question is not None:
         raise UsageError("A question and --task contradict one another.", "Leave one of them out.")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -138,7 +141,8 @@ def _lines(quiet: bool) -> Iterator[str]:
     asking = sys.stdin.isatty() and not quiet
     while True:
         if asking:
-            print(PROMPT, end="", flush=True)
+            sys.stdout.write(PROMPT)
+            sys.stdout.flush()
         line = sys.stdin.readline()
         if not line:
             return

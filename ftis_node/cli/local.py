@@ -240,7 +240,7 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
 
 
 def save(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Save what the node has learned, after the running step, and wait for it; then `export` has the newest weights."""
+    """Save what the node has learned now, so that `export` and `eval` have it."""
     status = saved(home)
     step = status.checkpoint.step
     told = "There is no step to save yet." if step is None else f"Step {step} is saved."

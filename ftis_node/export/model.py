@@ -23,7 +23,7 @@ from ftis_node.policy.adapters import Conv1D, LoraConfig, inputs_and_outputs, li
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.tokenizer.asking import end_ids
-from ftis_node.tokenizer.reading import front_ids
+from ftis_node.tokenizer.declared import front_ids
 from ftis_node.worker.formats import asked_in
 from ftis_node.worker.restore import Checkpoint, gone, load_trained
 

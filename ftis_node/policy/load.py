@@ -30,7 +30,7 @@ from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import TEXTS, ready
 from ftis_node.tokenizer.asking import refuse_rows
-from ftis_node.tokenizer.reading import declare_ends
+from ftis_node.tokenizer.declared import declare_ends
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
 _GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of its template

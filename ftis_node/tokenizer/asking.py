@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
 from ftis_node.tokenizer.chat import TURN_ENDS, Chat, NoChat, chat_of, instructed
+from ftis_node.tokenizer.declared import declared_ends, front_ids, ids_around
 from ftis_node.tokenizer.fingerprint import fingerprint
-from ftis_node.tokenizer.reading import declared_ends, front_ids, ids_around
 
 # Ends of families whose base and instruct models take part in one run, where the tokenizer marks them special.
 _ENDS = frozenset(("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", *TURN_ENDS))

@@ -12,7 +12,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
-from ftis_node.tokenizer.reading import declared_ends, ids_around
+from ftis_node.tokenizer.declared import declared_ends, ids_around
 
 Wanted = Literal["auto", "always", "never"]
 

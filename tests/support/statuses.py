@@ -39,7 +39,7 @@ TRAINING: dict[str, Any] = JOINING | {
     "worker_memory_bytes": 3000,
     "gpu": CARD | {"reserved_bytes": 10 << 30, "utilization": 0.75, "graphs": False},
     "step": 7,
-    "checkpoint": {"step": 6, "bytes": 1 << 20, "age_seconds": 30.0, "due_seconds": 270.0},
+    "checkpoint": {"step": 6, "bytes": 1 << 20, "age_seconds": 30.0, "due_seconds": 270.0, "asked": False},
     **{
         "pass_at_1_before": 0.25,
         "pass_at_1": 0.5,

@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
+from ftis_node.fit.context import context_of
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
@@ -81,6 +82,7 @@ class RandomEngine(Engine):
         caps: dict[str, Any] = size.caps()
         self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
+        self._context = context_of(self._config)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
         tokens, text = size.completion_tokens, TextCaps.beside(size.prompt_tokens, size.completion_tokens)
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)

@@ -16,7 +16,7 @@ from ftis_node.errors import first_line
 from ftis_node.host.files import sync
 from ftis_node.policy.gguf.families import EMBEDDING, FAMILIES, FREQUENCIES, HEAD, Family, configuration, named
 from ftis_node.policy.gguf.folder import FACTS, kind_of, quantisation, read
-from ftis_node.policy.gguf.header import Header, Stored, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, Stored, Unreadable
 from ftis_node.policy.gguf.words import FILES, ends_of, write_tokenizer
 from ftis_node.text import say
 
@@ -29,7 +29,7 @@ _TOLD_EVERY = 10.0  # seconds
 class _Weights:
     """The weights of a file as float32, some rows at a time."""
 
-    def __init__(self, file: Path, header: Header, family: Family) -> None:
+    def __init__(self, file: Path, header: GgufHeader, family: Family) -> None:
         self.header, self.family = header, family
         self.bytes = np.memmap(file, mode="r", dtype=np.uint8)
 

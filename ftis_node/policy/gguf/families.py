@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftis_node.policy.gguf.header import Header, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, Unreadable
 
 # Parts of a layer, by llama.cpp's names.
 _ATTENTION = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
@@ -58,7 +58,7 @@ FAMILIES = {
 }
 
 
-def named(header: Header, family: Family) -> dict[str, str]:
+def named(header: GgufHeader, family: Family) -> dict[str, str]:
     """The name of each weight in transformers, and its name in the file.
 
     Raises:
@@ -79,7 +79,7 @@ def named(header: Header, family: Family) -> dict[str, str]:
     return found
 
 
-def configuration(header: Header, family: Family, factors: list[float]) -> dict[str, Any]:
+def configuration(header: GgufHeader, family: Family, factors: list[float]) -> dict[str, Any]:
     """What config.json says, but for token ids and the head.
 
     Args:
@@ -129,7 +129,7 @@ def configuration(header: Header, family: Family, factors: list[float]) -> dict[
     return made
 
 
-def _size(header: Header, key: str, otherwise: int | None = None) -> int:
+def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
     found = header.fact(key, otherwise)
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found < 1 << 31:
         raise Unreadable(f"its {key} is missing, or no size")
@@ -146,7 +146,7 @@ def _of_llama3(factors: list[float], theta: float) -> bool:
     return True
 
 
-def _positions(header: Header, factors: list[float]) -> dict[str, Any]:
+def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
     """The parameters of rotary positions, as transformers has them."""
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base", 1e4))}
     scaling = header.fact("rope.scaling.type", "none")

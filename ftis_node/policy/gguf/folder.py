@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.files import cache_dir, existing_folder, replace_text
 from ftis_node.installed import to_install
-from ftis_node.policy.gguf.header import Header, Unreadable, read_header
+from ftis_node.policy.gguf.header import GgufHeader, Unreadable, read_header
 from ftis_node.policy.gguf.words import FILES, LISTS
 from ftis_node.text import rounded, say
 
@@ -125,7 +125,7 @@ def blocks() -> dict[int, tuple[int, int]]:
     return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
-def read(file: Path) -> Header:
+def read(file: Path) -> GgufHeader:
     """The header of a file. Raises Unreadable, OSError."""
     sizes = blocks()
     with file.open("rb") as opened:
@@ -135,7 +135,7 @@ def read(file: Path) -> Header:
             return read_header(data, sizes, LISTS)
 
 
-def _opened(file: Path) -> Header:
+def _opened(file: Path) -> GgufHeader:
     """The header of a file that can be turned into a folder. Raises UsageError for any other."""
     from ftis_node.policy.gguf.families import FAMILIES
 
@@ -170,7 +170,7 @@ def _opened(file: Path) -> Header:
     return header
 
 
-def _make(file: Path, header: Header, tokenizer: Path | None, target: Path) -> None:
+def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) -> None:
     """Make the folder, in a process of its own: it needs torch, and what it takes is given back."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
@@ -202,7 +202,7 @@ def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
         return UserError(what, f"Its own words stand above; -9 means that memory ran out. {_ELSEWHERE}.")
 
 
-def quantisation(header: Header) -> str:
+def quantisation(header: GgufHeader) -> str:
     """The name of a file's quantisation, as Q4_K_M; by its tensors where it does not say."""
     from gguf import LlamaFileType
 

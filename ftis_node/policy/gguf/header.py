@@ -53,7 +53,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """facts: values by key; of a list that was not asked for, its length. tensors: by name."""
 
     facts: dict[str, Any]
@@ -64,7 +64,7 @@ class Header:
         return self.facts.get(f"{self.facts.get('general.architecture')}.{key}", otherwise)
 
 
-def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collection[str]) -> Header:
+def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collection[str]) -> GgufHeader:
     """The facts and the places of all tensors; no tensor is read.
 
     Args:
@@ -97,7 +97,7 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
     if not isinstance(alignment, int) or not 1 <= alignment <= _ALIGNMENT_MAX or alignment & (alignment - 1):
         raise Unreadable("its alignment is no power of two")
     begin = -(-reader.place // alignment) * alignment
-    return Header(facts, dict(_placed(rows, begin, len(data), blocks)))
+    return GgufHeader(facts, dict(_placed(rows, begin, len(data), blocks)))
 
 
 def _placed(

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ftis_node.policy.gguf.header import Header, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, Unreadable
 
 LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 # The small files of a model's folder that `tokenizer=` takes.
@@ -34,7 +34,7 @@ _IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of 
 _GEMMA_ROWS = 262_144
 
 
-def ends_of(header: Header) -> list[int]:
+def ends_of(header: GgufHeader) -> list[int]:
     """Ids that end a completion: the file's own, its end first, and special ones of known names."""
     own = [header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     kinds = header.facts.get("tokenizer.ggml.token_type") or []
@@ -44,7 +44,7 @@ def ends_of(header: Header) -> list[int]:
     return list(dict.fromkeys(one for one in [*own, *known] if isinstance(one, int)))
 
 
-def write_tokenizer(header: Header, folder: Path) -> None:
+def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
     Raises:
@@ -67,7 +67,7 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
 
 
-def _told(header: Header, words: list[str]) -> dict[str, Any]:
+def _told(header: GgufHeader, words: list[str]) -> dict[str, Any]:
     facts = header.facts
     template = facts.get("tokenizer.chat_template")
     told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
