@@ -268,12 +268,10 @@ def saved(home: Path) -> Status:
     """Let the daemon on a home save, and wait for it; return its status then.
 
     Raises:
-        UserError: there is no such daemon, its disk has no room, or it ends.
+        UserError: there is no such daemon, or its disk has no room.
     """
     status = ask_daemon(home, "/save", Status, order={})
-    while status.checkpoint.asked:
-        if status.state == "STOPPING":
-            raise UserError("The node ends, and saves as it does.", "Wait until it has ended.")
+    while status.checkpoint.asked and status.state != "STOPPING":  # which saves, too
         time.sleep(POLL_SECONDS)
         status = ask_daemon(home, "/status", Status, timeout=PATIENCE)
     return status

@@ -241,16 +241,12 @@ def _field(task: Task) -> str:
     """The field that a file of these rows asks by. Raises UsageError where such a file would be another task."""
     from ftis_node.tasks.task import PLAIN, TEMPLATES
 
-    if task.scorer is not None or task.reward not in TEMPLATES:
-        what = f"{task.name} is judged by code of its own, which a file of rows does not have."
-        raise UsageError(what, "Filter within that code; this is for tasks with a rule.")
-    if task.template == PLAIN:
+    if task.scorer is None and task.template == PLAIN:
         return "prompt"
-    if task.template == TEMPLATES[task.reward]:
+    if task.scorer is None and task.template == TEMPLATES.get(task.reward):
         return "question"
-    raise UsageError(
-        f"{task.name} has a template of its own, which a file of rows loses.", "Write prompts of your own."
-    )
+    what = f"{task.name} is judged by code of its own, or has its own template, which a file of rows loses."
+    raise UsageError(what, "Filter within that code, or write prompts; this is for tasks with a rule.")
 
 
 def _lines(rows: Sequence[Example], field: str) -> str:
@@ -291,13 +287,9 @@ class _Notes:
 
     @contextmanager
     def appending(self) -> Iterator[Callable[[TriedRow], None]]:
-        """Gives a function that adds a row to the file at once. Raises UsageError if it cannot be written."""
+        """Gives a function that adds a row to the file at once. Raises OSError if it cannot be written."""
         before = self._bytes()
-        try:
-            file = self._path.open("ab")
-        except OSError as error:
-            raise UsageError(f"{self._path} cannot be written: {error.strerror}.", "Name another --output.") from None
-        with file:
+        with self._path.open("ab") as file:
             if not before:
                 file.write(msgspec.json.encode(self._head) + b"\n")
             elif not before.endswith(b"\n"):  # a kill cut its last line off

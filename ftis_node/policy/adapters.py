@@ -42,7 +42,7 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def inputs_and_outputs(module: nn.Module) -> tuple[int, int]:
     """The numbers of inputs and outputs of a linear module."""
-    first, second = module.weight.shape  # type: ignore[union-attr,misc]
+    first, second = module.weight.shape  # type: ignore[misc]
     return (first, second) if isinstance(module, Conv1D) else (second, first)
 
 
