@@ -23,8 +23,14 @@ _ENDS = re.compile(r"(?<=[,:])\n(?=line |and )")  # of refused lines of a file; 
 
 def in_lines(what: str) -> list[str]:
     """An error of several lines, each but the first so far in that it is neither another error nor what to do."""
+    first, *rest = further_lines(what)
+    return [f"error: {first}", *rest]
+
+
+def further_lines(what: str) -> list[str]:
+    """The lines of such an error, each but the first so far in."""
     first, *rest = _ENDS.split(what)
-    return [f"error: {first}", *(f"{FURTHER}{line}" for line in rest)]
+    return [first, *(f"{FURTHER}{line}" for line in rest)]
 
 
 def in_toml(value: object, *, lines: bool = False) -> str:

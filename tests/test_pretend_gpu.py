@@ -102,6 +102,9 @@ def test_a_token_has_a_few_kernels_and_more_for_each_layer_all_launched_at_once(
     assert all(0 < without <= kernels + 6 for without, kernels in zip(apart, token, strict=True))
 
 
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU's kernels sum in another order by their rows"
+)
 def test_replayed_tokens_are_those_launched_one_by_one(told: list[dict[str, Any]]) -> None:
     for one in told:
         assert one["same without graphs"]

@@ -13,7 +13,7 @@ from ftis_node.cli.common import KINDS, HomeOption, JsonOption, addresses_in, pr
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import FURTHER, say
+from ftis_node.text import further_lines, say
 
 if TYPE_CHECKING:
     from ftis_node.preflight.case import Finding
@@ -96,8 +96,8 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
     for finding in findings:
         found.append(finding)
         if not json:
-            first, *rest = finding.text.split("\n")
-            say(f"{finding.verdict:5}{finding.subject}: {first}", *(f"{FURTHER}{line}" for line in rest), flush=True)
+            first, *rest = further_lines(finding.text)
+            say(f"{finding.verdict:5}{finding.subject}: {first}", *rest, flush=True)
             if finding.advice:
                 say(f"     → {finding.advice}", flush=True)
     if json:

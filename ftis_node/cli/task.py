@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ftis_node.policy.room import Room
     from ftis_node.tasks import Example, Task
 
-app = typer.Typer(no_args_is_help=True, help="Check a task's rows, and what a model can learn from them.")
+HELP = "Check a task's rows, and what a model can learn from them; keep those that teach."
+app = typer.Typer(no_args_is_help=True, help=HELP)
 
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
 SamplesOption = Annotated[int, typer.Option(min=2, max=256, help="Completions a row.")]

@@ -164,7 +164,7 @@ class Optimiser:
             for position, name in enumerate(self._trainable)
             if name in entries
         }
-        self.updates = max((int(entry["step"]) for entry in restored.values()), default=0)
+        self.updates = max((int(entry.get("step", 0)) for entry in restored.values()), default=0)
         self._adam.state.clear()  # a GPU has no room for two of each
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
 

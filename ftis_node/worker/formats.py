@@ -40,7 +40,7 @@ class Slot(NamedTuple):
     policy_step: int
 
 
-class Asked(NamedTuple):
+class WayOfAsking(NamedTuple):
     """How questions are put: in a chat, or after these ids (None: the tokenizer's own); the ids that end an answer."""
 
     chat: Chat | None
@@ -206,12 +206,12 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 
-def asked_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Asked:
+def asked_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> WayOfAsking:
     """How a model is asked in a run, or in its own way where there is none. Raises UsageError as `chat_in`."""
     chat = chat_in(run, tokenizer, template, settings)
     if run is None or run.text:
-        return Asked(chat, None, end_ids(tokenizer, chat))
-    return Asked(chat, run.prefix, run.eos)
+        return WayOfAsking(chat, None, end_ids(tokenizer, chat))
+    return WayOfAsking(chat, run.prefix, run.eos)
 
 
 def prompts_of(

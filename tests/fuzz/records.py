@@ -13,7 +13,7 @@ from zeroconf import ServiceInfo
 from ftis_node.errors import UsageError
 from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.policy.gguf.folder import blocks
-from ftis_node.policy.gguf.header import Unreadable, read_header
+from ftis_node.policy.gguf.header import UnusableFile, read_header
 from ftis_node.policy.gguf.words import LISTS
 from ftis_node.swarm.addresses import is_plain
 from ftis_node.swarm.certificates import Certificate, Removal, encode
@@ -194,7 +194,7 @@ def read_gguf(data: bytes) -> None:
     """The header of a file of weights from somebody's page."""
     try:
         header = read_header(data, blocks(), LISTS)
-    except Unreadable as error:
+    except UnusableFile as error:
         require(str(error).isprintable(), "an error does not print")
         return
     require(sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file")

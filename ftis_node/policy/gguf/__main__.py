@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ftis_node.policy.gguf.convert import convert
-from ftis_node.policy.gguf.header import Unreadable
+from ftis_node.policy.gguf.header import UnusableFile
 
 
 def main() -> None:
@@ -15,11 +15,11 @@ def main() -> None:
     os.umask(0o022)
     try:
         convert(Path(file), Path(tokenizer) if tokenizer else None, Path(folder))
-    except Unreadable as error:
+    except UnusableFile as error:
         fix = "Take the model's own folder from its hub, or a file made by llama.cpp's converter."
         if "tokenizer" in str(error):
             fix = f"Name a folder that holds the model's tokenizer: --model {file},tokenizer=FOLDER."
-        print(json.dumps([f"{file} cannot be turned into a folder: {error}.", fix]))
+        sys.stdout.write(json.dumps([f"{file} cannot be turned into a folder: {error}.", fix]) + "\n")
         sys.exit(2)
 
 

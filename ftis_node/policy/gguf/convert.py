@@ -16,7 +16,7 @@ from ftis_node.errors import first_line
 from ftis_node.host.files import sync
 from ftis_node.policy.gguf.families import EMBEDDING, FAMILIES, FREQUENCIES, HEAD, Family, configuration, named
 from ftis_node.policy.gguf.folder import FACTS, kind_of, quantisation, read
-from ftis_node.policy.gguf.header import GgufHeader, Stored, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, Stored, UnusableFile
 from ftis_node.policy.gguf.words import FILES, ends_of, write_tokenizer
 from ftis_node.text import say
 
@@ -26,7 +26,7 @@ _ALIKE = 0.9  # cosine of two roundings of one matrix: 0.99 at four bits; of an 
 _TOLD_EVERY = 10.0  # seconds
 
 
-class _Weights:
+class _GgufTensors:
     """The weights of a file as float32, some rows at a time."""
 
     def __init__(self, file: Path, header: GgufHeader, family: Family) -> None:
@@ -37,7 +37,7 @@ class _Weights:
         """A tensor, or one of so many of its rows, in chunks of (rows, columns).
 
         Raises:
-            Unreadable: it holds values that are no numbers.
+            UnusableFile: it holds values that are no numbers.
         """
         stored = self.header.tensors[name]
         packed = self.bytes[stored.start : stored.start + stored.size].reshape(_height(stored), -1)
@@ -49,7 +49,7 @@ class _Weights:
             if self.family.one_more and name.endswith("norm.weight"):
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
-                raise Unreadable(f"the tensor {name!a} holds values that are no numbers")
+                raise UnusableFile(f"the tensor {name!a} holds values that are no numbers")
             yield values
 
     def _order(self, name: str, stored: Stored) -> np.ndarray[Any, Any]:
@@ -59,11 +59,11 @@ class _Weights:
         if not self.family.paired or part not in ("attn_q", "attn_k"):
             return order
         if name.endswith(".bias"):
-            raise Unreadable("its queries have a bias in an order that is not known here")
+            raise UnusableFile("its queries have a bias in an order that is not known here")
         heads = self.header.fact("attention.head_count")
         heads = heads if part == "attn_q" else self.header.fact("attention.head_count_kv", heads)
         if height % (2 * heads):
-            raise Unreadable("its sizes contradict one another")
+            raise UnusableFile("its sizes contradict one another")
         return order.reshape(heads, height // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -71,7 +71,7 @@ def _height(stored: Stored) -> int:
     return stored.elements // stored.shape[-1]
 
 
-def _tied(weights: _Weights, names: dict[str, str]) -> bool:
+def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
     """Whether head and embedding are one matrix: rounded in two ways, they are alike and not the same."""
     if HEAD not in names:
         return True
@@ -84,7 +84,7 @@ def _tied(weights: _Weights, names: dict[str, str]) -> bool:
     return product > _ALIKE * float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
 
 
-def _finer(weights: _Weights, names: dict[str, str]) -> str:
+def _finer(weights: _GgufTensors, names: dict[str, str]) -> str:
     """Of head and embedding that are one, the name in the file of the one with more bits."""
     stored = weights.header.tensors
     both = [names[name] for name in (HEAD, EMBEDDING) if name in names]
@@ -95,11 +95,11 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
     """Fill an empty folder with the model of a file, and with the tokenizer of another folder where one is named.
 
     Raises:
-        Unreadable: it is no model that can be read here.
+        UnusableFile: it is no model that can be read here.
     """
     header = read(file)
     family = FAMILIES[header.facts["general.architecture"]]
-    weights, names = _Weights(file, header, family), named(header, family)
+    weights, names = _GgufTensors(file, header, family), named(header, family)
     factors: list[float] = []
     if FREQUENCIES in header.tensors:
         factors = np.concatenate(list(weights.rows(FREQUENCIES)), axis=None).tolist()
@@ -137,25 +137,25 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_shapes(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Raise Unreadable unless these are the weights of the model that config.json describes."""
+    """Raise UnusableFile unless these are the weights of the model that config.json describes."""
     try:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # as many kinds as there are parts of a configuration
-        raise Unreadable(f"its sizes make no model ({first_line(error)})") from None
+        raise UnusableFile(f"its sizes make no model ({first_line(error)})") from None
     wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
     if config.tie_word_embeddings:
         wanted.pop(HEAD, None)
     for name in sorted(wanted.keys() ^ shapes.keys()):
-        raise Unreadable(f"it {'lacks' if name in wanted else 'has'} {name}, unlike the model that it describes")
+        raise UnusableFile(f"it {'lacks' if name in wanted else 'has'} {name}, unlike the model that it describes")
     for name, shape in wanted.items():
         if shape != shapes[name]:
-            raise Unreadable(f"{name} has the shape {shapes[name]}, and the model that it describes {shape}")
+            raise UnusableFile(f"{name} has the shape {shapes[name]}, and the model that it describes {shape}")
 
 
 def _write_weights(
-    out: IO[bytes], weights: _Weights, names: dict[str, str], shapes: dict[str, list[int]], facts: dict[str, str]
+    out: IO[bytes], weights: _GgufTensors, names: dict[str, str], shapes: dict[str, list[int]], facts: dict[str, str]
 ) -> None:
     """A file of safetensors in bfloat16, some rows at a time."""
     table: dict[str, Any] = {"__metadata__": facts}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftis_node.policy.gguf.header import GgufHeader, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, UnusableFile
 
 # Parts of a layer, by llama.cpp's names.
 _ATTENTION = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
@@ -62,7 +62,7 @@ def named(header: GgufHeader, family: Family) -> dict[str, str]:
     """The name of each weight in transformers, and its name in the file.
 
     Raises:
-        Unreadable: the file has a part that the family has not.
+        UnusableFile: the file has a part that the family has not.
     """
     found = {}
     for name in header.tensors:
@@ -73,9 +73,9 @@ def named(header: GgufHeader, family: Family) -> dict[str, str]:
         elif whole and whole[1] in _WHOLE:
             found[f"{_WHOLE[whole[1]]}.{whole[2]}"] = name
         elif name != FREQUENCIES:
-            raise Unreadable(f"it has a part {name!a}, which models of its family here do not have")
+            raise UnusableFile(f"it has a part {name!a}, which models of its family here do not have")
     if EMBEDDING not in found:
-        raise Unreadable("it has no embedding (token_embd.weight)")
+        raise UnusableFile("it has no embedding (token_embd.weight)")
     return found
 
 
@@ -86,13 +86,13 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
         factors: by which `rope_freqs` divides the frequencies of positions; empty where there is none.
 
     Raises:
-        Unreadable: a size is missing, is none, or positions are scaled in a way that is not known here.
+        UnusableFile: a size is missing, is none, or positions are scaled in a way that is not known here.
     """
     rows, width = header.tensors["token_embd.weight"].shape[-2:]
     layers = _size(header, "block_count")
     heads = _size(header, "attention.head_count")
     if layers > len(header.tensors) or _size(header, "embedding_length") != width or heads > width:
-        raise Unreadable("its sizes contradict one another")
+        raise UnusableFile("its sizes contradict one another")
     across = int(header.fact("attention.key_length") or header.fact("rope.dimension_count") or width // heads)
     made: dict[str, Any] = {
         "model_type": family.kind,
@@ -109,7 +109,7 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
         "rope_parameters": _positions(header, factors),
     }
     if header.fact("expert_count"):
-        raise Unreadable("it is a mixture of experts, which is not read here")
+        raise UnusableFile("it is a mixture of experts, which is not read here")
     window = header.fact("attention.sliding_window")
     if family.kind == "llama":
         made |= {"head_dim": across, "attention_bias": "blk.0.attn_q.bias" in header.tensors}
@@ -132,7 +132,7 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
 def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
     found = header.fact(key, otherwise)
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found < 1 << 31:
-        raise Unreadable(f"its {key} is missing, or no size")
+        raise UnusableFile(f"its {key} is missing, or no size")
     return found
 
 
@@ -152,7 +152,7 @@ def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
     scaling = header.fact("rope.scaling.type", "none")
     if factors:  # Llama 3.1 and later: only slow frequencies are divided
         if not _of_llama3(factors, made["rope_theta"]):
-            raise Unreadable("its positions are scaled by factors that are not known here")
+            raise UnusableFile("its positions are scaled by factors that are not known here")
         scale = {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         return made | {"rope_type": "llama3", **scale, "original_max_position_embeddings": _FIRST_CONTEXT}
     if scaling in ("linear", "yarn"):
@@ -160,5 +160,5 @@ def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
         before = header.fact("rope.scaling.original_context_length")
         return made | ({"original_max_position_embeddings": before} if before else {})
     if scaling != "none":
-        raise Unreadable(f"its positions are scaled by {scaling!a}, which is not known here")
+        raise UnusableFile(f"its positions are scaled by {scaling!a}, which is not known here")
     return made

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.files import cache_dir, existing_folder, replace_text
 from ftis_node.installed import to_install
-from ftis_node.policy.gguf.header import GgufHeader, Unreadable, read_header
+from ftis_node.policy.gguf.header import GgufHeader, UnusableFile, read_header
 from ftis_node.policy.gguf.words import FILES, LISTS
 from ftis_node.text import rounded, say
 
@@ -126,11 +126,11 @@ def blocks() -> dict[int, tuple[int, int]]:
 
 
 def read(file: Path) -> GgufHeader:
-    """The header of a file. Raises Unreadable, OSError."""
+    """The header of a file. Raises UnusableFile, OSError."""
     sizes = blocks()
     with file.open("rb") as opened:
         if os.fstat(opened.fileno()).st_size == 0:
-            raise Unreadable("it is empty")
+            raise UnusableFile("it is empty")
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return read_header(data, sizes, LISTS)
 
@@ -143,7 +143,7 @@ def _opened(file: Path) -> GgufHeader:
         with file.open("rb") as opened:
             first = opened.read(64)
         header = read(file)
-    except Unreadable as error:
+    except UnusableFile as error:
         if first.startswith(b"GGUF"):
             raise UsageError(f"{file} is no sound GGUF file: {error}.", _DOWNLOAD) from None
         for begin, what, fix in _OTHERS:

@@ -21,7 +21,7 @@ _TEXT, _LIST = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
-class Unreadable(ValueError):
+class UnusableFile(ValueError):
     """The bytes are no sound GGUF file; the message says where."""
 
 
@@ -72,30 +72,30 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
         lists: keys whose lists are wanted.
 
     Raises:
-        Unreadable: it is damaged, not whole, or lies about its sizes.
+        UnusableFile: it is damaged, not whole, or lies about its sizes.
     """
     reader = _Reader(data)
     if reader.take(4) != MAGIC:
-        raise Unreadable("it does not begin with GGUF")
+        raise UnusableFile("it does not begin with GGUF")
     version = reader.number("I")
     if version & 0xFFFF == 0:
-        raise Unreadable("its numbers are in the order of another kind of machine (big endian)")
+        raise UnusableFile("its numbers are in the order of another kind of machine (big endian)")
     if version not in (2, 3):
-        raise Unreadable(f"it is of version {version}, and 2 and 3 are read")
+        raise UnusableFile(f"it is of version {version}, and 2 and 3 are read")
     tensors = reader.count(TENSORS_MAX, 24, "tensors")
     fields = reader.count(FIELDS_MAX, 13, "fields")
     facts: dict[str, Any] = {}
     for _ in range(fields):
         key = reader.text(NAME_MAX)
         if key in facts:
-            raise Unreadable(f"it has {key!a} twice")
+            raise UnusableFile(f"it has {key!a} twice")
         facts[key] = reader.value(reader.number("I"), wanted=key in lists)
     if not isinstance(facts.get("general.architecture"), str):
-        raise Unreadable("it does not say which architecture it is of")
+        raise UnusableFile("it does not say which architecture it is of")
     rows = [reader.tensor() for _ in range(tensors)]
     alignment = facts.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or not 1 <= alignment <= _ALIGNMENT_MAX or alignment & (alignment - 1):
-        raise Unreadable("its alignment is no power of two")
+        raise UnusableFile("its alignment is no power of two")
     begin = -(-reader.place // alignment) * alignment
     return GgufHeader(facts, dict(_placed(rows, begin, len(data), blocks)))
 
@@ -107,23 +107,23 @@ def _placed(
     names, spans = set(), []
     for name, shape, kind, offset in rows:
         if name in names:
-            raise Unreadable(f"it has the tensor {name!a} twice")
+            raise UnusableFile(f"it has the tensor {name!a} twice")
         names.add(name)
         if kind not in blocks:
-            raise Unreadable(f"the tensor {name!a} is of an unknown quantisation ({kind})")
+            raise UnusableFile(f"the tensor {name!a} is of an unknown quantisation ({kind})")
         elements, size = blocks[kind]
         if shape[-1] % elements:
-            raise Unreadable(f"rows of the tensor {name!a} are no whole blocks")
+            raise UnusableFile(f"rows of the tensor {name!a} are no whole blocks")
         whole = math.prod(shape) // elements * size
         start = begin + offset
         if start + whole > end:
-            raise Unreadable(f"the tensor {name!a} goes beyond its end: it is not whole")
+            raise UnusableFile(f"the tensor {name!a} goes beyond its end: it is not whole")
         spans.append((start, start + whole, name))
         yield name, Stored(shape, kind, start, whole)
     spans.sort()
     for before, after in pairwise(spans):
         if after[0] < before[1]:
-            raise Unreadable(f"the tensors {before[2]!a} and {after[2]!a} lie over one another")
+            raise UnusableFile(f"the tensors {before[2]!a} and {after[2]!a} lie over one another")
 
 
 class _Reader:
@@ -136,7 +136,7 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if size > self.end - self.place:
-            raise Unreadable("it ends in the middle of its header, or that is too long")
+            raise UnusableFile("it ends in the middle of its header, or that is too long")
         self.place += size
         return self.data[self.place - size : self.place]
 
@@ -147,17 +147,17 @@ class _Reader:
         """A count of things of which each takes so many bytes at least."""
         found = int(self.number("Q"))
         if found > most or found * each > self.end - self.place:
-            raise Unreadable(f"it claims {found} {of}, more than it can hold")
+            raise UnusableFile(f"it claims {found} {of}, more than it can hold")
         return found
 
     def text(self, most: int = TEXT_MAX) -> str:
         size = int(self.number("Q"))
         if size > most:
-            raise Unreadable(f"it has a text of {size} bytes")
+            raise UnusableFile(f"it has a text of {size} bytes")
         try:
             return self.take(size).decode()
         except UnicodeDecodeError:
-            raise Unreadable("one of its texts is no UTF-8") from None
+            raise UnusableFile("one of its texts is no UTF-8") from None
 
     def value(self, kind: int, *, wanted: bool) -> Any:
         if kind in _SCALARS:
@@ -165,14 +165,14 @@ class _Reader:
         if kind == _TEXT:
             return self.text()
         if kind != _LIST:
-            raise Unreadable(f"it has a value of an unknown kind ({kind})")
+            raise UnusableFile(f"it has a value of an unknown kind ({kind})")
         kind = self.number("I")
         if kind == _TEXT:
             count = self.count(ITEMS_MAX, 8, "texts in a list")
             texts = (self.text() for _ in range(count))
             return list(texts) if wanted else sum(1 for _ in texts)
         if kind not in _SCALARS:
-            raise Unreadable(f"it has a list of an unknown kind ({kind})")
+            raise UnusableFile(f"it has a list of an unknown kind ({kind})")
         form = _SCALARS[kind]
         count = self.count(ITEMS_MAX, struct.calcsize(form), "numbers in a list")
         packed = self.take(count * struct.calcsize(f"<{form}"))
@@ -183,8 +183,8 @@ class _Reader:
         name = self.text(NAME_MAX)
         count = self.number("I")
         if not 1 <= count <= DIMENSIONS_MAX:
-            raise Unreadable(f"the tensor {name!a} has {count} dimensions")
+            raise UnusableFile(f"the tensor {name!a} has {count} dimensions")
         shape = tuple(int(self.number("Q")) for _ in range(count))[::-1]
         if min(shape) < 1 or math.prod(shape) > 16 * len(self.data):  # no quantisation has more in a byte
-            raise Unreadable(f"the tensor {name!a} is larger than the file")
+            raise UnusableFile(f"the tensor {name!a} is larger than the file")
         return name, shape, self.number("I"), self.number("Q")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ftis_node.policy.gguf.header import GgufHeader, Unreadable
+from ftis_node.policy.gguf.header import GgufHeader, UnusableFile
 
 LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 # The small files of a model's folder that `tokenizer=` takes.
@@ -48,21 +48,21 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
     Raises:
-        Unreadable: the file has none, or one that is not known here.
+        UnusableFile: the file has none, or one that is not known here.
     """
     facts = header.facts
     words = facts.get("tokenizer.ggml.tokens")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise Unreadable("it has no tokenizer")
+        raise UnusableFile("it has no tokenizer")
     if max(map(len, words)) > _LONGEST:
-        raise Unreadable(f"it has a token of more than {_LONGEST} characters")
+        raise UnusableFile(f"it has a token of more than {_LONGEST} characters")
     kind = facts.get("tokenizer.ggml.model")
     if kind == "gpt2":
         state = _by_bytes(facts, words)
     elif kind == "llama":
         state = _by_pieces(facts, words)
     else:
-        raise Unreadable(f"its tokenizer is of the kind {kind!a}, which is not known here")
+        raise UnusableFile(f"its tokenizer is of the kind {kind!a}, which is not known here")
     (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
 
@@ -92,7 +92,7 @@ def _begins(facts: dict[str, Any]) -> bool:
 def _added(facts: dict[str, Any], words: list[str]) -> list[dict[str, Any]]:
     kinds = facts.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
-        raise Unreadable("it does not say which of its tokens are special")
+        raise UnusableFile("it does not say which of its tokens are special")
     ordinary = _NOT_SPECIAL.get(str(facts.get("tokenizer.ggml.pre")))
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = []
@@ -125,10 +125,10 @@ def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     """Merges of bytes, as in GPT-2."""
     before = facts.get("tokenizer.ggml.pre", "default")
     if before not in _SPLITS:
-        raise Unreadable(f"its tokenizer splits texts in a way {before!a} that is not known here")
+        raise UnusableFile(f"its tokenizer splits texts in a way {before!a} that is not known here")
     merges = facts.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
-        raise Unreadable("its tokenizer has no merges")
+        raise UnusableFile("its tokenizer has no merges")
     added, pattern = _added(facts, words), _SPLITS[before]
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
@@ -159,7 +159,7 @@ def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer
     except ImportError:
-        raise Unreadable("its tokenizer needs transformers 5.20 or newer") from None
+        raise UnusableFile("its tokenizer needs transformers 5.20 or newer") from None
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in facts.items()}
     wanted: dict[str, Any] = {"tokenizer_type": "llama"}
     wanted |= {name: given[name] for name in ("tokens", "scores", "token_type", "merges") if name in given}
@@ -167,7 +167,7 @@ def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     try:
         made, _ = convert_gguf_tokenizer(family, wanted)
     except (KeyError, ValueError, TypeError) as error:
-        raise Unreadable(f"its tokenizer is damaged ({type(error).__name__})") from None
+        raise UnusableFile(f"its tokenizer is damaged ({type(error).__name__})") from None
     state: dict[str, Any] = json.loads(made.to_str())
     state["post_processor"] = _template(facts, words)
     if family == "gemma3" and len(words) == _GEMMA_ROWS:
