@@ -48,15 +48,15 @@ FAMILIES = {
          "<|end_header_id|>": 128007, "<|eom_id|>": 128008, "<|eot_id|>": 128009},
         128256, 128256, ("<|begin_of_text|>",), (128001, 128008, 128009), "<|eot_id|>", "<|begin_of_text|>",
         "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|eot_id|>", True, "compose-rl pull request 28 (ends); the template, rows and tied: from memory",
+        "<|eot_id|>", True, "compose-rl 28 (ends); else from memory",
     ),
     "Qwen3": Family(
         {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}, 151669, 151936, (), (151643, 151645),
-        "<|im_end|>", "", *_CHATML, True, "gpustack issue 2074 (no BOS, end); 151,669 ids, rows and tied: from memory",
+        "<|im_end|>", "", *_CHATML, True, "gpustack 2074 (no BOS, end); else from memory",
     ),
     "SmolLM2": Family(
         {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}, 49152, 49152, (), (2,), "<|im_end|>", "", *_CHATML,
-        True, "Safe-Synthesizer 286 (ids), mlx-examples 900 (template); tied: from memory",
+        True, "Safe-Synthesizer 286, mlx-examples 900; tied: from memory",
     ),
     "Phi-4": Family(
         {"<|endoftext|>": 100257, "<|im_start|>": 100264, "<|im_end|>": 100265, "<|im_sep|>": 100266}, 100352, 100352,
@@ -70,7 +70,7 @@ FAMILIES = {
     "GLM-4": Family(
         {"<|endoftext|>": 151329, "[gMASK]": 151331, "<sop>": 151333, "<|user|>": 151336, "<|assistant|>": 151337,
          "<|observation|>": 151338}, 151343, 151552, ("[gMASK]", "<sop>"), (151329, 151336, 151338), "<|endoftext|>",
-        "[gMASK]<sop>", "<|user|>\n{}", "<|assistant|>\n", "", False, "transformers, configuration_glm.py (ends, untied); 151,343 ids, rows and template: from memory",
+        "[gMASK]<sop>", "<|user|>\n{}", "<|assistant|>\n", "", False, "transformers, configuration_glm.py (ends); else from memory",
     ),
     "Gemma-3-it": Family(
         {"<eos>": 1, "<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<image_soft_token>": 262144}, 262145,
