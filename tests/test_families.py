@@ -61,7 +61,8 @@ FAMILIES = {
     "Phi-4": Family(
         {"<|endoftext|>": 100257, "<|im_start|>": 100264, "<|im_end|>": 100265, "<|im_sep|>": 100266}, 100352, 100352,
         (), (100257, 100265), "<|endoftext|>", "", "<|im_start|>user<|im_sep|>{}<|im_end|>",
-        "<|im_start|>assistant<|im_sep|>", "<|im_end|>", False, "torchtune 2197 (ids), dotnet/machinelearning 7337 (template, rows)",
+        "<|im_start|>assistant<|im_sep|>", "<|im_end|>", False,
+        "torchtune 2197 (ids), dotnet/machinelearning 7337 (template, rows)",
     ),
     "Mistral": Family(
         {"<s>": 1, "</s>": 2, "[INST]": 3, "[/INST]": 4}, 32768, 32768, ("<s>",), (2,), "</s>", "<s>",
@@ -70,7 +71,8 @@ FAMILIES = {
     "GLM-4": Family(
         {"<|endoftext|>": 151329, "[gMASK]": 151331, "<sop>": 151333, "<|user|>": 151336, "<|assistant|>": 151337,
          "<|observation|>": 151338}, 151343, 151552, ("[gMASK]", "<sop>"), (151329, 151336, 151338), "<|endoftext|>",
-        "[gMASK]<sop>", "<|user|>\n{}", "<|assistant|>\n", "", False, "transformers, configuration_glm.py (ends); else from memory",
+        "[gMASK]<sop>", "<|user|>\n{}", "<|assistant|>\n", "", False,
+        "transformers, configuration_glm.py (ends); else from memory",
     ),
     "Gemma-3-it": Family(
         {"<eos>": 1, "<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<image_soft_token>": 262144}, 262145,
