@@ -195,6 +195,7 @@ MISTAKES = {
     "an id without a row": ("--model {tmp}/pic --task {tmp}/pic.jsonl", r"Line 31 .*'<pic>' \(id 26\), .* no row"),
     "logits that are transformed": ("--model {tmp}/capped", "changes its logits"),
     "LoRA on the head": ("--lora --set lora_targets=lm_head", "output head"),
+    "LoRA on nothing, where the plan chooses": ("--set lora_targets=q_proj,vproj", "no linear module vproj"),
     "NF4 without its library": ("--lora --set quantisation=nf4", "NF4 needs bitsandbytes"),
     "an optimiser without its library": ("--set optimiser=adamw8bit", "bitsandbytes|8-bit"),
     "a server for all weights": ("--full --set engine=vllm", "gets LoRA layers .* trains all weights"),

@@ -370,6 +370,7 @@ MODELS = {
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=2),
     "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4),
+    "gemma2": lambda: transformers.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8),
 }
 ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
@@ -379,6 +380,7 @@ TRAINED = {
     ("phi3", ALL): {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"},
     ("gpt2", "c_attn"): {"c_attn"},
     ("gpt2", "all-linear"): {"c_attn", "c_proj", "c_fc"},
+    ("gemma2", "q_proj"): {"q_proj"},
     ("gemma3", "q_proj,v_proj"): {"q_proj", "v_proj"},
 }
 

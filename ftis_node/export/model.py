@@ -20,7 +20,7 @@ from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
 from ftis_node.host.doing import doing
 from ftis_node.policy.adapters import Conv1D, LoraConfig, inputs_and_outputs, linear_modules
-from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
+from ftis_node.policy.load import load_tokenizer, own_attention, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.declared import front_ids
@@ -125,7 +125,7 @@ def _write_model(
                 model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
             raise UserError(f"{checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint.") from error
-    model.set_attn_implementation("sdpa")  # not the package's own, which nobody else has
+    model.set_attn_implementation(own_attention(model.config))  # not the package's own, which nobody else has
     model.config._name_or_path = ""
     model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
     with doing("writing the weights"):

@@ -109,10 +109,12 @@ class Geometry:
         return tuple(linear for linear in self.linears if linear.count >= self.layers)
 
     def takes(self, targets: Sequence[str]) -> bool:
-        """Whether LoRA layers can go there."""
+        """Whether LoRA layers can go there. Raises UsageError for a target other than Llama's, which a person chose."""
         try:
             return bool(self.targeted(targets))
         except UsageError:
+            if not _USUAL.keys() >= set(targets):
+                raise
             return False
 
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:

@@ -106,7 +106,7 @@ def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
                 config=config,
                 dtype=getattr(torch, settings.dtype or "float32"),
                 use_safetensors=True,
-                attn_implementation=_attention(config),
+                attn_implementation=own_attention(config),
                 **where,
             )
         _refuse_gaps(found, settings.model)
@@ -117,7 +117,7 @@ def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
     return make_policy(model, tokenizer, settings, casts, texts)
 
 
-def _attention(config: Any) -> str:
+def own_attention(config: Any) -> str:
     """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
