@@ -18,6 +18,7 @@ from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
+from ftis_node.worker.restore import find_checkpoint
 from tests.support.small_models import tiny_config, tiny_tokenizer
 
 
@@ -297,6 +298,9 @@ OTHERS: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
     "onnx": ({}, {"model.onnx": b""}, "ONNX"),
     "gguf": ({}, {"a.gguf": b""}, "config.json is missing"),
     "nothing": ({}, {}, "it is empty"),
+    "git without its LFS": (QWEN, {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "Git LFS"),
+    "the hub's cache": ({}, {"snapshots/x/config.json": b"{}"}, "hub's cache"),
+    "Ollama": ({}, {"manifests/m": b""}, "Ollama"),
 }  # fmt: skip
 
 
@@ -308,8 +312,13 @@ def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind: 
     if config:
         (folder / "config.json").write_text(json.dumps(config))
     for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    for call in (lambda: load_policy(settings(folder)), lambda: geometry(str(folder))):
+    for call in (
+        load_policy,
+        lambda one: geometry(one.model),
+        *([] if config else [lambda one: find_checkpoint(one.model)]),
+    ):
         with pytest.raises(UsageError, match=told) as caught:
-            call()
+            call(settings(folder))
         assert caught.value.fix

@@ -185,7 +185,7 @@ def _targets(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
             what = f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}."
             raise UsageError(what, "Name the model it was trained from with --model.")
     last = {name.rpartition(".")[2] for name in trained}
-    alike = {name for name in modules if name.rpartition(".")[2] in last}
+    alike = {name for name, _ in skeleton.named_modules() if name.rpartition(".")[2] in last}
     transposed = any(isinstance(modules[name], Conv1D) for name in trained)
     return (sorted(last) if alike == set(trained) else list(trained)), transposed
 

@@ -28,6 +28,8 @@ __all__ = [
     "linear_modules",
 ]
 
+_MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+
 
 def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
     """As peft's."""
@@ -35,9 +37,17 @@ def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
         return peft.get_peft_model(model, config, **options)
 
 
-def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """A model's linear modules by their paths; GPT-2's are `Conv1D`, whose weight is `[inputs, outputs]`."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+def linear_modules(model: Any) -> dict[str, nn.Module]:
+    """A model's linear modules by their paths; GPT-2's are `Conv1D`, whose weight is `[inputs, outputs]`.
+
+    Those that read text, not pictures. Not `out_proj` of Mamba, whose kernels take its weight: peft refuses it.
+    """
+    inside = {*model.get_decoder().modules(), model.get_output_embeddings()}
+    linears = (nn.Linear, Conv1D)
+    found = {path: one for path, one in model.named_modules() if isinstance(one, linears) and one in inside}
+    if model.config.model_type in _MAMBAS:
+        found = {path: one for path, one in found.items() if not path.endswith("out_proj")}
+    return found
 
 
 def inputs_and_outputs(module: nn.Module) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from ftis_node.errors import UsageError
 
 _OURS = "Name a folder in the format of transformers' save_pretrained, with config.json and safetensors."
 _INDEX = "model.safetensors.index.json"
+_POINTER = b"version https://git-lfs"
 # What a folder without config.json is, by a file in it.
 _OTHER_FILES = {
     "model_index.json": "is a pipeline of diffusers",
@@ -37,7 +38,7 @@ def refuse_folder(folder: Path, name: str) -> None:
     if (folder / "modules.json").is_file() or (folder / "config_sentence_transformers.json").is_file():
         what = f"{name} is a sentence-transformer, which makes embeddings and no text."
         raise UsageError(what, "Use the language model that it was made from, or another one.")
-    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors")):
+    if (folder / "adapter_config.json").is_file():
         base = str(_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model")
         what = f"{name} is an adapter for {base[:200]!a}, and no model."
         raise UsageError(what, "Name its base model; or merge the adapter into it (peft) and name what comes out.")
@@ -81,6 +82,12 @@ def _refuse_without_config(folder: Path, name: str) -> None:
     for pattern, what in _OTHER_FILES.items():
         if next(folder.glob(pattern), None) is not None:
             raise UsageError(f"The folder {name} {what}.", _OURS)
+    inside = next(folder.glob("snapshots/*/config.json"), None)
+    if inside is not None:
+        raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")
+    if (folder / "manifests").is_dir():
+        fix = "Name a file in it: the one after FROM in `ollama show --modelfile NAME`."
+        raise UsageError(f"{name} is the store of Ollama.", fix)
     why = "it is empty" if not any(folder.iterdir()) else "config.json is missing"
     raise UsageError(f"The folder {name} holds no model ({why}).", _OURS)
 
@@ -93,7 +100,12 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
         if missing:
             what = f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names."
             raise UsageError(what, "Download or copy it again, whole.")
-    if any(folder.glob("*.safetensors")):
+    weights = list(folder.glob("*.safetensors"))
+    for file in weights:
+        with file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise UsageError(f"{file} is a pointer of Git LFS, and no weights.", "Run `git lfs pull` there.")
+    if weights:
         return
     gguf = next(folder.glob("*.gguf"), None)
     if gguf is not None:

@@ -25,6 +25,7 @@ from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.adapters import Conv1D, LoraConfig, get_peft_model, head_of, linear_modules
 from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.generate.fused import lay_in_one
+from ftis_node.policy.kinds import refuse_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
@@ -98,6 +99,7 @@ def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
     try:
         where = where_to_look(source)
         config = transformers.AutoConfig.from_pretrained(source, **where)
+        refuse_config(config.to_dict(), settings.model)
         refuse_rows(tokenizer, config.get_text_config().vocab_size, settings.model)
         with doing("loading the weights"), _cast_later() as casts:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(

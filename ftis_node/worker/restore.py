@@ -15,6 +15,7 @@ from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.plan import SMALL_MODEL
+from ftis_node.policy.kinds import refuse_folder
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
@@ -103,7 +104,11 @@ def find_checkpoint(name: str) -> Checkpoint | None:
         raise UserError(f"Every checkpoint under {directory} is damaged.", "Name another directory, or the model.")
     if directory != path or (path / "run.toml").exists():
         raise UserError(f"The home {path} has no checkpoint yet.", "Wait for the first step, or name the model itself.")
-    raise UsageError(f"The folder {path} holds neither a model nor a checkpoint.", _NO_CHECKPOINT)
+    try:
+        refuse_folder(path, str(path))
+    except UsageError as error:
+        raise UsageError(f"{error.what} Nor has it a checkpoint.", f"{error.fix} {_NO_CHECKPOINT}") from None
+    return None
 
 
 @contextmanager

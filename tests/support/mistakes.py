@@ -174,7 +174,7 @@ ROWS = {
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of 'x'", "--prompt-tokens"),
     "a model for a checkpoint": Row(f"{EVAL} tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"),
     "a checkpoint that is missing": Row(f"{EVAL} {{tmp}}/step-00000007 --task arithmetic", "no checkpoint", "home"),
-    "a folder of nothing": Row(f"{EVAL} {{tmp}}/e --task arithmetic", "neither a model nor", ".", files={"e/file": ""}),
+    "a folder of nothing": Row(f"{EVAL} {{tmp}}/e --task arithmetic", "Nor has it a check", ".", files={"e/file": ""}),
     "a home without a checkpoint": Row(
         f"{EVAL} {{tmp}}/home --task arithmetic", "no checkpoint yet", "first step", 1, files={"home/run.toml": ""}
     ),
