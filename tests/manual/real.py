@@ -34,13 +34,18 @@ LIMIT = 1800.0  # seconds of one part
 
 def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> list[dict[str, Any]]:
     """The checks of one part, made in this process: rows of `check`, `passed` and `figure`."""
+    if part == "device":
+        from tests.pretend import device
+
+        device.install()  # before anything of the product is imported
+    from tests.manual.real_guard import GUARD_PARTS
     from tests.manual.real_pairs import PAIR_PARTS
     from tests.manual.real_parts import PARTS
 
     if part in PAIR_PARTS:
         found = PAIR_PARTS[part](sources[0], sources[1], dtype)
     else:
-        found = PARTS[part](sources[0], dtype, full=MODELS[names[0]][1])
+        found = (PARTS | GUARD_PARTS)[part](sources[0], dtype, full=MODELS[names[0]][1])
     return [{"check": check, "passed": passed, "figure": figure} for check, passed, figure in found]
 
 
@@ -104,19 +109,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = measured(asked.parts, asked.only.split(","), asked.sources, asked.dtype)
         asked.into.write_text(json.dumps(rows))
         return 0
+    from tests.manual.real_guard import GUARD_PARTS
     from tests.manual.real_pairs import PAIR_PARTS
     from tests.manual.real_parts import PARTS
 
+    alone = [*PARTS, *GUARD_PARTS]
     sources = sources_in(asked.models)
     names = asked.only.split(",") if asked.only else list(sources)
-    parts = asked.parts.split(",") if asked.parts else [*PARTS, *PAIR_PARTS]
+    parts = asked.parts.split(",") if asked.parts else [*alone, *PAIR_PARTS]
     if not names or (missing := set(names) - set(sources)):
         print(f"There is no model {', '.join(sorted(missing)) if names else ''} in {asked.models}.", file=sys.stderr)
         return 2
-    if unknown := set(parts) - set(PARTS) - set(PAIR_PARTS):
+    if unknown := set(parts) - set(alone) - set(PAIR_PARTS):
         print(f"There is no part {', '.join(sorted(unknown))}.", file=sys.stderr)
         return 2
-    work = [(part, (name,)) for name in names for part in PARTS if part in parts]
+    work = [(part, (name,)) for name in names for part in alone if part in parts]
     work += [(part, pair) for part, pair in PAIRS.items() if part in parts and set(pair) <= set(names)]
     OUT.mkdir(parents=True, exist_ok=True)
     found = []
