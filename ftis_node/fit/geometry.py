@@ -17,6 +17,9 @@ _USUAL = {
     **{"o_proj": "o_proj", "down_proj": "down_proj"},
 }
 
+_DEFAULTS = ({"q_proj", "v_proj"}, set(_USUAL))
+"""The targets of the settings and of the built-in task's profile, which are for any model."""
+
 
 def modules_meant(paths: Collection[str], head: str, targets: Sequence[str], model: str) -> set[str]:
     """Those of a model's linear modules that LoRA targets mean: whose path is, or ends with, one of them.
@@ -102,6 +105,14 @@ class Geometry:
         """The linear modules that LoRA targets mean. Raises UsageError as `modules_meant` does."""
         meant = modules_meant([linear.path for linear in self.linears], self.head, targets, self.name)
         return tuple(linear for linear in self.linears if linear.path in meant)
+
+    def without_meaning(self, targets: Sequence[str]) -> list[str]:
+        """The usual names in a chosen list of LoRA targets that mean no module here: `modules_meant` drops them."""
+        if set(targets) in _DEFAULTS:
+            return []
+        paths = [linear.path for linear in self.linears]
+        usual = [target for target in targets if target in _USUAL]
+        return [target for target in usual if not _ending_with(paths, target) | _ending_with(paths, _USUAL[target])]
 
     @property
     def within_layers(self) -> tuple[Linear, ...]:

@@ -107,12 +107,16 @@ def plan(
         memory = estimate(geometry, workload, setup, device)
         if memory.total <= budget and not _crawls(setup, workload, geometry.packed):
             break
+    notes = [*slow_parts(geometry, workload, wishes)]
+    absent = geometry.without_meaning(setup.lora_targets) if setup.lora else []
+    if absent:
+        notes.append(f"The model has no module {' or '.join(absent)}: in lora_targets that means nothing.")
     return Plan(
         **vars(setup),
         memory=memory,
         budget=budget,
         fits=memory.total <= budget,
-        reasons=tuple(_reasons(setup, memory, needs, chosen, wishes, budget, slow_parts(geometry, workload, wishes))),
+        reasons=tuple(_reasons(setup, memory, needs, chosen, wishes, budget, notes)),
     )
 
 
@@ -214,12 +218,12 @@ def _reasons(
     chosen: int | None,
     wishes: Wishes,
     budget: int,
-    slow: Iterator[str],
+    notes: list[str],
 ) -> Iterator[str]:
     """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
 
-    `slow`: those of `slow_parts`. `needs` are the ways that were open and what they take, best first; `chosen` is the
-    one taken, if one fits.
+    `notes`: sentences about the model. `needs` are the ways that were open and what they take, best first; `chosen` is
+    the one taken, if one fits.
     """
     most = needs[0][0].micro_batch_tokens
     full_size = [(way, need) for way, need in needs if way.micro_batch_tokens == most]
@@ -276,7 +280,7 @@ def _reasons(
             f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
             f"{rounded(full_size[-1][1].generating)}."
         )
-    yield from slow
+    yield from notes
     if memory.total > budget:
         yield (
             f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
