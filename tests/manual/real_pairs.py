@@ -39,7 +39,10 @@ Pair = Callable[[str, str, str], Iterator[Check]]
 
 
 def exchange(first: str, second: str, dtype: str) -> Iterator[Check]:
-    """One model twice, once with LoRA layers and once whole: each takes steps on groups of the other."""
+    """One model twice, with LoRA layers and whole, from its GGUF file if there is one: each learns from the other."""
+    file = Path(f"{second}.gguf")
+    if file.exists():
+        second = str(file)
     yield from learned((first, "--lora"), (second, "--full"), dtype, "--model", first)
 
 
