@@ -274,7 +274,7 @@ def test_any_part_can_be_put_in_place_of_a_presets() -> None:
     changes: dict[str, Any] = {
         **{"advantage": "mean", "divergence": "k2", "reduction": "max", "threshold": 7.0, "gate": 0.1},
         **{"importance": "truncated", "truncation": 3.0, "epsilon": 0.1, "aggregation": "token"},
-        **{"inner_steps": 3, "ratio": "sequence", "mask": "token"},
+        **{"inner_steps": 3, "ratio": "sequence"},
     }
     assert set(changes) == set(OBJECTIVE_PARTS)
     for task in ("arithmetic", "gsm8k"):

@@ -58,7 +58,8 @@ def make_home(path: Path, *, lora: bool) -> Path:
     progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
     checkpoints.commit(directory, {"model": f"tiny-a ({facts.kind})", "progress": progress.facts()})
     log = MetricsLog(path / "metrics.jsonl")
-    start = {"settings": facts.settings.model_dump(mode="json"), "versions": {"torch": "1.2.3"}}
+    written = facts.settings.model_dump(mode="json") | {"mask": "token" if lora else None}  # by an earlier version
+    start = {"settings": written, "versions": {"torch": "1.2.3"}}
     log.write("started", step=0, **start)
     log.write("evaluation", step=0, **before)
     log.write("evaluation", step=9, **before)
@@ -200,7 +201,7 @@ def test_the_card_tells_how_the_model_came_about(homes: Homes, tmp_path: Path) -
     rate = r"[\d.]+% \(95 %: [\d.]+% to [\d.]+%, n = 60\) at step"
     assert re.search(rf"\| greedy pass@1, held-out questions \| {rate} 0; {rate} 12 \|", text), text
     assert "at step 99" not in text
-    assert "| objective | ftis |" in text and "learning rate 0.003" in text
+    assert "| objective | ftis with mask token |" in text and "learning rate 0.003" in text
     assert "licence of that model applies" in text
 
 

@@ -93,7 +93,7 @@ def agree(objective: Objective, rule: Rule, *, later: bool, level: float | None,
 
 
 def test_every_preset_has_a_rule() -> None:
-    others = {"graft", "sgt", "hacpo", "icepop", "mis", "geo-rs", "dppo", "gspo", "cispo", "dapo"}
+    others = {"graft", "sgt", "hacpo", "gspo", "cispo", "dapo"}
     assert RULES.keys() == PRESETS.keys() - others, "test_objective_names has those of other trainers"
 
 

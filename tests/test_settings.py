@@ -86,8 +86,8 @@ def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -
     plain, _ = settled(task="arithmetic")
     assert plain.objective_parts("arithmetic", filters=True) == {"divergence": "k1", "reduction": "sum", "threshold": 1}
     assert plain.objective_parts("arithmetic", filters=False) == plain.objective_parts("gsm8k", filters=True) == {}
-    own, _ = settled(task="arithmetic", flags={"threshold": "3", "epsilon": "0.1", "mask": "token"})
-    assert own.objective_parts("arithmetic", filters=False) == {"threshold": 3, "epsilon": 0.1, "mask": "token"}
+    own, _ = settled(task="arithmetic", flags={"threshold": "3", "epsilon": "0.1"})
+    assert own.objective_parts("arithmetic", filters=False) == {"threshold": 3, "epsilon": 0.1}
     assert own.objective_parts("arithmetic", filters=True)["threshold"] == 3
 
 

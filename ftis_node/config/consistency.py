@@ -9,6 +9,7 @@ from typing import Any
 from ftis_node.errors import UsageError, did_you_mean, raise_all
 from ftis_node.methods import METHODS, NAMES
 from ftis_node.methods.choices import PART_LIMITS
+from ftis_node.methods.removed import refusals
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
 _LARGEST = 10**15
@@ -45,7 +46,8 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
     for key, known in NAMES.items():
         if values.get(key) is not None and values[key] not in known:
             what = f"There is no {key} {values[key]!r} ({origins[key]})."
-            yield UsageError(what, f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.")
+            fix = f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}."
+            yield next(refusals({key: values[key]}, origins[key]), UsageError(what, fix))
     for key, (limits, holds) in PART_LIMITS.items():
         value = values.get(key)
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from ftis_node.config.reading import parse_toml, read_text
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.installed import to_install
+from ftis_node.methods.removed import refusals
 from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
 from ftis_node.text import in_toml
 
@@ -400,6 +401,8 @@ def parse_run_file(text: str) -> RunFile:
     """Read the TOML text of a run file. Raises UsageError."""
     _refuse_long(text)
     document = parse_toml(text, "run file")
+    for table in document.values():
+        raise_all(refusals(table, "the run file") if isinstance(table, dict) else ())
     return _checked(lambda: RunFile.model_validate(document))
 
 

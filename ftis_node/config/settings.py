@@ -22,6 +22,7 @@ from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
+from ftis_node.methods.removed import refusals
 
 logger = logging.getLogger(__name__)
 
@@ -127,15 +128,13 @@ class Settings(BaseModel):
     gate: float | Literal["none"] | None = None
     """Foreign successes below this quantile of the own successes' likelihood are dropped; 0: below their least."""
     importance: str | None = None
-    """How ρ, a token's importance ratio, weighs: not, with its gradient, as min(ρ, C), or as the sample's product."""
+    """How ρ, a token's importance ratio, weighs: not, with its gradient, or as min(ρ, C)."""
     truncation: float | None = None
     """Upper limit of truncated importance ratios."""
     epsilon: float | Literal["none"] | None = None
     """ε of the clip; none: no clip."""
     ratio: str | None = None
     """The ratio of policies: a token's, the sample's geometric mean (sequence), or a weight beside log π (detached)."""
-    mask: str | None = None
-    """Leave out tokens, or whole samples, whose ratio is beyond the objective's bounds."""
     aggregation: str | None = None
     """Divisor of a sample's terms: its tokens, the batch's tokens, or the run's cap on a completion (fixed)."""
     inner_steps: int | None = None
@@ -308,7 +307,7 @@ FLAGS: Mapping[str, Flag] = {
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
-    *("ratio", "mask", "aggregation", "inner_steps"),
+    *("ratio", "aggregation", "inner_steps"),
 )
 
 LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
@@ -323,7 +322,7 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cuda_graphs", "cudnn_attention", "eval_share", "exchange_peers"), ...),
-    **dict.fromkeys(("stall_seconds", "vllm_folder_there"), ...),
+    **dict.fromkeys(("stall_seconds", "vllm_folder_there", "mask"), ...),
     **dict.fromkeys(("by_need", "dead_groups", "foreign", "needed_age"), ...),  # a log names the groups of each step
     **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
@@ -347,7 +346,8 @@ class Layers:
         """Add a layer; keys with value None are taken as not given, unknown ones are reported when it is settled."""
         for key, value in values.items():
             if key not in Settings.model_fields:
-                self._unknown.append(UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key)))
+                unknown = UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key))
+                self._unknown.append(next(refusals({key: value}, origin), unknown))
             elif value is not None:
                 self.values[key] = value
                 self.origins[key] = origin
@@ -411,9 +411,11 @@ def collect(
     if profile is not None:
         layers.add(f"profile {profile}", PROFILES[profile].settings)
     for origin, values in given:
-        for name in values.keys() & RETIRED.keys():
+        removed = {name for name, value in values.items() if any(refusals({name: value}, origin))}
+        idle = (values.keys() & RETIRED.keys()) - removed
+        for name in idle:
             logger.warning("%s (%s) is no setting any more and does nothing: leave it out.", name, origin)
-        layers.add(origin, {name: value for name, value in values.items() if name not in RETIRED})
+        layers.add(origin, {name: value for name, value in values.items() if name not in idle})
     return layers.settle(), layers.origins
 
 

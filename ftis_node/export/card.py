@@ -151,7 +151,8 @@ def _settings(record: TrainingRecord, task: str, *, lora: bool) -> Iterator[tupl
         settings = None
     if settings is None:
         return
-    parts = [f"{name} {value}" for name in OBJECTIVE_PARTS if (value := getattr(settings, name)) is not None]
+    told = {name: record.settings.get(name) for name in (*OBJECTIVE_PARTS, "mask")}  # a mask: of an earlier version
+    parts = [f"{name} {value}" for name, value in told.items() if value is not None]
     yield "objective", settings.objective + (f" with {', '.join(parts)}" if parts else "")
     rate = settings.effective_learning_rate(task, lora=lora)
     yield (

@@ -3,14 +3,14 @@ F-TIS. Data only, so that settings are checked without torch."""
 
 from collections.abc import Callable, Mapping
 
-from ftis_node.methods import ftis, gated, masks, peers, policy_gradient
+from ftis_node.methods import ftis, gated, peers, policy_gradient
 from ftis_node.methods.choices import PART_NAMES, Parts
 
 __all__ = ["METHODS", "NAMES"]
 
-_ALL = (ftis.ftis, ftis.grpo, ftis.nois, ftis.vis, ftis.tis, ftis.f_nois, ftis.f_vis, ftis.opsm, ftis.ftis_author)
-_OTHERS = (gated.gated, peers.graft, peers.sgt, peers.hacpo, masks.icepop, masks.mis, masks.geo_rs)
-_TRAINERS = (policy_gradient.dppo, policy_gradient.gspo, policy_gradient.cispo, policy_gradient.dapo)
+_ALL = (ftis.ftis, ftis.grpo, ftis.nois, ftis.vis, ftis.tis, ftis.f_nois, ftis.f_vis, ftis.ftis_author)
+_OTHERS = (gated.gated, peers.graft, peers.sgt, peers.hacpo)
+_TRAINERS = (policy_gradient.gspo, policy_gradient.cispo, policy_gradient.dapo)
 METHODS: Mapping[str, Callable[[], Parts]] = {
     method.__name__.replace("_", "-"): method for method in (*_ALL, *_OTHERS, *_TRAINERS)
 }

@@ -11,9 +11,8 @@ Parts: TypeAlias = Mapping[str, Any]  # of `ftis_node.objective.Objective`, by n
 Advantage = Literal["mean_std", "mean", "maxrl"]
 Divergence = Literal["k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"]
 Reduction = Literal["mean", "sum", "max"]
-ImportanceName = Literal["none", "vanilla", "truncated", "sequence"]
+ImportanceName = Literal["none", "vanilla", "truncated"]
 Ratio = Literal["token", "sequence", "detached"]
-Mask = Literal["none", "token", "sequence", "geometric", "binary_tv"]
 Trust = Literal["none", "graft", "hacpo"]
 Aggregation = Literal["sample", "token", "fixed"]
 
@@ -23,7 +22,6 @@ PART_NAMES: Mapping[str, tuple[str, ...]] = {
     "reduction": get_args(Reduction),
     "importance": get_args(ImportanceName),
     "ratio": get_args(Ratio),
-    "mask": get_args(Mask),
     "trust": get_args(Trust),
     "aggregation": get_args(Aggregation),
 }
@@ -33,8 +31,6 @@ PART_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "truncation": ("> 0", lambda value: value > 0),
     "epsilon": ("> 0 and < 1, or none", lambda value: 0 < value < 1),
     "epsilon_high": ("> 0, or none", lambda value: value > 0),
-    "mask_low": ("≥ 0", lambda value: value >= 0),
-    "mask_high": ("> 0", lambda value: value > 0),
     "floor": ("≥ 0 and < 1", lambda value: 0 <= value < 1),
     "imitation": ("> 0, or none", lambda value: value > 0),
     "divisor": ("> 0", lambda value: value > 0),

@@ -65,14 +65,6 @@ def f_vis() -> Parts:
     return {"importance": "vanilla"}
 
 
-def opsm() -> Parts:
-    """As `vis`; nothing where the mean `k1` ≥ 0.5 at Â ≤ 0.
-
-    Of others: what the filter keeps. Source: DeepSeek-V3.2's off-policy sequence mask.
-    """  # theirs drops at Â < 0 and D > δ: the same but at equality, since Â = 0 has no gradient
-    return {"importance": "vanilla", "divergence": "k1", "threshold": 0.5}
-
-
 def ftis_author() -> Parts:
     """As `ftis`; Â centred only, EOS in neither loss nor D, dropped samples out of the denominator.
 

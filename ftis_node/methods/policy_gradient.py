@@ -1,9 +1,8 @@
 """Objectives of other trainers for one policy's samples; here others' samples go through the same term.
 
     dapo, gspo, cispo   min(Rₜ ρₜ Âᵢ, clip(Rₜ ρₜ, 1−ε, 1+ε_high) Âᵢ) with other clips, ratios and denominators
-    dppo                ρₜ with gradient and without clip, but for tokens that π moved too far already
 
-Trained on: own samples and others' alike. No signal: a group of equal rewards; a token outside the clip or the mask.
+Trained on: own samples and others' alike. No signal: a group of equal rewards; a token outside the clip.
 `dapo` draws groups of equal rewards again: here own ones count in the denominator.
 """
 
@@ -39,12 +38,3 @@ def cispo() -> Parts:
         "epsilon": None,
         "epsilon_high": 4.0,
     }
-
-
-def dppo() -> Parts:
-    """ρₜ with gradient, without clip; not a token that π raised, or lowered, by over 0.2 in Â's direction
-    (`mask=binary_tv`).
-
-    Of others: all as its own. Source: 2602.04879.
-    """
-    return {"importance": "vanilla", "threshold": None, "epsilon": None, "mask": "binary_tv", "mask_high": 0.2}

@@ -1,8 +1,7 @@
 """Importance weights: what a token sampled by another policy counts (arXiv 2605.22537, section 3.1).
 
 Let ρ = π_θ / π_gen. `none` ignores ρ (NoIS); `vanilla` puts it, with its gradient, into the clipped surrogate (VIS);
-`truncated` multiplies the surrogate by min(ρ, C) without gradient (TIS); `sequence` by Π_t ρ_t of the whole sample,
-without gradient (TRL's `sequence_mask`, with a mask of that name). The paper does not say at which policy min(ρ,
+`truncated` multiplies the surrogate by min(ρ, C) without gradient (TIS). The paper does not say at which policy min(ρ,
 C) is taken. We take the one at the start of the step; with one inner step it is the same.
 """
 
@@ -25,20 +24,18 @@ class Importance:
 
     `weigh`: (ρ at the start of the step `[T]`, C) → weights `[T]`, reported and never differentiated.
     `through_ratio`: the surrogate is of ρ itself, so the weight is inside it and carries the gradient.
-    `truncates`: C is in force; ρ > C counts as truncated. `of_samples`: ρ is Π_t ρ_t of a token's sample.
+    `truncates`: C is in force; ρ > C counts as truncated.
     """
 
     weigh: Callable[[Tensor, float], Tensor]
     through_ratio: bool = False
     truncates: bool = False
-    of_samples: bool = False
 
 
 IMPORTANCES: Mapping[ImportanceName, Importance] = {
     "none": Importance(lambda ratio, cap: torch.ones_like(ratio)),
     "vanilla": Importance(lambda ratio, cap: ratio, through_ratio=True),
     "truncated": Importance(lambda ratio, cap: ratio.clamp(max=cap), truncates=True),
-    "sequence": Importance(lambda ratio, cap: ratio, of_samples=True),
 }
 
 

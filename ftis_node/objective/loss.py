@@ -74,7 +74,7 @@ def values(
     samples: Samples,
     kept: Tensor,
     token_weights: Tensor,
-    factor: Tensor,
+    trusted: Tensor,
     sizes: Tensor,
     importance: Importance,
     clip: Clip,
@@ -82,7 +82,7 @@ def values(
 ) -> Tensor:
     """weight · 1/ℓ_i Σ_t w_t · min(R Â, clip(R) Â): kept bool `[N]`, token_weights `[T]`, sizes ℓ `[N]` → `[N]`.
 
-    factor `[C]` is what the corrections leave of a chunk; token_weights has it already.
+    trusted `[C]` is the weight of a chunk's sample by `foreign.trust`; token_weights has it already.
 
     R is π_new / π_start and w_t the detached weight. Where the gradient goes through the ratio (`vanilla`), R is ρ =
     π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ). With several inner steps we read
@@ -99,13 +99,13 @@ def values(
     # backward, and one alien sample would spoil the gradient of all.
     live, owner = (kept & (gain != 0))[samples.owner] & samples.counted, samples.owner
     if ratio != "token":
-        outer = samples.by_token(factor) if importance.through_ratio else token_weights
+        outer = samples.by_token(trusted) if importance.through_ratio else token_weights
         return samples.weights * _by_sample(samples, live, outer, importance, clip, ratio) / sizes
     new, base, outer = samples.new, samples.start, token_weights
     if importance.through_ratio:
         new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
         live, owner, base = samples.of_chunks(live), samples.of_chunks(owner), samples.generator
-        outer = factor
+        outer = trusted
     new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
     term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], clip)
     return samples.weights * segment_sum(term, owner, samples.lengths.numel()) / sizes

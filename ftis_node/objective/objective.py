@@ -14,9 +14,9 @@ from torch import Tensor
 from ftis_node.methods import METHODS, choices
 from ftis_node.objective.advantages import group_advantages
 from ftis_node.objective.aggregation import AGGREGATIONS
-from ftis_node.objective.correction import MASKS, sample_log_ratio, trust
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
 from ftis_node.objective.filter import kept_by_filter
+from ftis_node.objective.foreign import trust
 from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
@@ -33,7 +33,7 @@ class Objective:
     advantage      `mean_std`, `mean` or `maxrl`                      see `advantages`
     divergence     `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
     reduction      `mean`, `sum` or `max` of the divergence over a sample's tokens
-    importance     `none`, `vanilla`, `truncated` or `sequence`       see `importance`
+    importance     `none`, `vanilla` or `truncated`                   see `importance`
     truncation     C, in force with `truncated` only
     threshold      g: drop a sample when Â ≤ 0 and D ≥ g; None is no filter
     gate           quantile of the own successes' mean log-prob, 0 the minimum, that a foreign sample must reach; None
@@ -41,9 +41,7 @@ class Objective:
     epsilon        ε of the clip; 0.2 is second-hand, the paper gives none; None is no clip below 1
     epsilon_high   ε above 1; None: the same as `epsilon`
     ratio          `token`, `sequence` or `detached`                  see `loss.values`
-    mask           `none`, `token`, `sequence`, `geometric` or `binary_tv`, see `correction`
-    mask_low, mask_high   its bounds
-    trust          `none`, `graft` or `hacpo`: how foreign samples weigh  see `correction`
+    trust          `none`, `graft` or `hacpo`: how foreign samples weigh  see `foreign`
     floor          δ of `trust`
     imitation      λ of SGT: of a foreign group one right sample counts, with Â = λ not divided by G; None: all do, by Â
     aggregation    `sample`, `token` or `fixed`                       see `aggregation`
@@ -67,9 +65,6 @@ class Objective:
     epsilon: float | None = 0.2
     epsilon_high: float | None = None
     ratio: choices.Ratio = "token"
-    mask: choices.Mask = "none"
-    mask_low: float = 0.0
-    mask_high: float = 3.0
     trust: choices.Trust = "none"
     floor: float = 0.8
     imitation: float | None = None
@@ -156,15 +151,12 @@ class Objective:
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
                 kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
-            factor = MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
-            factor = factor * trust(samples, likelihood, self.trust, self.floor)[owner]
-            weighed = sample_log_ratio(samples, log_ratio)[owner]
-            ratio = (weighed if importance.of_samples else log_ratio).exp()
-            token_weights = samples.by_token(importance.weigh(ratio, self.truncation) * factor)
+            trusted = trust(samples, likelihood, self.trust, self.floor)[owner]
+            token_weights = samples.by_token(importance.weigh(log_ratio.exp(), self.truncation) * trusted)
             gain = samples.advantages.abs() * samples.weights
             mass = gain * samples.sum_counted(token_weights)
         return Terms(
-            value=values(samples, kept, token_weights, factor, sizes, importance, clip, self.ratio),
+            value=values(samples, kept, token_weights, trusted, sizes, importance, clip, self.ratio),
             kept=kept,
             divergence=divergence,
             likelihood=likelihood,

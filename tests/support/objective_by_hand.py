@@ -36,7 +36,6 @@ RULES = {
     "f-nois": Rule("R", g=50.0),
     "f-vis": Rule("ρ", g=50.0),
     "ftis": Rule("R", truncate=True, g=50.0),
-    "opsm": Rule("ρ", g=0.5, kl="k1"),
     "gated": Rule("R", gate=True),
     "ftis-author": Rule("R", truncate=True, g=50.0, std=False, count_end=False, count_dropped=False),
 }

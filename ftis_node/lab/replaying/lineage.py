@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ftis_node.config.settings import Settings, recorded
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, raise_all
+from ftis_node.methods.removed import refusals
 from ftis_node.store.checkpoints import labelled
 
 EVENTS = ("started", "changed", "resumed", "restored", "step")
@@ -43,7 +44,10 @@ class Start(_Line):
     @field_validator("settings", mode="before")
     @classmethod
     def _known(cls, settings: Any) -> Any:
-        return recorded(settings) if isinstance(settings, dict) else settings
+        if not isinstance(settings, dict):
+            return settings
+        raise_all(refusals(settings, "recorded in metrics.jsonl"))
+        return recorded(settings)
 
     @property
     def label(self) -> str:
