@@ -104,5 +104,11 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 def called(who: str, names: Mapping[str, str]) -> str:
     """`NAME (ID)`, or the peer id alone, also where the name could pass for another's id."""
+    name = name_of(who, names)
+    return f"{name} ({who})" if name else who
+
+
+def name_of(who: str, names: Mapping[str, str]) -> str:
+    """What a peer calls itself; empty where it has no name, or one that could pass for another's id."""
     name = names.get(who, "")
-    return f"{name} ({who})" if name and not _LIKE_AN_ID.search(unicodedata.normalize("NFKC", name)) else who
+    return "" if _LIKE_AN_ID.search(unicodedata.normalize("NFKC", name)) else name

@@ -142,7 +142,7 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(
 
 def test_row_45_the_views_show_it(tmp_path: Path) -> None:
     status = read(STATUS, Status)
-    one = node_view(status, read(PEERS, Peers).peers, [HOSTILE], HOSTILE)
+    one = node_view(status, read(PEERS, Peers), [HOSTILE], HOSTILE)
     for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ftis_node.cli.local import HINT
-from ftis_node.observe.answers import PeerRow, read
+from ftis_node.observe.answers import Peers, read
 from ftis_node.observe.live import node_view
 from tests.support.statuses import TRAINING, answered, peer
 
@@ -18,13 +18,16 @@ STATUS: dict[str, Any] = TRAINING | {
     "curve": [[step, step / 100] for step in range(90)],
 }
 PEERS = [peer(id=f"{number:08d}", used=number) for number in range(12)]
+NAMES = {"00000011": "Nadia of the far hills", "00000010": "12D3KooW"}
 LINES = [f"2026-11-22 12:00:0{number},000 INFO line {number} " + "x" * 90 for number in range(6)]
 
 
 def seen(height: int, width: int = 80, *, whole: bool = False, **changed: Any) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(node_view(answered(**STATUS | changed), read(PEERS, list[PeerRow]), LINES, HINT, whole=whole))
+    console.print(
+        node_view(answered(**STATUS | changed), read({"peers": PEERS, "names": NAMES}, Peers), LINES, HINT, whole=whole)
+    )
     return file.getvalue().splitlines()
 
 
@@ -37,13 +40,15 @@ def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height: int) -> None
 
 def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
     text = "\n".join(seen(24))
-    for there in ("out of memory", "groups", "traffic", "00000011", "line 5"):
+    for there in ("out of memory", "groups", "traffic", "Nadia of the fa…", "line 5"):
         assert there in text, text
+    assert "each; the last:" in text
+    assert sum("▄" in line or "█" in line for line in text.splitlines()) == 1, "a curve is one line"
 
 
 def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_once() -> None:
     for text in ("\n".join(seen(60)), "\n".join(seen(24, whole=True))):
-        assert all(f"line {number}" in text for number in range(6)) and "and 4 more" in text
+        assert all(f"line {number}" in text for number in range(6)) and "and 4 more" in text and "…00000010" in text
 
 
 @pytest.mark.parametrize(

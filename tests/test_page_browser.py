@@ -51,7 +51,11 @@ def status() -> dict[str, Any]:
 async def all_peers() -> dict[str, Any]:
     words = ["established", "newcomer", "doubted: its claims look too low", f"banned as an author: {EVIL}"]
     peers = [peer(number, words[number % 4]) for number in range(20)]
-    return {"peers": peers, "left_out": [{"id": PEERS[5], "reason": EVIL + LONG}]}
+    return {
+        "peers": peers,
+        "left_out": [{"id": PEERS[5], "reason": EVIL + LONG}],
+        "names": {PEERS[1]: EVIL[:37], PEERS[2]: LONG},
+    }
 
 
 async def completions() -> dict[str, Any]:

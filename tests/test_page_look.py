@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 TOKEN = "t" * 43
 CROWD = 45
 PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3, used=number) for number in range(12)]
+NAMES = {PEERS[0]["id"]: "Nadia of the hills", PEERS[1]["id"]: "12D3KooW", PEERS[2]["id"]: "W" * 30}
 STRANGERS = [{"id": f"12D3KooA{number:044d}", "reason": "it sent what it had not made"} for number in range(200)]
 SAMPLE = {"text": "<think>3+4</think><answer>7</answer>", "reward": 1.0, "tokens": 9, "finished": True}
 GROUP = {"step": 3, "author": None, "question": "3+4", "answer": "7", "completions": 4 * [SAMPLE]}
@@ -61,6 +62,9 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
     """What the node answers after so many steps."""
     if steps:
         write_steps(tmp_path / "metrics.jsonl", steps, alone=alone)
+    if steps == STEPS[3]:  # of this one the oldest part is gone
+        log = tmp_path / "metrics.jsonl"
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[400:]))
     curves = History(tmp_path / "metrics.jsonl")
     curves.follow()
     groups = [GROUP, *([] if alone else [GROUP | {"author": PEERS[0]["id"]}])] if steps else []
@@ -69,13 +73,13 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
         told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
     return {
         "status": told,
-        "peers": NOBODY if alone else {"peers": PEERS, "left_out": STRANGERS},
+        "peers": NOBODY if alone else {"peers": PEERS, "left_out": STRANGERS, "names": NAMES},
         "history": curves.facts(),
         "completions": {"step": steps, "groups": groups},
     }
 
 
-@pytest.mark.parametrize(("steps", "alone"), [(steps, steps in (STEPS[1], STEPS[3])) for steps in STEPS])
+@pytest.mark.parametrize(("steps", "alone"), [(steps, steps in (STEPS[1],)) for steps in STEPS])
 async def test_every_page_is_whole_after(
     tmp_path: Path, browser: Browser, swarm: WatchedSimulation, steps: int, alone: bool
 ) -> None:

@@ -223,7 +223,7 @@ async def _watched(node: Node, tail: Tail) -> int:
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        peers = read(node.peers(), Peers).peers
+        peers = read(node.peers(), Peers)
         return node_view(node.status(), peers, list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())

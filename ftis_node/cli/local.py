@@ -191,7 +191,7 @@ def top(
 
     def look() -> RenderableType:
         status = ask_daemon(home, "/status", Status)
-        peers = ask_daemon(home, "/peers", Peers).peers
+        peers = ask_daemon(home, "/peers", Peers)
         return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT, whole=once)
 
     terminal = console()

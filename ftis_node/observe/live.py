@@ -8,10 +8,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ftis_node.observe.answers import CheckpointStatus, PeerRow, Status
+from ftis_node.observe.answers import CheckpointStatus, Peers, Status
 from ftis_node.observe.terminal import words
 from ftis_node.step_report import GpuFigures
-from ftis_node.text import counted, duration, number, rounded
+from ftis_node.text import counted, duration, name_of, number, rounded
 
 _COLOURS = {
     **dict.fromkeys(("ONLINE", "RELAYED", "OUTBOUND-ONLY"), "green"),
@@ -20,6 +20,9 @@ _COLOURS = {
 }
 _SPARKS = "▁▂▃▄▅▆▇█"
 PEERS_SHOWN = 8
+WITHIN = 69  # bars of a curve that fit beside its name into a frame of 80 columns
+NAME = 16  # columns of a peer's name
+NOBODY = Peers([])
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ _CUTS = (
 
 
 def node_view(
-    status: Status, peers: Sequence[PeerRow] = (), lines: Sequence[str] = (), hint: str = "", *, whole: bool = True
+    status: Status, peers: Peers = NOBODY, lines: Sequence[str] = (), hint: str = "", *, whole: bool = True
 ) -> RenderableType:
     """A node at a glance; fits 80 columns.
 
     Args:
-        status: `/status` of its API. peers: `/peers`, those that gave most first.
+        status: `/status` of its API. peers: `/peers`.
         lines: of the log, the latest last.
         hint: what the keys do.
         whole: otherwise what does not fit into the terminal's height is left out, the least important first.
@@ -65,7 +68,7 @@ class _View:
     """The view in the height that there is."""
 
     status: Status
-    peers: Sequence[PeerRow]
+    peers: Peers
     lines: Sequence[str]
     hint: str
 
@@ -84,8 +87,8 @@ class _View:
         if status.step is not None and cut.figures:
             parts.append([_figures(status)])
         if cut.curve and status.curve:
-            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve]), "green")])
-        if self.peers and cut.peers:
+            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve], WITHIN), "green")])
+        if self.peers.peers and cut.peers:
             parts.append([_peers(self.peers, cut.peers)])
         if self.lines and cut.lines:
             parts.append([words(line, "dim", whole=False) for line in self.lines[-cut.lines :]])
@@ -135,7 +138,7 @@ def _figures(status: Status) -> Table:
     seconds = status.last_step.seconds if status.last_step is not None else {}
     split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
     split += [f"device idle {number(status.idle_share, '.0%')}"] if seconds else []
-    told = f" ({', '.join(split)})" if split else ""
+    told = f"; the last: {', '.join(split)}" if split else ""
     share = number(status.foreign_weight_share, ".0%")
     megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
     rows = [
@@ -159,15 +162,18 @@ def _figures(status: Status) -> Table:
     return table
 
 
-def _peers(peers: Sequence[PeerRow], most: int) -> Table:
+def _peers(known: Peers, most: int) -> Table:
+    peers = known.peers
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("peer", no_wrap=True)
+    table.add_column("peer", no_wrap=True, max_width=NAME, overflow="ellipsis")
     for column in ("used", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer.used)[:most]:
         traffic = (number(peer.bytes_in, ".2f", 1e-6), number(peer.bytes_out, ".2f", 1e-6))
-        table.add_row(*map(words, (f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing)))
+        table.add_row(
+            *map(words, (name_of(peer.id, known.names) or f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing))
+        )
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))
     return table

@@ -52,6 +52,10 @@ for (const figure of all("figure.chart").filter((one) => one.querySelector(".plo
   const ends = all(".grid, .base", figure).map((line) => Number(line.getAttribute("y1")));
   const [top, base] = [Math.min(...ends), Math.max(...ends)];
   const paths = all(".plot path.line, .plot path.area", figure).map((path) => path.getAttribute("d"));
+  for (const peak of all(".peak", figure)) {
+    const at = `${(parseFloat(peak.getAttribute("d").slice(1)) + 4).toFixed(1)} 10.0`;
+    if (!paths.some((d) => d.includes(at))) faults.push(`${title(figure)}: a peak that is drawn whole is called cut off`);
+  }
   const end = figure.querySelector(".base").getAttribute("x2") - 1; // the present is never cut off
   const heights = paths.flatMap((d) => [...d.matchAll(/[ML]([-\d.]+) ([-\d.]+)/g)].filter(([, x]) => x < end).map(([, , y]) => base - y)).sort((one, other) => one - other);
   if (heights.length > 9 && heights.at(-1) > (base - top) / 2 && heights[Math.floor(0.94 * heights.length)] < (base - top) / 10) faults.push(`${title(figure)}: all but a few values lie flat`);
@@ -86,11 +90,22 @@ if (document.querySelector("#history")) {
   note(evaluations);
   const { step, foreign_weight_share: share, worker_memory_bytes: memory } = await answer("/api/status");
   const tile = all(".tile").find((one) => one.innerText.startsWith("Others' loss share"));
-  for (const { id } of (await answer("/api/peers")).peers ?? []) if (!all("#peers code").some((code) => code.title === id)) faults.push(`${id} is not among the peers`);
+  const { peers = [], names = {} } = await answer("/api/peers");
+  for (const { id } of peers) if (!all("#peers code").some((code) => code.title === id)) faults.push(`${id} is not among the peers`);
+  for (const [id, name] of Object.entries(names)) {
+    const told = all("#peers code").find((code) => code.title === id)?.innerText;
+    if (told !== (/12D3|\S{40}/.test(name) ? `…${id.slice(-8)}` : name)) faults.push(`${name} is called ${told}`);
+  }
   if (all("#peers .badge").filter((badge) => badge.innerText.includes("left out")).length > 9) faults.push("a crowd that was left out fills the table");
   const several = all("#peers tr").find((row) => row.innerText.startsWith("others"));
   if (several?.innerText.includes("not here now")) faults.push("all who are counted together are not here");
   if (memory && !all("#network div").some((row) => row.innerText.startsWith("Memory") && row.innerText.includes("compute"))) faults.push("the memory of the compute process is not told");
+  const figures = (within) => all("b, strong", within).map(({ innerText }) => parseFloat(innerText) / (innerText.includes("ms") ? 1000 : 1));
+  const lasts = all(".tile").find((one) => one.innerText.startsWith("A step takes"));
+  const parts = figures(document.querySelector("figure[data-keys^=generate] .legend")).reduce((sum, part) => sum + part, 0);
+  if (step && Math.abs(figures(lasts)[0] - parts) > 0.15) faults.push(`${lasts.innerText}, and its parts ${parts}`);
+  if (steps.step?.[0] > 300 && !document.querySelector("#joined").innerText.includes("is gone")) faults.push("a curve begins late and does not say so");
+  if (steps.step?.length > 100 && !document.querySelector("figure[data-keys^=own_reward] .line.raw")) faults.push("no line of means runs through many points");
   if (step && Math.abs(parseFloat(tile.querySelector("strong").innerText) - 100 * share) > 2) faults.push(`${tile.innerText} is ${share} in a terminal`);
 }
 for (const figure of all("figure.chart")) {

@@ -15,6 +15,7 @@ Sizes: TypeAlias = list[tuple[int, bool]]
 SIZES: Sizes = [(width, dark) for width in (1280, 360) for dark in (False, True)]
 STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
+PEAKS = {5.0: 600.0, 2.0: 17.0, 3.0: 19.0}  # seconds of a step, by the tenth of all steps; the last two fit an axis
 BEGAN = 1_760_000_000.0  # unix seconds
 MINUTE, NIGHT = 60.0, 8 * 3600.0
 POLL = 6.0  # seconds in which a page asks again
@@ -58,7 +59,7 @@ def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
             if not alone:
                 others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
             others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
-            others["seconds"] = {"wait": 1.0, "train": 2.0, "total": 600.0 if number == steps // 2 else 6.0}
+            others["seconds"] = {"wait": 1.0, "train": 2.0, "total": PEAKS.get(10 * number / steps, 6.0)}
             facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
             foreign = facts["diagnostics"]["foreign"] | {"excess": 2.0 - 4.0 * swing}  # over its 100 tokens
             facts["diagnostics"]["foreign"] = {} if alone else foreign

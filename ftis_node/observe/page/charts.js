@@ -7,6 +7,23 @@ const BOTTOM = 38;
 const RIGHT = 14;
 const NEARLY_ALL = 0.95; // of the points, from whose highest
 const RARE = 3; // times as high ones are peaks
+const MANY = 100; // points, above which a line of means runs through a curve, and areas have no outlines
+const PART = 1 / 30; // of a curve, over which such a mean is taken
+
+/** The mean of those values that are known, or null. */
+function mean(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}
+
+/** The mean of the last so many values. */
+export const recent = (values, count) => mean((values ?? []).slice(-count));
+
+/** At each point that has a value the mean of those around it. */
+function through(values) {
+  const half = Math.ceil((values.length * PART) / 2);
+  return values.map((value, index) => (value === null || value === undefined ? null : mean(values.slice(Math.max(0, index - half), index + half + 1))));
+}
 
 /** Ticks at 1, 2, 2.5 or 5 times a power of ten, from `low` to at least `high`. */
 export function ticks(low, high, about, whole = false) {
@@ -97,10 +114,16 @@ export class Chart {
     this.draw();
   }
 
-  /** `columns`: name → values, one of which is `step`. */
-  update(columns) {
+  /** `columns`: name → values, one of which is `step`. A name stands beside the mean of its last `points` values. */
+  update(columns, points = 1) {
     this.data = columns;
+    this.points = points;
     this.draw();
+  }
+
+  /** The value that stands beside a series' name. */
+  now({ key }) {
+    return recent(this.data[key], this.points);
   }
 
   known() {
@@ -120,11 +143,11 @@ export class Chart {
     const last = this.data.step.length - 1;
     this.edge = this.edges();
     this.seek();
-    show(this.legend, spec.series.map((one) => this.entry(one, this.data[one.key]?.[last])), this.told());
-    const told = spec.series.map((one) => `${one.name} ${this.text(one, this.data[one.key]?.[last])}`).join(", ");
     this.along = spec.along ?? STEPS;
-    this.plot.setAttribute("aria-label", `${spec.title}; ${this.along.long(this.data.step[last])}: ${told}`);
     if (this.width) this.paint();
+    show(this.legend, spec.series.map((one) => this.entry(one, this.now(one))), this.told());
+    const told = spec.series.map((one) => `${one.name} ${this.text(one, this.now(one))}`).join(", ");
+    this.plot.setAttribute("aria-label", `${spec.title}; ${this.along.long(this.data.step[last])}: ${told}`);
   }
 
   text(series, value) {
@@ -184,6 +207,7 @@ export class Chart {
     // What hardly goes beyond its natural end needs no axis that does.
     const marks = high > (spec.ceiling ?? high) ? found.filter((mark) => mark <= high) : found;
     const top = Math.max(high, marks.at(-1));
+    this.peaks = this.peaks.filter(({ value }) => value > top); // the axis has room for the others
     const digits = decimals(marks);
     const labels = marks.map((value) => (spec.axis ? spec.axis(value, digits) : spec.format(value)));
     const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
@@ -210,11 +234,13 @@ export class Chart {
     const name = svg("text", { class: "tick name", x: left + inner / 2, y: this.height - 2, "text-anchor": "middle" }, along.name);
 
     const drawn = [];
+    const many = data.step.length > MANY;
     if (band.length) drawn.push(svg("path", { class: "band own", d: this.area(band[0], band[1]) }));
     edges.forEach(({ low: under, high: over }, index) => {
       const { tone } = spec.series[index];
-      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }), ...(over.length > 1 ? [] : this.dots(over, tone)));
-      else drawn.push(svg("path", { class: `line ${tone}`, d: this.line(over) }), ...this.dots(over, tone));
+      if (under) drawn.push(svg("path", { class: `area ${many ? "bare " : ""}${tone}`, d: this.area(under, over) }), ...(over.length > 1 ? [] : this.dots(over, tone)));
+      else if (many && !spec.dots) drawn.unshift(svg("path", { class: `line raw ${tone}`, d: this.line(over) }));
+      if (!under) drawn.push(svg("path", { class: `line ${tone}`, d: this.line(many && !spec.dots ? through(over) : over) }), ...this.dots(over, tone));
     });
     for (const { index } of this.peaks) drawn.push(svg("path", { class: "peak", d: `M${(this.x(data.step[index]) - 4).toFixed(1)} ${TOP}h8l-4 -7Z` }));
     this.cursor = svg("g", { class: "cursor" });

@@ -69,3 +69,16 @@ export function lasting(value) {
 
 /** The end of a peer id tells them apart: all begin alike. */
 export const short = (id) => (id.length > 12 ? `…${id.slice(-8)}` : id);
+
+const LIKE_AN_ID = /12D3|\bQm\w{8}|\S{40}/;
+
+/** What a peer calls itself; the end of its id where it has no name, or one that could pass for another's id. */
+export function called(id, names) {
+  const name = (names?.[id] ?? "").normalize("NFKC").trim();
+  return name && !LIKE_AN_ID.test(name) ? name : short(id);
+}
+
+/** A peer as a person knows it, with its whole id on demand. */
+export const who = (id, names) => el("code", { title: id, class: called(id, names) === short(id) ? null : "named", dir: "auto" }, called(id, names));
+
+export const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

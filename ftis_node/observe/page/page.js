@@ -1,9 +1,10 @@
 // The page: asks the node every two seconds and shows what it says.
 
-import { Chart, TIME } from "./charts.js";
-import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
+import { Chart, TIME, recent } from "./charts.js";
+import { bytes, el, find, lasting, number, percent, plain, seconds, short, show, who } from "./dom.js";
 import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
+const RECENT = 20; // steps, of which the numbers beside the names are means
 const SURE_SECONDS = 2; // an estimate from less says little
 const POLL = 2000;
 const PATIENCE = 8000;
@@ -34,9 +35,9 @@ const CHARTS = [
     title: "What became of others' samples", note: "Importance: mean of min(ρ, 2). Filtered: of their samples with Â ≤ 0. Loss share: of Σ |Â|·w·tokens.", floor: 0, ceiling: 1, format: two,
     empty: "Importance weights, filter and weight in the loss appear here once groups of others are trained on.",
     series: [
+      { key: "foreign_share", name: "loss share", tone: "own", format: percent },
       { key: "importance", name: "importance", tone: "third" },
       { key: "filtered", name: "filtered", tone: "foreign", format: percent },
-      { key: "foreign_share", name: "loss share", tone: "own", format: percent },
     ],
   },
   {
@@ -102,7 +103,7 @@ async function poll() {
   if (history) showHistory();
   if (status || history) showTiles(latest.status);
   if (status || peers || history) showPeers();
-  if (completions) showTexts();
+  if (completions || peers) showTexts();
 }
 
 /** One round after another, never two at once. */
@@ -180,18 +181,24 @@ function showTiles(status) {
   const sign = gained < 0 ? "−" : "+";
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
+  const columns = latest.history.steps ?? {};
+  const lasts = ["generate", "wait", "train"].reduce((sum, part) => sum + recent(columns[part], newest()), 0);
+  const steps = Math.min(status.step, newest() * (latest.history.joined ?? 1));
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}${several}` : begun ? "none used yet" : JOINED],
-    ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens"],
+    ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens, over this training"],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent, since this start`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
-    ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
+    ["A step takes", lasts ? seconds(lasts) : "–", lasts ? `mean of the last ${number(steps)} step${steps === 1 ? "" : "s"}` : "appears with the first step"],
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
 }
+
+/** How many points of the curves are the last `RECENT` steps, at least. */
+const newest = () => Math.ceil(RECENT / (latest.history.joined ?? 1));
 
 /** The part of the loss that own samples had in the whole training; null before there is one. */
 const ownShare = () => (latest.status.step ? 1 - latest.status.foreign_weight_share : null);
@@ -231,7 +238,7 @@ function showNetwork(status) {
     ["Packets refused", counts(status.refused_packets)],
     ["Own groups refused", number(status.own_groups_refused)],
     ["Announcements", counts(status.announcements)],
-    ["Others' groups", status.pool ? counts(status.pool) : "–"],
+    ["Others' groups now", status.pool ? counts(status.pool) : "–"],
     ["Clock", clockBeside(status.network?.clock)],
     ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
@@ -243,9 +250,13 @@ function showNetwork(status) {
 }
 
 function showHistory() {
-  for (const { of, chart } of CHARTS) chart.update(latest.history[of]);
-  const joined = latest.history.joined > 1 ? ` A point is the mean of ${latest.history.joined} steps.` : "";
-  find("joined").textContent = `By step.${joined} Point at a curve, or focus it and use the arrow keys, to read values.`;
+  const { steps = {}, joined = 1 } = latest.history;
+  for (const { of, chart } of CHARTS) chart.update(latest.history[of], of === "steps" ? newest() : 1);
+  const means = ` A number beside a name is the mean of the last ${newest() * joined} steps.`;
+  const points = joined > 1 ? ` A point is the mean of ${joined} steps; where there are many, a line runs through them.` : "";
+  const before = (steps.step?.[0] ?? 0) - joined;
+  const cut = before > 0 ? ` The log of the steps up to ${number(before)} is gone, for it outgrew its part of the disk.` : "";
+  find("joined").textContent = `By step.${points}${means}${cut} Point at a curve, or focus it and use the arrow keys, to read values.`;
 }
 
 function showPeers() {
@@ -275,7 +286,7 @@ function together(completions) {
 }
 
 function groupCard(group) {
-  const by = group.author === null ? "this node" : el("code", { title: group.author }, short(group.author));
+  const by = group.author === null ? "this node" : who(group.author, latest.peers.names);
   const right = group.completions.filter(({ reward }) => reward >= 1).length;
   const sample = ({ text, reward, tokens, finished, columns, times }) =>
     el("li", { class: reward >= 1 ? "right" : "wrong" },

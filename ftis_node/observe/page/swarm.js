@@ -1,9 +1,10 @@
 // The swarm as a picture, and its table: this node and whom it learns from.
 
-import { bytes, el, number, percent, short, svg } from "./dom.js";
+import { bytes, called, clipped, el, number, percent, short, svg, who } from "./dom.js";
 
 export const OTHERS = "others";
 const MOST = 10; // peers in the picture
+const NAME = 12; // letters of a name there
 const ROWS = 100; // and in the table
 const STRANGERS = 8; // that were left out and never used, of those: identities are free, and there may be a thousand
 
@@ -26,6 +27,7 @@ const after = (words) => words.slice(words.indexOf(":") + 1).trim() || words;
 
 /** Everybody there is something to tell of: peers, those left out, and authors who are not here any more. */
 export function everybody(report, status, teachers) {
+  const names = report.names ?? {};
   const used = status.foreign_groups_used ?? {};
   const known = new Map((report.peers ?? []).map((peer) => [peer.id, { ...peer }]));
   for (const { id, reason } of report.left_out ?? []) known.set(id, { ...(known.get(id) ?? { id }), left_out: reason });
@@ -34,6 +36,8 @@ export function everybody(report, status, teachers) {
   const theirs = Object.entries(teachers ?? {}).reduce((sum, [name, book]) => sum + (name === "own" ? 0 : book.loss_weight ?? 0), 0);
   const part = status.foreign_weight_share ?? null;
   for (const peer of known.values()) {
+    peer.called = called(peer.id, names);
+    peer.who = () => who(peer.id, names);
     peer.used = used[peer.id] ?? peer.used ?? 0;
     peer.share = theirs && part !== null && teachers[peer.id] ? (part * teachers[peer.id].loss_weight) / theirs : null;
     peer.dropped = teachers?.[peer.id]?.negatives ? teachers[peer.id].filtered / teachers[peer.id].negatives : null;
@@ -54,7 +58,7 @@ export function peersTable(peers, own) {
     if (bar) bar.style.width = `${Math.round(60 * peer.share)}px`;
     const share = el("span", { class: "bar" }, bar, el("span", null, percent(peer.share)));
     const cells = [
-      el("div", null, el("code", { title: peer.id }, short(peer.id)), peer.agent ? el("small", null, peer.agent) : null),
+      el("div", null, peer.who(), el("small", null, [peer.called === short(peer.id) ? null : short(peer.id), peer.agent].filter(Boolean).join(" · "))),
       el("div", null, el("span", { class: `badge ${thought.tone}` }, `${thought.mark} ${thought.word}`), el("small", null, thought.reason)),
       number(peer.accepted),
       number(peer.used),
@@ -98,10 +102,10 @@ export function swarmPicture(peers, name) {
     const ly = anchor === "middle" ? y + (Math.sin(angle) > 0 ? 31 : -34) : y - 3;
     nodes.push(
       svg("g", null,
-        svg("title", null, `${peer.id}: ${thought.word}, ${number(peer.used)} groups used. ${thought.reason}`),
+        svg("title", null, `${peer.called} (${peer.id}): ${thought.word}, ${number(peer.used)} groups used. ${thought.reason}`),
         svg("circle", { class: `peer ${thought.tone}`, cx: x, cy: y, r: 14 }),
         svg("text", { class: "mark", x, y: y + 4.5, "text-anchor": "middle" }, thought.mark),
-        svg("text", { class: "label", x: lx, y: ly, "text-anchor": anchor }, short(peer.id)),
+        svg("text", { class: "label", x: lx, y: ly, "text-anchor": anchor }, clipped(peer.called, NAME)),
         svg("text", { class: "sub", x: lx, y: ly + 16, "text-anchor": anchor }, `${number(peer.used)} used`),
       ),
     );
@@ -123,7 +127,7 @@ export function swarmPicture(peers, name) {
 export function trafficTable(peers, status) {
   const told = peers.filter((peer) => peer.bytes_in || peer.bytes_out);
   const rows = told.map((peer) =>
-    el("tr", null, el("th", { scope: "row" }, el("code", { title: peer.id }, short(peer.id))),
+    el("tr", null, el("th", { scope: "row" }, peer.who()),
       el("td", { class: "figure" }, bytes(peer.bytes_in)), el("td", { class: "figure" }, bytes(peer.bytes_out)),
       el("td", { class: "figure" }, number(peer.delivered)), el("td", { class: "figure" }, number(peer.fetch_failures))));
   const sum = el("tr", { class: "sum" }, el("th", { scope: "row" }, "All"),

@@ -1,7 +1,7 @@
 // The swarm's page: reads swarm.json, from an observer, a node or a folder of files, and shows it.
 
 import { Chart, TIME, breaks } from "./charts.js";
-import { bytes, el, find, lasting, number, percent, short, show, svg } from "./dom.js";
+import { bytes, clipped, el, find, lasting, number, percent, short, show, svg } from "./dom.js";
 
 const POLL = 5000;
 const PATIENCE = 8000;
@@ -176,7 +176,6 @@ function showGraph(all) {
   show(find("graph"), svg("svg", { class: "swarm graph", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${shown.length} nodes and ${edges.length} arcs; the table says the same in words.` }, ...arcs, ...marks), hidden);
 }
 
-const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 const COLUMNS = [["Node", 0], ["Heard", 0], ["Step", 1], ["Groups", 1], ["Right", 1], ["Version", 0], ["Model", 0], ["pass@1", 1], ["Learned from", 1], ["Sent", 1]];
 const SEEN = 6;
