@@ -1,14 +1,11 @@
 """The swarm's benchmark measures what it says it does, on swarms of three."""
 
 import asyncio
-import contextlib
 import random
 
 import pytest
 
 from ftis_node.errors import FtisError
-from ftis_node.lab.bench.host import BenchNode
-from ftis_node.lab.bench.packets import make_context
 from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.lab.bench.swarm import Plan, all_gather, steady
 from ftis_node.swarm.wire.p2pd import SENT_AHEAD
@@ -42,17 +39,6 @@ async def test_an_even_pace_fills_batches() -> None:
     assert found["groups_per_step"] == pytest.approx(2, abs=0.6) and found["missing_per_step"] < 0.6
     assert found["authors"] == 2 and found["rejections"] == {}
     assert found["bytes_in_per_s"] == pytest.approx(found["bytes_out_per_s"], rel=0.3)
-
-
-async def test_figures_are_told_while_p2pd_is_being_replaced() -> None:
-    setup = {"host": "127.0.0.1", "ports": None, "announce": None, "quic": False, "exchange_peers": 1, "interval": 1.0}
-    async with contextlib.AsyncExitStack() as stack:
-        node = BenchNode(0, 32)
-        await node.start(stack, make_context(node.run), setup)
-        before = node.figures()["p2pd_memory"]
-        node.transport.p2p._child.kill()
-        await node.transport.p2p._child.wait()
-        assert node.figures()["p2pd_memory"] == before > 0
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,14 +53,6 @@ def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int
     assert counts.tolist() == [(places == chunk).sum() for chunk in range(len(common))]
 
 
-@given(cuts())
-def test_the_same_cut_gives_every_token_its_own_claim(cut: tuple[list[int], list[int]]) -> None:
-    pieces, _ = cut
-    chunks, claims, _ = align(pieces, claims_for(pieces), pieces)
-    assert chunks.tolist() == list(range(len(pieces)))
-    assert claims.tolist() == claims_for(pieces).tolist()
-
-
 @given(cuts(), st.integers(0, 60), st.integers(0, 60))
 def test_no_chunk_is_after_the_last_end(cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int) -> None:
     pieces, tokens = cut[0][:pieces_left], cut[1][:tokens_left]
@@ -71,16 +62,3 @@ def test_no_chunk_is_after_the_last_end(cut: tuple[list[int], list[int]], pieces
     assert sum(tokens[: len(chunks)]) == (common[-1] if common else 0)
     covered = np.cumsum(pieces) <= (common[-1] if common else 0)
     assert claims.sum() == claims_for(pieces)[covered].sum()
-
-
-def test_an_example_by_hand() -> None:
-    # a|nswer|ing|!! against ans|wer|ing!|!
-    chunks, claims, counts = align([1, 5, 3, 2], [-1.0, -2.0, -4.0, -8.0], [3, 3, 4, 1])
-    assert chunks.tolist() == [0, 0, 1, 1]
-    assert claims.tolist() == [-3.0, -12.0] and counts.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize(("pieces", "tokens"), [([], []), ([], [1]), ([1], []), ([2], [1]), ([1], [2])])
-def test_without_a_common_end_there_is_no_chunk(pieces: list[int], tokens: list[int]) -> None:
-    chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
-    assert not len(chunks) and not len(claims)

@@ -218,19 +218,6 @@ async def test_a_holder_that_dies_half_way_is_at_fault(apart: Pair, monkeypatch:
     assert came == contents[:1]
 
 
-async def test_a_stream_closed_early_is_the_holders_fault(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = bodies(2)
-    monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3)
-
-    async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
-        await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
-        await P2P.send_protobuf(chunk(contents[0]), writer)
-        writer.close()
-
-    await apart.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
-    await apart.fault(targets(contents), contents[:1])
-
-
 async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = bodies(30, 10)
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)

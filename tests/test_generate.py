@@ -46,25 +46,6 @@ def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-@pytest.mark.parametrize("kind", POLICIES)
-def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kind: str, temperature: float) -> None:
-    policy = POLICIES[kind]
-    sampling = Sampling(max_new_tokens=14, temperature=temperature, eos=tuple(range(1, 6)))
-    groups = generate(policy, PROMPTS, group=3, sampling=sampling, generator=seeded(1))
-    assert len({len(completion) for group in groups for completion in group}) > 3, "rows of many lengths"
-    assert logprob_errors(policy, PROMPTS, groups, temperature).max() < 1e-4
-
-
-def test_lora_layers_take_part_in_sampling() -> None:
-    policy = POLICIES["lora"]
-    sampling = Sampling(max_new_tokens=10, temperature=1.0, eos=(1,), greedy=True)
-    with_layers = generate(policy, PROMPTS, group=1, sampling=sampling)
-    with policy.model.disable_adapter():
-        without = generate(policy, PROMPTS, group=1, sampling=sampling)
-    assert ids_of(with_layers) != ids_of(without)
-
-
 @pytest.mark.parametrize("greedy", [False, True])
 def test_ids_beyond_the_tokenizer_are_never_sampled(greedy: bool) -> None:
     policy = POLICIES["padded"]
@@ -73,30 +54,6 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(greedy: bool) -> None:
     sampling = Sampling(max_new_tokens=12, temperature=1.0, eos=(1,), greedy=greedy)
     groups = generate(policy, PROMPTS, group=8, sampling=sampling, generator=seeded(2))
     assert max(int(c.token_ids.max()) for group in groups for c in group) < policy.vocabulary
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_greedy_ids_are_those_of_transformers(kind: str) -> None:
-    policy = POLICIES[kind]
-    eos = (1, 4, 9)
-    ours = generate(policy, PROMPTS, group=1, sampling=Sampling(16, 0.8, eos, greedy=True))
-    told: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": list(eos), "pad_token_id": 0}
-    told["suppress_tokens"] = list(range(policy.vocabulary, policy.causal_lm.config.vocab_size)) or None
-    for prompt, (completion,) in zip(PROMPTS, ours, strict=True):
-        ids = torch.tensor([prompt])
-        theirs = policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **told)
-        assert completion.token_ids.tolist() == theirs[0, len(prompt) :].tolist()
-
-
-def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
-    policy, rows, temperature = POLICIES["padded"], 20_000, 1.4
-    sampling = Sampling(max_new_tokens=1, temperature=temperature, eos=(1,))
-    groups = generate(policy, [PROMPTS[2]], group=rows, sampling=sampling, generator=seeded(3), batch=rows)
-    counts = np.bincount([int(c.token_ids[0]) for c in groups[0]], minlength=policy.vocabulary)
-    with torch.no_grad():
-        logits = policy.model(input_ids=torch.tensor([PROMPTS[2]])).logits[0, -1, : policy.vocabulary]
-    expected = torch.softmax(logits.double() / temperature, -1).numpy()
-    assert (np.abs(counts - rows * expected) < 4.5 * np.sqrt(rows * expected * (1 - expected)) + 1).all()
 
 
 def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int], cap: int) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ftis_node.config.run import load_run_file, refuse_horizontal
-from ftis_node.draw import draw
 from ftis_node.errors import UsageError
 from ftis_node.node import assembly
 from ftis_node.node.horizontal import HorizontalSource
@@ -68,12 +67,6 @@ def test_all_slots_of_a_horizontal_run_are_common_or_none_are() -> None:
     refuse_horizontal(make_run())
     with pytest.raises(UsageError, match="lock step"):
         refuse_horizontal(make_run(group=6, collaboration="horizontal", parts=3))
-
-
-def test_all_authors_have_the_same_rows_in_an_epoch() -> None:
-    for slot in range(RUN.slots):
-        rows = {CONTEXT.row_of(author, number, slot, 7 * EPOCH + number) for number, author in enumerate(AUTHORS)}
-        assert rows == {draw(RUN.id, b"", 7, slot, CONTEXT.rows)}
 
 
 def test_a_part_has_its_share_of_the_completions_and_no_more() -> None:

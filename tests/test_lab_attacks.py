@@ -144,14 +144,6 @@ def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path) -> 
     assert [step["loss"] for step in without] == [step["loss"] for step in steps]
 
 
-def test_a_trial_of_two_tokenizers_tells_what_its_node_says(tmp_path: Path) -> None:
-    nodes = [{"name": "A", "model": "tiny-numbers"}, {"name": "X", "script": "padding high", "model": "tiny-numbers"}]
-    made = spec(nodes=nodes, run={"group": 4, "any_tokenizer": True}, steps=2, payloads=True)
-    steps = kind(run(made, tmp_path), "step", "A")
-    assert [step["payloads"]["completions"] for step in steps] == [8, 8]
-    assert all(step["payloads"]["tokens"] < 24 and step["foreign"]["chunked"] for step in steps)
-
-
 def attacks(out: Path) -> Path:
     """Two methods under one attack: half of what A says carries its payload with the first, nothing with the second."""
     lab = Laboratory(out, seeds=8)
@@ -171,16 +163,6 @@ def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: P
     assert "| padding copied | −20.0 ± 0.0 | +5.0 ± 0.0 |" in text
     assert "| padding copied | +10.0 ± 0.0 | +10.0 ± 0.0 |" in text
     assert "padding 2.0 ± 0.0" in text and (page.parent / "attacks.png").exists()
-
-
-@pytest.mark.parametrize(("share", "note"), [(0.01, "even better"), (0.03, "there is a difference")])
-def test_of_payloads_less_is_better(tmp_path: Path, share: float, note: str) -> None:
-    lab = Laboratory(tmp_path, seeds=8).cell("unshared", {"A": 0.5}, said={"padding": 0.02, "tokens": 10.0})
-    facts = {"values": {"attack": "padding copied", "method": "gated"}}
-    lab.cell("gated", {"A": 0.5}, said={"padding": share, "tokens": 10.0}, **facts)
-    lab.claim("not worse", "gated", "unshared", measure="payload", margin=0.05)
-    [found] = judge(read_results(lab.write()))
-    assert found.verdict == "reproduced" and any(note in text for text in found.notes)
 
 
 def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path) -> None:

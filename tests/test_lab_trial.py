@@ -1,23 +1,20 @@
 """Trials: the daemon's own code in simulated time, to the same numbers every time."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab import exchange
-from ftis_node.lab.scripts import CLAIMED, RIGHT
 from ftis_node.lab.trial import Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
-from tests.support.lab import SETTINGS, A, B, cut, events, kind, partner, run, spec, timeless
+from tests.support.lab import SETTINGS, A, B, cut, events, kind, run, spec, timeless
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +64,6 @@ def test_a_clock_of_groups_names_trials_as_it_always_did() -> None:
     assert spec(clock={"per": "token"}).facts()["clock"]["per"] == "token"
 
 
-def test_the_same_trial_takes_the_same_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
-    assert timeless(run(spec(), tmp_path)) == timeless(shared)
-    assert kind(timeless(run(spec(seeds=[4]), tmp_path / "other")), "step") != kind(timeless(shared), "step")
-
-
 @pytest.mark.slow
 def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str, Any]], tmp_path: Path) -> None:
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
@@ -118,24 +110,6 @@ def test_a_listener_generates_nothing_and_takes_everything(tmp_path: Path) -> No
     assert kind(found, "step", "A")[-1]["own_groups"] == 2
 
 
-def test_at_a_free_pace_too_the_same_trial_takes_the_same_course(tmp_path: Path) -> None:
-    nodes = [A, B, {"name": "C", "model": "tiny-c"}]
-    free = spec({"pace": "free", "speed": {"B": 3.0}}, nodes=nodes, steps=6)
-    first, second = (run(free, tmp_path / name) for name in ("first", "second"))
-    assert timeless(first) == timeless(second)
-    assert sum(event["foreign_groups"] for event in kind(first, "step")) > 0
-
-
-def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
-    found = run(spec({"pace": "free", "speed": {"B": 0.2}}, steps=40, seconds=60), tmp_path)
-    fast, slow = (kind(found, "step", node) for node in "AB")
-    assert len(fast) >= 3 * len(slow) > 0
-    assert sum(e["foreign_groups"] for e in fast) > 0 and sum(e["foreign_groups"] for e in slow) > 0
-    assert fast[-1]["time"] < 60 + 12 and slow[-1]["time"] < 60 + 60
-    for steps, node in ((fast, "A"), (slow, "B")):
-        assert kind(found, "evaluation", node)[-1]["step"] == steps[-1]["step"], "the end is looked at, whenever it is"
-
-
 def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path: Path) -> None:
     free = {"pace": "free", "speed": {"B": 0.25}}
     found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
@@ -174,17 +148,6 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, scrip
     assert divergence > 10 if script == "random-reasoning" else divergence < 0, "a lie looks near"
 
 
-def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
-    scripted, group = partner("random-reasoning", 256)
-    assert 0.35 < np.mean([reward for *_, reward in group]) < 0.7
-    answer = f"<answer>{scripted.engine.task.train[0].answer}<"
-    for text, completion, _ in group:
-        chance = (RIGHT if answer in text else 0.0) + (1 - RIGHT) / 27
-        assert math.exp(float(completion.logprobs.sum())) == pytest.approx(chance / 19**2, rel=1e-4)
-    _, lies = partner("lying", 256)
-    assert {float(value) for _, claimed, _ in lies for value in claimed.logprobs} == {CLAIMED}
-
-
 def test_what_is_kept_of_a_trial_says_what_it_was(tmp_path: Path) -> None:
     made = spec(nodes=[A], steps=1, keep=True)
     Trial(made, tmp_path, tmp_path / "models").run()
@@ -193,15 +156,6 @@ def test_what_is_kept_of_a_trial_says_what_it_was(tmp_path: Path) -> None:
     latest = Checkpoints(tmp_path / "checkpoints" / "A").latest()
     assert latest is not None and latest[1]["model"] == "tiny-a (full)" and latest[1]["settings"]["batch_groups"] == 4
     assert events(tmp_path)[-1]["event"] == "end" and SETTINGS["batch_groups"] == 4
-
-
-def test_more_nodes_than_a_batch_needs_go_on_to_the_same_numbers_too(tmp_path: Path) -> None:
-    nodes = [A, B, {"name": "C", "model": "tiny-c"}]
-    made = spec({"settings": {"own_share": 0.5}}, nodes=nodes, steps=3)
-    straight = run(made, tmp_path / "straight")
-    assert {(e["own_groups"], e["foreign_groups"]) for e in kind(straight, "step")} == {(2, 2)}, "of four there are"
-    cut(made, tmp_path / "cut", True)
-    assert timeless(run(made, tmp_path / "cut")) == timeless(straight)
 
 
 def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path: Path) -> None:

@@ -34,15 +34,6 @@ def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough() 
     assert terms.loss_weight.tolist() == [2.0, 1.0, 1.0, 3.0, 0.0, 0.0]
 
 
-def test_who_says_nothing_of_owners_has_none_but_own_samples() -> None:
-    assert terms_of("gated", SAMPLES, ADVANTAGES).kept.all()
-    assert terms_of("ftis", SAMPLES, ADVANTAGES, own=OWN).kept.all()
-
-
-def test_a_foreign_advantage_of_zero_is_no_success() -> None:
-    assert terms_of("gated", [[-1.0]], [0.0], own=[False], gate=-5.0).kept.tolist() == [False]
-
-
 def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> None:
     successes = torch.tensor([-1.0, -3.0, -2.0])
     assert GATED.next_gate(None, successes) == -3.0

@@ -14,7 +14,6 @@ from tests.support.objective_batches import graded, packed
 
 EVERY = settings(deadline=None, max_examples=50, derandomize=True)
 log_probs = st.floats(-15, 0)
-rewards_of_a_group = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=12)
 
 
 @st.composite
@@ -47,22 +46,6 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
     }
     tokens = {name: torch.cat([piece[i] for i in order]) for name, piece in pieces.items()}
     return tokens | {name: batch[name][order] for name in ("lengths", "advantages", "ended", "own")}
-
-
-@EVERY
-@given(batches(own=True))
-def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Tensor]) -> None:
-    # A sampled EOS may count or not, so none ended. Terms over the batch's tokens, or of log π, have another scale.
-    batch["ended"] = torch.zeros_like(batch["ended"])
-    results = [
-        graded(objective, batch)
-        for objective in PRESETS.values()
-        if objective.aggregation == "sample" and objective.ratio == "token"
-    ]
-    for terms, gradient in results:
-        assert torch.equal(gradient, results[0][1]) and torch.equal(terms.value, results[0][0].value)
-        assert terms.kept.all() and not terms.clipped.any() and not terms.truncated.any()
-        assert torch.equal(terms.importance, torch.ones_like(terms.importance))
 
 
 @EVERY
@@ -128,30 +111,6 @@ def test_extreme_log_probs_stay_finite(
         assert gradient.isfinite().all()
         for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
             assert getattr(terms, field).isfinite().all(), (preset.name, measure, field)
-
-
-@EVERY
-@given(st.floats(-1e6, -20), st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3), st.sampled_from(["tis", "ftis"]))
-def test_what_the_learner_finds_impossible_contributes_next_to_nothing(d: float, advantage: float, name: str) -> None:
-    # ρ → 0 ends at the clamp: a weight of e^−20, two billionths, and not 0.
-    batch = packed([[d] * 4], [advantage], generator=[[0.0] * 4])
-    terms, gradient = graded(PRESETS[name], batch)
-    kept = name == "tis" or advantage > 0
-    assert terms.kept.item() == kept and (terms.log_ratio == -20).all()
-    assert terms.value.item() == pytest.approx(math.exp(-20) * advantage if kept else 0.0, rel=1e-9)
-    assert gradient.tolist() == pytest.approx([math.exp(-20) * advantage / 4 if kept else 0.0] * 4, rel=1e-9)
-    assert graded(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(advantage)
-
-
-@EVERY
-@given(rewards_of_a_group, st.integers(-8, 8), st.randoms(use_true_random=False))
-def test_neither_a_constant_nor_the_order_changes_advantages(rewards: list[float], constant: int, rng: Any) -> None:
-    objective = PRESETS["ftis"]
-    group = torch.tensor(rewards, dtype=torch.float64)
-    plain = objective.advantages(group)
-    order = rng.sample(range(len(rewards)), len(rewards))
-    assert torch.allclose(objective.advantages(group + constant), plain, atol=1e-12)
-    assert torch.allclose(objective.advantages(group[order]), plain[order], atol=1e-12)
 
 
 def test_nothing_at_all_is_no_error() -> None:

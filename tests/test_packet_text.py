@@ -47,16 +47,6 @@ PLAIN = (completion(b"<think>", b"4", b"</think>"), completion("é".encode()[:1]
 DATA = encode(packet(*PLAIN))
 
 
-def test_a_packet_reads_back_as_it_was_written() -> None:
-    found = decode(DATA)
-    assert isinstance(found, TextPacket)
-    assert (found.finished, found.lengths) == ((True, False, True), (3, 1, 0))
-    assert found.prompt_digest == prompt_digest("2+2=")
-    assert all(same(one, other) for one, other in zip(found.completions(), PLAIN, strict=True))
-    assert [len(one) for one in found.completions()] == [4, 1, 1]
-    assert not found.pieces.flags.writeable and not found.logprobs.flags.writeable
-
-
 def test_the_vector_of_the_specification() -> None:
     """proto/PACKET.md spells these bytes out."""
     small = encode(packet(completion(b"4", b"2")))

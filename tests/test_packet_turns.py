@@ -47,15 +47,6 @@ def same(one: Completion, other: Completion) -> bool:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_packet_reads_back_as_it_was_written() -> None:
-    found = decode(DATA)
-    assert isinstance(found, Packet) and found.given is not None
-    assert (found.lengths, found.totals, found.given.turns.tolist()) == ((5, 4, 11), [8, 4, 12], [1, 0, 1])
-    assert all(same(one, other) for one, other in zip(found.completions(), EPISODES, strict=True))
-    assert [completion.sampled for completion in found.completions()] == [5, 4, 11]
-    assert not any(one.flags.writeable for one in (found.token_ids, found.logprobs, found.given.ids, found.given.runs))
-
-
 def test_the_vector_of_the_specification() -> None:
     small = encode(packet(episode([5, 9], [6, 7], [9]), author=bytes(range(38))))
     assert small.hex() in SPECIFICATION.read_text().replace("\n    ", " ").replace(" ", "")

@@ -62,17 +62,6 @@ def test_a_local_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert resolve(f"./{folder.name}") == str(folder.resolve())
 
 
-@pytest.mark.parametrize(
-    ("typo", "nearest"),
-    [("qwen2.5-3", "qwen2.5-3b"), ("QWEN2.5-codr-7b", "qwen2.5-coder-7b"), ("tiny-d", "tiny-"), ("tinya", "tiny-a")],
-)
-def test_an_unknown_name_is_told_its_nearest_neighbour(typo: str, nearest: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load_policy(settings(typo))
-    assert repr(typo) in caught.value.what
-    assert f"Did you mean '{nearest}" in caught.value.fix
-
-
 @pytest.mark.parametrize("name", ["zzzz", "a/b/c", "/no/such", "./nowhere", "owner/"])
 def test_a_name_like_no_other_is_told_what_names_there_are(name: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -63,11 +63,6 @@ def test_every_field_changes_the_id(name: str) -> None:
     assert Run(**(FIELDS | {name: OTHER[name]})).id != Run(**FIELDS).id
 
 
-def test_a_copy_with_a_change_has_its_own_id() -> None:
-    original = Run(**FIELDS)
-    assert original.id != original.model_copy(update={"group": 4}).id
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [("temperature = 1.0", "temperature = 1"), ("\n", "\r\n")], ids=repr)
 def test_another_spelling_does_not_change_the_id(ours: str, theirs: str) -> None:
     assert parse_run_file(TEXT.replace(ours, theirs)).run.id == Run(**FIELDS).id
@@ -221,11 +216,6 @@ def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
         run.load_run_file(Path("/dev/zero"))
     with pytest.raises(UsageError, match="begins with ftis:"):
         invitation_in("/dev/zero", Home(Path("/nowhere")))
-
-
-def test_a_run_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
-        Run(**FIELDS).group = 4  # type: ignore[misc]
 
 
 BEYOND: list[tuple[str, Any, dict[str, Any]]] = [

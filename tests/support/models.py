@@ -1,7 +1,6 @@
-"""Small random models with real tokenizers."""
+"""Small random models, and where the real data lie."""
 
 import random
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,43 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Tokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ftis_node.tasks.task import REASONING
 from tests.support.tokenizers import CHATML, speaker
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason=f"the GSM8K files are not in {DATA}")
-QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokenizer"
-# The embedding of a real Qwen2.5 has more rows than its tokenizer has words.
-QWEN_ROWS = 151_936
 
 
 def _sizes(hidden: int, layers: int) -> dict[str, Any]:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     return {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, **heads}
-
-
-def random_qwen(path: Path, *, hidden: int, layers: int, seed: int, instruct: bool = False) -> Path:
-    """A random Qwen2 with the real Qwen2.5 tokenizer, that of an instruct model if so, saved as a folder."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(vocab_size=QWEN_ROWS, eos_token_id=151_643, **_sizes(hidden, layers))
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(QWEN_TOKENIZER / name, path / name)
-    if instruct:
-        shutil.copyfile(QWEN_TOKENIZER / "tokenizer_config.instruct.json", path / "tokenizer_config.json")
-    return path
-
-
-def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
-    """A random Llama with the real GPT-2 tokenizer, saved as a folder."""
-    return _llama(path, GPT2Tokenizer.from_pretrained(GPT2_TOKENIZER), hidden, layers, seed)
-
-
-def taught_qwen(path: Path, asked: list[str], *, hidden: int, layers: int, seed: int, instruct: bool = False) -> Path:
-    """A random Qwen2 that was shown the answer format."""
-    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed, instruct=instruct), asked, seed=seed)
 
 
 def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
