@@ -45,6 +45,7 @@ from tests.support.steps import taken_step
         ({"peers": 1, "network_down": DOWN_SECONDS}, State.DEGRADED, "p2pd has not answered for 10 s"),
         ({"peers": 1, "free_bytes": 9, "checkpoint_bytes": 10}, State.DEGRADED, "the next checkpoint takes"),
         ({"peers": 1, "faults": ("a", "CUDA error")}, State.DEGRADED, "failed 2 times .* CUDA error"),
+        ({"peers": 1, "copied": True}, State.DEGRADED, "uses a copy of this home"),
         ({"peers": 1, "stalled": 7201.0}, State.DEGRADED, "owed an answer for 7201 s"),
         ({"peers": 1, "bad_steps": 1}, State.DEGRADED, "latest 1 step had no finite gradient"),
         ({"peers": 1, "idle_steps": IDLE_STEPS}, State.DEGRADED, "changed nothing"),

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from ftis_node.swarm import ftis_pb2, gossip
@@ -60,6 +61,20 @@ def test_in_the_end_everything_arrives_however_much_there_is(announcements: int,
             talker.now += 1.0
     known = {(known.announcement.author, known.announcement.round) for other in others for known in other.gossip.table}
     assert known <= {(known.announcement.author, known.announcement.round) for known in bob.gossip.table}
+
+
+def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody_else_can_show_one(
+    alice: Talker, bob: Talker
+) -> None:
+    mine, theirs, later = made_by(ALICE, 5), made_by(ALICE, 5, packets=1), made_by(ALICE, 6)
+    alice.gossip.announce(mine)
+    for harmless in (mine, made_by(ALICE, 4), msgspec.structs.replace(theirs, signature=mine.signature)):
+        alice.hear([entry(harmless)], BOB.author)
+        assert not alice.gossip.copied
+    for sign in (theirs, later):
+        alice.gossip.copied = False
+        alice.hear([entry(sign)], BOB.author)
+        assert alice.gossip.copied
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -285,7 +285,8 @@ def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Pat
     assert not made.private and made.run_id == RUN.id
     assert "has no members" in refused("members", "--home", home).what
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "sums.jsonl"}))))
-    assert "they also need your file of the task, sums.jsonl" in cli("invite", "--home", str(home), *HERE)[2]
+    told = cli("invite", "--home", str(home), *HERE)[2]
+    assert "they also need your file of the task, sums.jsonl" in told and "--eval-data; else pass@1 differs" in told
 
 
 def names(home: Path, known: dict[Identity, str]) -> None:
@@ -298,7 +299,7 @@ def names(home: Path, known: dict[Identity, str]) -> None:
     Home(home).swarm_history.write_bytes(msgspec.msgpack.encode(book))
 
 
-def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
+def test_members_are_listed_with_who_invited_them(home_of: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
     anns = lasting((FOUNDER, ANN))
     home = home_of(FOUNDER, members=[anns, lasting((FOUNDER, ANN), (ANN, BEN), issued_at=1, expires=2)])
     rows = {row["id"]: row for row in answer("members", "--home", home)["members"]}
@@ -314,7 +315,12 @@ def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
     ambiguous = refused("remove", "Ann", "--home", home)  # Ben is no member any more
     assert "2 members call themselves 'Ann'" in ambiguous.what and FOUNDER.peer_id in ambiguous.fix
     names(home, {ANN: "Ann", EVE: "Eve"})
-    assert answer("remove", "Ann", "--home", home)["removed"] == ANN.peer_id
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda text, **_: asked.append(text))
+    asked: list[str] = []
+    told = printed("remove", "Ann", "--home", home)
+    assert "That is for good" in told and "--model FOLDER" in told
+    assert len(asked) == 1 and f"Ann ({ANN.peer_id}) for good?" in asked[0]
     assert "No member calls itself 'Eve'" in refused("remove", "Eve", "--home", home).what
 
 
@@ -332,6 +338,7 @@ def test_an_order_to_remove_waits_for_the_daemon_and_one_without_effect_is_told_
     assert "has no effect: only the founder and its inviters" in caplog.text and roster.admits(BEN.author)
     assert answer("remove", CARA.peer_id, "--invitations", "--home", home)["removed"] == CARA.peer_id
     assert roster.admits(CARA.author)
+    assert {row["id"]: row["why"] for row in answer("members", "--home", home)["members"]}[CARA.peer_id]
     roster.obey()
     assert not roster.admits(CARA.author) and roster.book.voided > 0
     monkeypatch.setattr(invitations_module, "RECORDS_MAX", 1)
@@ -345,7 +352,8 @@ def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path) -> None:
     inviter = home_of(ANN, own=lasting((FOUNDER, ANN)))
     assert "Only the founder can appoint" in refused("invite", "--may-invite", "--home", inviter, *HERE).what
     assert "Nobody" in refused("remove", "--home", home).what
-    assert "not an Ed25519" in refused("remove", "Ann", "--home", home).what
+    assert "cannot remove" in refused("remove", "nobody", "--home", home).what, "whoever it names, it may not"
+    assert "not an Ed25519" in refused("remove", "Ann", "--home", inviter).what
     founder = home_of(FOUNDER)
     assert "no address" in refused("invite", "--home", founder, "--address", "/ip4/127.0.0.1/tcp/1025").what
     assert "is no time" in refused("invite", "--home", founder, "--expires", "soon", *HERE).what

@@ -82,6 +82,10 @@ _PLACES = {
 }
 
 
+# What people call a command that has another name here.
+_MEANT = {"chat": "ask", "talk": "ask", "generate": "ask", "train": "join", "start": "join", "evaluate": "eval"}
+
+
 @functools.cache
 def _made(name: str) -> Any:
     module, function = _PLACES.get(name, f"{name}.{name}").split(".")
@@ -158,7 +162,10 @@ def main() -> None:
 
 def _refuse_misplaced(words: Sequence[str]) -> None:
     """Refuse an empty word after an option, mostly a variable that is not set (--peers= is on purpose; --home= would be
-    this folder), and an invitation."""
+    this folder), an invitation, and a command that has another name."""
+    meant = _MEANT.get(words[0] if words else "")
+    if meant:
+        raise UsageError(f"There is no command {words[0]!r}.", f"You may mean `ftis-node {meant}`: {_COMMANDS[meant]}")
     for option, value in (*pairwise(words), *((word, "") for word in words if word == "--home=")):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")

@@ -40,7 +40,9 @@ def evaluate(
     base: Annotated[str | None, typer.Argument(metavar="[BASE]", help="With --compare: another than its base.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
     show: Annotated[int | None, typer.Option(min=0, help=f"So many examples; {_SHOWN} with --compare.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A local copy of the questions; all of them are used.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", "--eval-data", help="A local copy of the questions; all of them are used.")
+    ] = None,
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,

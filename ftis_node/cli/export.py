@@ -13,6 +13,8 @@ from msgspec.structs import asdict
 from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
 from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
+from ftis_node.policy.names import source_of
+from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.text import rounded, say
 
@@ -38,21 +40,28 @@ def export(
     The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if to_hub is None and (public or yes):
+        raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
+    if to_hub is not None and not yes and nobody_to_ask():
+        raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
+    place = Path(checkpoint).expanduser()
+    if adapter:  # before anything large is saved or read
+        label = parse_label((newest_facts(place / "checkpoints") or {}).get("model"))
+        if label is not None and label[1] == "full":
+            raise UsageError(f"{place} was trained in full: there is no adapter.", "Leave out --adapter.")
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.export.model import export as write
     from ftis_node.observe.terminal import shown_work
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
-    if to_hub is None and (public or yes):
-        raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
-    if to_hub is not None and not yes and nobody_to_ask():
-        raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
     if not no_save:
-        save_first(Path(checkpoint).expanduser())
+        save_first(place)
     found = find_checkpoint(checkpoint)
     if found is None:
         what = f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export."
+        if not place.exists() and source_of(checkpoint) == checkpoint and checkpoint.count("/") != 1:
+            what = f"There is no checkpoint {checkpoint}, and no such folder."
         raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
     with hold(found) as held:
         # On the CPU, because the GPU is the running node's.

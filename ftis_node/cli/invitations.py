@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,12 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.swarm.certificates import Book, Removal, day, encode
+from ftis_node.swarm.certificates import Book, Removal, day, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
+from ftis_node.swarm.signed import Malformed
 from ftis_node.text import called, say, with_names
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def invite(
         say("note: whoever uses it first becomes a member; send it by a way that only they can read.", error=True)
     if run.task.endswith((".jsonl", ".csv")):
         say(f"note: they also need your file of the task, {run.task}: `join --data FILE`.", error=True)
+        say("note: and your held-out file, if you have named one: with --eval-data; else pass@1 differs.", error=True)
 
 
 def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -111,9 +114,13 @@ def remove(
     place.orders.mkdir(mode=0o700, exist_ok=True)
     if peer:
         names = _heard(place, run).names
+        if identity.author != book.founder and not book.appointed(identity.author):
+            raise _no_remover(book.founder, names)
         member = _member(peer, book, names)
         peer = peer_id(member)
         _check_removal(book, identity.author, member, names)
+        if not json and sys.stdin.isatty():
+            typer.confirm(f"Remove {called(peer, names)} for good? Its key stays out, and whom it invited.", abort=True)
         removal = Removal(run_id=run.id, member=member, issuer=identity.author, issued_at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
         book.ended.setdefault(identity.author, {})[member] = removal
@@ -126,6 +133,9 @@ def remove(
     if peer:
         effect = "is removed" if still is None else f"stays a member by {called(peer_id(still.issuer), names)}'s word"
         say(f"{called(peer, names)} {effect}; members hear of this order as they meet this node.")
+        if still is None:
+            say("That is for good. It comes back with another key: a new invitation, `join` with a new --home,")
+            say("and the weights that it has by `ftis-node export` there, then `--model FOLDER`.")
     if invitations:
         say("Invitations that were not used yet are void.")
     if not place.in_use():
@@ -183,7 +193,12 @@ def _of(home: Path) -> tuple[Home, Identity, Run]:
 def _book(place: Home, run: Run) -> Book:
     if not run.founder:
         raise UsageError("The run is open: it has no members.", "Begin a private one with `ftis-node join --private`.")
-    return read_book(place.members) or Book(run.id, author_of(run.founder))
+    book = read_book(place.members) or Book(run.id, author_of(run.founder))
+    for file in place.orders.glob("*.removal"):  # which the node has not carried out yet
+        with contextlib.suppress(Malformed, OSError):  # the node's log says so
+            removal = decode(file.read_bytes(), Removal)
+            book.ended.setdefault(removal.issuer, {})[removal.member] = removal
+    return book
 
 
 def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
@@ -194,12 +209,15 @@ def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, st
         or not book.appointed(own)
         or (own != book.founder and member not in book.issued.get(own, {}))
     ):
-        inviter = book.founder if held is None else held.issuer
-        what = "This node cannot remove that member: only the founder and the member's inviter can."
-        raise UserError(what, f"Ask {called(peer_id(inviter), names)}.")
+        raise _no_remover(book.founder if held is None else held.issuer, names)
     if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
         what = f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter."
         raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")
+
+
+def _no_remover(asked: bytes, names: Mapping[str, str]) -> UserError:
+    what = "This node cannot remove that member: only the founder and the member's inviter can."
+    return UserError(what, f"Ask {called(peer_id(asked), names)}.")
 
 
 def _heard(place: Home, run: Run) -> Peers:

@@ -368,10 +368,11 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         what = f"An episode of {facts['task']} has up to {facts['turns']} turns, and one of the run {run.turns}."
         yield UsageError(what, f"Use the very same task as the others in the run. {_ANOTHER_TASK}")
     if facts["data"] is not None and run.data != facts["data"]:
+        of = "" if facts["task"] == run.task else f", which is of {run.task}"
         yield UsageError(
-            f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
-            f"not {run.data[:16]}….",
-            f"Pass the very same file with --task or --data, its rows in the same order. {_ANOTHER_TASK}",
+            f"The data of {facts['task']} is not the run's{of}: sha256 {facts['data'][:16]}…, not {run.data[:16]}….",
+            "Pass the very same file with --task or --data: its rows in the same order, its line ends as they were "
+            f"(an editor, git or Windows may change them). {_ANOTHER_TASK}",
         )
         if facts["task"] != run.task:  # all that differs follows from that
             return

@@ -62,6 +62,7 @@ class Signs:
     replayed        announcements refused because of their time, since the start
     shut_out        why the node is no member of its private run any more, empty if it is
     skipped         peers of which no address is dialled, and why, each in a phrase
+    copied          whether another node signs with this node's key
     home            the flag by which a command names this node: `Home.flag`
     """
 
@@ -84,6 +85,7 @@ class Signs:
     shut_out: str = ""
     skipped: Sequence[str] = ()
     home: str = ""
+    copied: bool = False
 
 
 def condition(signs: Signs) -> Condition:
@@ -161,6 +163,13 @@ def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
             f"The network daemon p2pd has not answered for {signs.network_down:.0f} s; "
             "the node trains alone meanwhile.",
             "It is started again and again; if that does not help, look into node.log for what it says.",
+        )
+    if signs.copied:
+        yield (
+            "Another node uses a copy of this home: its key has signed announcements that this node did not make. "
+            "Peers ban a key whose announcements contradict each other.",
+            "End one of the two, and restart the other. If its peers have banned the key by then: `ftis-node export`, "
+            "and `join` with --model and a new --home.",
         )
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_FAR:
         refused = f"; {counted(signs.replayed, 'announcement')} refused so far" if signs.replayed else ""

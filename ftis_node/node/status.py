@@ -135,6 +135,7 @@ def signs(
         shut_out=with_names(why, names) if why else "",
         skipped=[with_names(one, names) for one in told],
         home=parts.home.flag,
+        copied=parts.swarm.gossip.copied,
     )
 
 

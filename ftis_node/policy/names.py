@@ -1,5 +1,6 @@
 """Model names: short aliases, built-in models, hub ids, local folders and GGUF files."""
 
+import re
 from pathlib import Path
 
 from ftis_node.errors import UsageError, did_you_mean
@@ -15,6 +16,13 @@ ALIASES: dict[str, str] = {
     for size in _SIZES
     for suffix, suffix_hub in (("", ""), ("-instruct", "-Instruct"))
 }
+
+
+_OLLAMA = re.compile(r"[\w.-]+:[\w.-]+")
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))
 
 
 def built_in() -> tuple[str, ...]:
@@ -55,7 +63,11 @@ def resolve(name: str) -> str:
         return ALIASES[name.lower()]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
         return name
-    known = [*ALIASES, *built_in()]
+    if _OLLAMA.fullmatch(name):
+        what = f"{name} is a name of Ollama's, and no model here."
+        raise UsageError(what, f"`ollama show {name} --modelfile` names its file after FROM: give that with --model.")
+    # A misspelt letter is one thing, another size or generation is another model.
+    known = [one for one in (*ALIASES, *built_in()) if _digits(one) == _digits(Path(name).name)]
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
         f"{did_you_mean(Path(name).name.lower(), known)}Give a local folder, a GGUF file, a hub id such as "

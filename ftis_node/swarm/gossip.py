@@ -67,6 +67,7 @@ class Gossip:
         """
         self.table = table
         self.counts: Counter[str] = Counter()
+        self.copied = False  # somebody else signs with this node's key
         self._run = run
         self.run_id = run.id
         self._own = own
@@ -321,7 +322,10 @@ class Gossip:
             return Outcome.OTHER_RUN
         if announcement.packets.largest > self._run.packet_bytes_max:
             return Outcome.MALFORMED
-        if announcement.author == self._own or self._reputation.banned(announcement.author) is not None:
+        if announcement.author == self._own:
+            self.copied = self.copied or self._of_a_copy(announcement, first_sender)
+            return Outcome.UNWANTED
+        if self._reputation.banned(announcement.author) is not None:
             return Outcome.UNWANTED
         if not self._welcomes(announcement.author):
             return Outcome.NO_MEMBER
@@ -352,6 +356,15 @@ class Gossip:
         elif outcome is Outcome.NEW:
             self._mark_done(announcement)
         return outcome
+
+    def _of_a_copy(self, announcement: Announcement, first_sender: bytes) -> bool:
+        """Whether this node's key has signed what this node has not made: another process uses a copy of its home."""
+        known, newest = self.table.get(self._own, announcement.round), self._newest
+        if known is not None:
+            made = known.announcement.packets == announcement.packets
+        else:
+            made = newest is None or announcement.round <= newest.announcement.round
+        return not made and self._checks.take(first_sender) and announcement.verify()
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""

@@ -81,6 +81,8 @@ ROWS = {
     "a model that is none": Row(
         f"{JOIN} --model {{tmp}}", "no model that can be planned", "Qwen", files={"config.json": '{"model_type": "t5"}'}
     ),
+    "a name of Ollama's": Row(f"{JOIN} --model llama3.2:3b", "name of Ollama's", "ollama show llama3.2:3b .*--model"),
+    "a model of another size": Row(f"{JOIN} --model qwen3-4b", "no model 'qwen3-4b'", "^ *Give a local folder"),
     "no hub": Row(f"{JOIN} --model qwen2.5-3b", "cannot be loaded", "--model FOLDER", 1),
     # the network
     "a port that is taken": Row(f"{JOIN} --host 127.0.0.1 --port {{taken}}", "port .* is taken", "--port", 1),
@@ -153,8 +155,8 @@ ROWS = {
     "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),
     "data that are not the run's": Row(
         f"{CHANGED} --task {{tmp}}/rows.jsonl",
-        "not the run's",
-        "same file",
+        "of rows.jsonl is not the run's, which is of",
+        "same file .* line ends",
         **a_task(*(row.replace("question", "prompt") for row in (GOOD, OTHER))),
         run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
     ),
@@ -168,7 +170,14 @@ ROWS = {
     "two fields in one file": Row(
         TASK, "where earlier lines have 'question'", "Use one", **a_task(GOOD, '{"prompt": "1", "answer": "2"}')
     ),
-    # fit, eval, bench, lab, demo
+    # fit, eval, export, bench, lab, demo
+    "a command of another name": Row("chat", "no command 'chat'", "`ftis-node ask`"),
+    "held-out data that are missing": Row(f"{EVAL} tiny-a --task gsm8k --eval-data {{tmp}}/no", "Cannot read", "file"),
+    "an export of nothing": Row("export --checkpoint nowhere --to {tmp}/o", "There is no checkpoint nowhere", "home"),
+    "an export of a model": Row("export --checkpoint tiny-a --to {tmp}/o", "is a model and no", "checkpoint"),
+    "an adapter after full training": Row(
+        "export --checkpoint {tmp}/begun --adapter --to {tmp}/o", "begun was trained in full", "Leave out --adapter"
+    ),
     "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
     "a model that no hub gives": Row("fit --model someone/unheard-of --vram 24", "cannot be loaded", "--model", 1),
     "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of 'x'", "--prompt-tokens"),
