@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ftis_node.config.settings import Settings
@@ -80,6 +81,20 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
         assert evaluations.due() is due
         if due:
             evaluations.taken(0, found, found.seconds)
+
+
+def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when() -> None:
+    now = 0.0
+    evaluations = EvaluationSchedule(lambda: now)
+    assert evaluations.parts() == 1 and evaluations.due_seconds() is None, "the first asks all"
+    whole = msgspec.structs.replace(GreedyResult((), seconds=75.0, batch=4).figures(), prompts=48)
+    evaluations.taken(0, whole, whole.seconds)
+    assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
+    now = 250.0
+    assert evaluations.due()
+    third = msgspec.structs.replace(whole, prompts=16, seconds=25.0)
+    evaluations.taken(9, third, third.seconds, 3)
+    assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
 
 
 @pytest.mark.parametrize(("formatted", "code", "told"), [(False, False, 1), (True, False, 0), (False, True, 0)])

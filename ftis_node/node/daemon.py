@@ -474,6 +474,7 @@ class Node:
             addresses=components.swarm.membership.own_addresses if components is not None else self._addresses,
             run=self._run_file.run.id.hex() if self._run_file is not None else None,
             curve=list(self._evaluations.curve),
+            pass_at_1_due=self._evaluations.due_seconds(),
             page=self._page.address,
             uptime=boot_seconds() - self._started,
             plan=part(Planned, plan_row(loaded.plan) if loaded is not None else None),

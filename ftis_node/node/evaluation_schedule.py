@@ -1,6 +1,7 @@
 """The schedule of evaluations: a limit on their share of the time, and the curve of their results."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,10 +13,13 @@ from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.node.stepper import Compute, Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.text import duration
 from ftis_node.worker.messages import OWN_DATA, Evaluate
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
 SHARE = 0.1  # of all time, for evaluations
+OFTEN = 300.0  # seconds between two of them; where that is too little for all questions, each asks only a part of them
+FEWEST = 16  # questions of a part
 FORMLESS = (
     "None of %d answers had the rewarded form, <think>…</think> <answer>…</answer>. Until some do, "
     "the model learns nothing from its own samples, only from those of other nodes."
@@ -34,7 +38,8 @@ class EvaluationSchedule:
         """
         self._clock = clock
         self._began: float | None = None
-        self._spent = self._latest = 0.0
+        self._spent = self._whole = self._besides = 0.0  # seconds: in all; for all questions; for own data
+        self._questions = self._asked = 0  # asked: parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
 
     def recall(self, metrics: Path) -> None:
@@ -51,25 +56,26 @@ class EvaluationSchedule:
 
     async def evaluate(self, worker: Compute, stepper: Stepper, metrics: MetricsLog, since_start: float) -> None:
         """Evaluate, and log the results."""
-        found = await worker.call(Evaluate())
+        parts = self.parts()
+        found = await worker.call(Evaluate(part=self._asked % parts, parts=parts))
         own: Evaluation | None = None
         if stepper.own_data_groups:
             own = await worker.call(Evaluate(OWN_DATA))
         seconds = found.seconds + (own.seconds if own is not None else 0.0)
         progress = stepper.progress
         progress.evaluated(found.pass_at_1)
-        self.taken(progress.step, found, seconds, code=stepper.run.reward.startswith(CODE))
+        self.taken(progress.step, found, seconds, parts, code=stepper.run.reward.startswith(CODE))
         also = {}
         if own is not None:
             logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)
             also = {"own_data": asdict(own)}
         metrics.write("evaluation", step=progress.step, since_start=since_start, **asdict(found), **also)
 
-    def taken(self, step: int, found: Evaluation, seconds: float, *, code: bool = False) -> None:
+    def taken(self, step: int, found: Evaluation, seconds: float, parts: int = 1, *, code: bool = False) -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
-            seconds: its duration.
+            seconds: its duration. parts: it was of one of so many parts of the questions.
             code: whether the task's own code scored it, which may reward other forms and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
@@ -81,8 +87,23 @@ class EvaluationSchedule:
             self._began = self._clock()
         else:
             self._spent += seconds
-        self._latest = seconds
+        self._asked += 1
+        self._whole, self._besides = found.seconds * parts, seconds - found.seconds
+        self._questions = max(self._questions, found.prompts)
+        logger.info("It asked %d questions; the next is due in %s.", found.prompts, duration(self.due_seconds() or 0.0))
+
+    def parts(self) -> int:
+        """Return into how many parts the questions are divided: evaluations ask one after another."""
+        often = math.ceil(self._whole / (SHARE * OFTEN))
+        return max(1, min(often, self._questions // FEWEST))
+
+    def due_seconds(self) -> float | None:
+        """Seconds until another evaluation fits into the share; None before the first."""
+        if self._began is None:
+            return None
+        spent = self._spent + self._whole / self.parts() + self._besides
+        return max(0.0, spent / SHARE - (self._clock() - self._began))
 
     def due(self) -> bool:
-        """Whether another evaluation as long as the latest fits into the share."""
-        return self._began is None or self._spent + self._latest <= SHARE * (self._clock() - self._began)
+        """Whether another evaluation fits into the share."""
+        return not self.due_seconds()

@@ -117,7 +117,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     """A node's status. From `step` on, a node that has not joined its run writes nothing: step and network are None.
 
     worker_memory_bytes: resident bytes of the compute process, not on a GPU. doing: what it does now.
-    bytes_in, bytes_out: network traffic.
+    pass_at_1_due: seconds until it is measured again. bytes_in, bytes_out: network traffic.
     """
 
     kind: str | None = None
@@ -134,6 +134,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     pass_at_1_before: float | None = None
     pass_at_1: float | None = None
     pass_at_1_step: int = 0
+    pass_at_1_due: float | None = None
     own_groups_used: int | None = None
     foreign_groups_used: dict[str, int] = {}
     foreign_weight_share: float | None = None

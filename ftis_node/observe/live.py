@@ -139,11 +139,12 @@ def _figures(status: Status) -> Table:
     split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
     split += [f"device idle {number(status.idle_share, '.0%')}"] if seconds else []
     told = f"; the last: {', '.join(split)}" if split else ""
+    again = "" if status.pass_at_1_due is None else f", again in {duration(status.pass_at_1_due)}"
     share = number(status.foreign_weight_share, ".0%")
     megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
     rows = [
         ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
-        ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
+        ("pass@1", f"{before} → {now} (step {status.pass_at_1_step}{again})"),
         ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
         ("groups", f"own {status.own_groups_used}, others' {foreign} ({share} of loss)"),
         ("saved", saved_line(status.checkpoint)),

@@ -179,13 +179,14 @@ function showTiles(status) {
   const begun = "step" in status;
   const gained = status.pass_at_1 - status.pass_at_1_before;
   const sign = gained < 0 ? "−" : "+";
+  const again = status.pass_at_1_due == null ? "" : `; again in ${lasting(status.pass_at_1_due)}`;
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
   const columns = latest.history.steps ?? {};
   const lasts = ["generate", "wait", "train"].reduce((sum, part) => sum + recent(columns[part], newest()), 0);
   const steps = Math.min(status.step, newest() * (latest.history.joined ?? 1));
   const tiles = [
-    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : begun ? "soon, before any training" : JOINED],
+    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}${again}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}${several}` : begun ? "none used yet" : JOINED],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens, over this training"],
