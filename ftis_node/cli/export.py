@@ -21,9 +21,15 @@ from ftis_node.text import rounded, say
 
 def export(
     checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, which means its newest one.")],
-    to: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet, or be empty.")],
+    to: Annotated[Path | None, typer.Option(help="The folder to write; it must not be there yet, or be empty.")] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="Instead: the file to write, for llama.cpp, Ollama and LM Studio.")
+    ] = None,
     adapter: Annotated[bool, typer.Option("--adapter/--merged", help="LoRA layers alone, or merged.")] = False,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Default: as trained.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "f16", "q8_0"] | None,
+        typer.Option(help="Default: as trained; of a GGUF file f16. q8_0 takes half of it."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
@@ -35,11 +41,18 @@ def export(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a trained model as a folder that plain transformers loads, or an adapter for peft.
+    """Write a trained model as a folder that plain transformers loads, an adapter for peft, or a GGUF file.
 
     The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
+    LoRA layers are merged, or alone with --adapter.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if (to is None) == (gguf is None):
+        raise UsageError("One place to write to is wanted.", "Name a folder with --to, or a file with --gguf.")
+    if gguf is not None and to_hub is not None:
+        raise UsageError("A GGUF file is not uploaded here.", "Leave out --to-hub, and run: hf upload ORG/NAME FILE.")
+    if gguf is None and dtype in ("f16", "q8_0"):
+        raise UsageError(f"--dtype {dtype} is for --gguf.", "Use float32 or bfloat16 for a folder.")
     if to_hub is None and (public or yes):
         raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
     if to_hub is not None and not yes and nobody_to_ask():
@@ -51,6 +64,7 @@ def export(
             raise UsageError(f"{place} was trained in full: there is no adapter.", "Leave out --adapter.")
     from transformers.utils.logging import disable_progress_bar
 
+    from ftis_node.export.gguf import export_gguf
     from ftis_node.export.model import export as write
     from ftis_node.observe.terminal import shown_work
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
@@ -65,13 +79,17 @@ def export(
         raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
     with hold(found) as held:
         # On the CPU, because the GPU is the running node's.
-        flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype else {}) | {"device": "cpu"}
+        flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype and to else {}) | {"device": "cpu"}
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
         disable_progress_bar()
         with shown_work():
-            written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
-    if to_hub is not None:
+            if gguf is not None:
+                file = gguf.expanduser()
+                written = export_gguf(held, settings, file, dtype=dtype, adapter=adapter, overwrite=overwrite)
+            if to is not None:
+                written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+    if to is not None and to_hub is not None:
         from ftis_node.export.model import upload
 
         whom = "for everybody to see" if public else "as a private repository"
@@ -85,10 +103,11 @@ def export(
         return
     what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[written.kind]
     step = "" if written.step is None else f" of step {written.step}"
-    say(f"{to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
+    say(f"{written.to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
     if found.quantisation == "nf4":
         note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
-    say(f"What it is and how to load it: {to / 'README.md'}")
+    if to is not None:
+        say(f"What it is and how to load it: {to / 'README.md'}")
 
 
 def save_first(path: Path) -> None:

@@ -77,12 +77,10 @@ def export(
         UsageError: the checkpoint has no LoRA layers, is of another model, or `to` must not be written.
         UserError: weights cannot be read, or the folder cannot be written.
     """
-    if adapter and not checkpoint.lora:
-        raise UsageError(f"{checkpoint.path} was trained in full: there is no adapter.", "Leave out --adapter.")
+    kind = kind_of(checkpoint, adapter=adapter)
     check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
     record = record_of(checkpoint)
     base = public_name(settings.model)
-    kind = "adapter" if adapter else "merged" if checkpoint.lora else "full"
     with appearing(to) as folder:
         if adapter:
             dtype = _write_adapter(folder, checkpoint, settings, base)
@@ -112,9 +110,33 @@ def export(
     )
 
 
+def kind_of(checkpoint: Checkpoint, *, adapter: bool) -> str:
+    """The kind of `Exported`. Raises UsageError where there are no LoRA layers to make an adapter of."""
+    if adapter and not checkpoint.lora:
+        raise UsageError(f"{checkpoint.path} was trained in full: there is no adapter.", "Leave out --adapter.")
+    if adapter:
+        return "adapter"
+    return "merged" if checkpoint.lora else "full"
+
+
 def _write_model(
     folder: Path, checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, shard_bytes: int
 ) -> str:
+    model, dtype = merged(checkpoint, settings, record)
+    model.set_attn_implementation(own_attention(model.config))  # not the package's own, which nobody else has
+    model.config._name_or_path = ""
+    model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
+    with doing("writing the weights"):
+        model.save_pretrained(folder, max_shard_size=shard_bytes)
+    return dtype
+
+
+def merged(checkpoint: Checkpoint, settings: Settings, record: TrainingRecord) -> tuple[Any, str]:
+    """The model of transformers with what was trained in it, and its dtype.
+
+    Raises:
+        UserError: weights cannot be read, or merged.
+    """
     dtype = settings.dtype or record.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
     # LoRA layers are added to the base model's own weights, not to those of four bits.
     policy = load_trained(settings.model_copy(update={"dtype": dtype, "quantisation": "none"}), checkpoint)
@@ -125,21 +147,16 @@ def _write_model(
                 model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
             raise UserError(f"{checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint.") from error
-    model.set_attn_implementation(own_attention(model.config))  # not the package's own, which nobody else has
-    model.config._name_or_path = ""
-    model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
-    with doing("writing the weights"):
-        model.save_pretrained(folder, max_shard_size=shard_bytes)
-    return str(policy.dtype).removeprefix("torch.")
+    return model, str(policy.dtype).removeprefix("torch.")
 
 
 def _unknown_dtype(checkpoint: Checkpoint, model: str) -> str:
-    return "bfloat16" if checkpoint.lora and _config(model).dtype in _NARROW else "float32"
+    return "bfloat16" if checkpoint.lora and config_of(model).dtype in _NARROW else "float32"
 
 
 def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, base: str) -> str:
     """The LoRA layers; of the base model only its shapes are looked at."""
-    targets, transposed = _targets(checkpoint, settings.model)
+    targets, transposed = targets_of(checkpoint, settings.model)
     wanted = getattr(torch, settings.dtype) if settings.dtype else None
     tensors = {}
     try:
@@ -164,7 +181,7 @@ def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, bas
     return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
 
 
-def _targets(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
+def targets_of(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
     """The modules with LoRA layers, by the last part of their names if no others end so; and whether their weights are
     `[inputs, outputs]`.
 
@@ -173,7 +190,7 @@ def _targets(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
     """
     try:
         with torch.device("meta"):
-            skeleton: Any = AutoModelForCausalLM.from_config(_config(model))
+            skeleton: Any = AutoModelForCausalLM.from_config(config_of(model))
     except ValueError as error:
         raise unloadable(model, resolve(model), error) from error
     modules = linear_modules(skeleton)
@@ -190,7 +207,8 @@ def _targets(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
     return (sorted(last) if alike == set(trained) else list(trained)), transposed
 
 
-def _config(model: str) -> Any:
+def config_of(model: str) -> Any:
+    """The configuration of a model (see `resolve`). Raises UserError where it cannot be read."""
     source = resolve(model)
     try:
         return AutoConfig.from_pretrained(source, **where_to_look(source))
@@ -204,7 +222,7 @@ def _generation(model: str, ends: Sequence[int]) -> GenerationConfig:
     try:
         generation = GenerationConfig.from_pretrained(source, **where_to_look(source))
     except OSError:
-        generation = GenerationConfig.from_model_config(_config(model))
+        generation = GenerationConfig.from_model_config(config_of(model))
     generation.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     try:
         generation.validate(strict=True)

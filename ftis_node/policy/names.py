@@ -30,7 +30,7 @@ def built_in() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in BUILT_IN_DIR.glob("*/config.json")))
 
 
-def _file(name: str) -> tuple[Path, Path | None] | None:
+def file_of(name: str) -> tuple[Path, Path | None] | None:
     """The GGUF file that is named, and the folder whose tokenizer it is to have: FILE.gguf,tokenizer=FOLDER."""
     file, _, folder = name.partition(_TOKENIZER)
     if not Path(file).is_file() or file in built_in() or file.lower() in ALIASES:
@@ -46,7 +46,7 @@ def resolve(name: str) -> str:
             model, an alias, nor of the form owner/model.
         UserError: a GGUF file cannot be turned into a folder (see `gguf.folder`).
     """
-    found = _file(name)
+    found = file_of(name)
     if found is not None:
         from ftis_node.policy.gguf.folder import folder_of
 
@@ -80,7 +80,7 @@ def source_of(name: str) -> str:
     """The result of `resolve`; the name itself where nothing here has it, as a folder that is gone; of a GGUF file its
     whole path.
     """
-    found = _file(name)
+    found = file_of(name)
     if found is not None:
         file, folder = found
         return str(file) if folder is None else f"{file}{_TOKENIZER}{folder}"
@@ -98,7 +98,7 @@ def same_model(one: str, other: str) -> bool:
 def lasting(name: str) -> str:
     """The name to write down, which means the same model wherever a command is given: of a folder the whole path."""
     source = source_of(name)
-    local = _file(name) is not None or Path(source).is_dir()
+    local = file_of(name) is not None or Path(source).is_dir()
     return source if local and Path(source).parent != BUILT_IN_DIR else name
 
 
@@ -108,7 +108,7 @@ def public_name(name: str) -> str:
     Raises:
         UsageError: as `resolve`.
     """
-    found = _file(name)
+    found = file_of(name)
     if found is not None:
         return found[0].name.encode(errors="replace").decode()
     source = Path(resolve(name))

@@ -79,6 +79,17 @@ def named(header: GgufHeader, family: Family) -> dict[str, str]:
     return found
 
 
+def names_in(part: str, family: Family) -> str | None:
+    """The name in a file of a parameter of transformers; None: the family has no such one."""
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", part)
+    path, _, kind = part.rpartition(".")
+    parts = {there: here for here, there in (family.parts if layer else _WHOLE).items()}
+    name = parts.get(layer[2] if layer else path)
+    if name is None:
+        return None
+    return f"blk.{layer[1]}.{name}.{kind}" if layer else f"{name}.{kind}"
+
+
 def configuration(header: GgufHeader, family: Family, factors: list[float]) -> dict[str, Any]:
     """What config.json says, but for token ids and the head.
 

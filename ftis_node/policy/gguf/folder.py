@@ -120,7 +120,7 @@ def blocks() -> dict[int, tuple[int, int]]:
     try:
         from gguf import GGML_QUANT_SIZES
     except ImportError:
-        what = "GGUF files are read with the package gguf, which is not installed."
+        what = "GGUF files are read and written with the package gguf, which is not installed."
         raise UsageError(what, f"Install it: {to_install('ftis-node[gguf]')}.") from None
     return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 

@@ -13,7 +13,9 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
 )
-_CONTROL, _OWN = 3, 4  # kinds of tokens: special ones; others that are never split
+# Kinds of tokens: special ones; others that are never split; rows without one; bytes.
+_PLAIN, _CONTROL, _OWN, _UNUSED, _BYTE = 1, 3, 4, 5, 6
+_NEVER = -1000.0  # the score of what no merge makes
 _LONGEST = 1024  # characters of a token
 
 _PARTS = (
@@ -23,7 +25,7 @@ _QWEN, _LLAMA = _PARTS % "", _PARTS % "{1,3}"
 # How text is split before merges, by llama.cpp's names: a pattern, or how ByteLevel itself does it.
 _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "dbrx", "smaug-bpe", "falcon3"), _LLAMA),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"), _LLAMA),
     **dict.fromkeys(("gpt-2", "default", "smollm"), ""),
 }
 # Names that look special to llama.cpp's converter, and are not in Qwen's own tokenizers.
@@ -174,3 +176,47 @@ def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         state["added_tokens"].append({"id": _GEMMA_ROWS, "content": _IMAGE, **plain, "special": True})
     return state
+
+
+def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]:
+    """The facts of a tokenizer, by what tokenizer.json says; of a model with so many rows.
+
+    spaced: a text gets a space in front.
+    """
+    model = state["model"]
+    added = {entry["id"]: entry for entry in state["added_tokens"]}
+    known = {place: word for word, place in model["vocab"].items()}
+    known |= {place: entry["content"] for place, entry in added.items()}
+    words = [known.get(place, f"[PAD{place}]") for place in range(rows)]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
+    kinds = []
+    for place, word in enumerate(words):
+        kind = _PLAIN if place in known else _UNUSED
+        if place in added:
+            kind = _CONTROL if added[place]["special"] else _OWN
+        elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", word):
+            kind = _BYTE
+        kinds.append(kind)
+    facts: dict[str, Any] = {"tokens": words, "token_type": kinds}
+    before = _split_of(state)
+    if before is not None:
+        facts |= {"model": "gpt2", "pre": before, "merges": merges}
+    else:  # merges of pieces are told by scores: the sooner the higher
+        ranks: dict[str, float] = {}
+        for rank, merge in enumerate(merges):
+            ranks.setdefault(merge.replace(" ", ""), -float(rank))
+        scores = [_NEVER if place in added else ranks.get(word, 0.0) for place, word in enumerate(words)]
+        facts |= {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": spaced}
+    return {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
+
+
+def _split_of(state: dict[str, Any]) -> str | None:
+    """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here."""
+    for name in _SPLITS:
+        made = _by_bytes({"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}, [])
+        parts = [
+            [one["model"].get("ignore_merges", False), one["normalizer"], one["pre_tokenizer"]] for one in (made, state)
+        ]
+        if parts[0] == parts[1]:
+            return name
+    return None

@@ -1,0 +1,133 @@
+"""GGUF files of trained models: read again, here and by transformers, they are what was trained."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from ftis_node.export.model import export
+from ftis_node.policy.gguf.folder import FACTS, read
+from ftis_node.policy.load import load_tokenizer
+from ftis_node.policy.names import resolve
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.tokenizer.fingerprint import fingerprint
+from ftis_node.worker.checkpoint import WEIGHTS
+from ftis_node.worker.restore import settings_for
+from tests.support.begun import checkpoint_of
+from tests.support.cli import answer, refused
+from tests.support.small_models import change_weights, opened_engine
+
+BASES = Path(__file__).parent / "gguf"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def trained(base: Path, home: Path, *, lora: bool = True) -> Path:
+    """A home with a checkpoint of a model whose weights were changed."""
+    engine = opened_engine(model=str(base), lora=lora, lora_rank=4, lora_targets="all-linear")
+    change_weights(engine)
+    checkpoints = Checkpoints(home / "checkpoints")
+    directory = checkpoints.begin(7)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": f"{base} ({'lora' if lora else 'full'})"})
+    return home
+
+
+def folder_in(base: Path, to: Path) -> Path:
+    """The model of a GGUF file as a folder of a hub."""
+    shutil.copytree(resolve(str(base)), to)
+    (to / FACTS).unlink()
+    return to
+
+
+@torch.no_grad()
+def logits(folder: str | Path, **more: Any) -> torch.Tensor:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)(torch.arange(99)[None]).logits
+
+
+def written(home: Path, to: Path, *flags: str) -> dict[str, np.ndarray]:
+    """The tensors of the file that `export --gguf` writes, by the package's own reader."""
+    told = answer("export", "--checkpoint", home, "--gguf", to, *flags)
+    assert told["files"] == {to.name: to.stat().st_size}
+    assert not list(to.parent.glob(".*.partial"))
+    return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(to).tensors}
+
+
+@pytest.mark.parametrize("file", sorted(BASES.glob("*.gguf")), ids=lambda file: file.stem)
+def test_a_file_is_read_as_what_was_trained(file: Path, tmp_path: Path) -> None:
+    base = folder_in(file, tmp_path / "base")
+    home, to = trained(base, tmp_path / "home"), tmp_path / "made.gguf"
+    written(home, to)
+    found = checkpoint_of(home)
+    export(found, settings_for(found, str(base), {"device": "cpu"}, "")[0], tmp_path / "plain")
+    expected = logits(tmp_path / "plain")
+    torch.testing.assert_close(logits(tmp_path, gguf_file=to.name), expected, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(logits(resolve(str(to))), expected, atol=0.2, rtol=0.02)  # in bfloat16
+    assert not torch.allclose(expected, logits(base), atol=0.5)
+    assert fingerprint(load_tokenizer(str(to))) == fingerprint(load_tokenizer(str(base)))
+    facts, theirs = read(to).facts, read(file).facts
+    different = {key for key in theirs if facts.get(key, theirs[key]) != theirs[key]}
+    assert different <= {"general.name", "general.file_type", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"}
+
+
+def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path) -> None:
+    file, to = BASES / "llama.gguf", tmp_path / "made.gguf"
+    home = trained(file, tmp_path / "home")
+    whole = written(home, to, "--dtype", "q8_0")
+    facts, theirs = read(to).facts, read(file).facts
+    assert facts.pop("general.file_type") == 7 and facts.pop("general.quantization_version") == 2
+    assert facts == {key: value for key, value in theirs.items() if key in facts}
+    exact = written(home, tmp_path / "exact.gguf", "--dtype", "float32")
+    assert whole.keys() == exact.keys()
+    before = {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(file).tensors}
+    layers = written(home, tmp_path / "layers.gguf", "--adapter")
+    alpha = read(tmp_path / "layers.gguf").facts["adapter.lora.alpha"]
+    assert len(layers) == 2 * 7 * 2, "two of seven matrices in each of two layers"
+    for name in {name.rpartition(".lora_")[0] for name in layers}:
+        down, up = layers[f"{name}.lora_a"], layers[f"{name}.lora_b"]
+        np.testing.assert_allclose(before[name] + alpha / len(down) * up @ down, exact[name], atol=0.01)
+        np.testing.assert_allclose(whole[name], exact[name], atol=0.05)
+
+
+def test_what_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = folder_in(BASES / "qwen2.gguf", tmp_path / "base")
+    home, to = trained(base, tmp_path / "home", lora=False), tmp_path / "made.gguf"
+    words = ("export", "--checkpoint", home)
+    assert "One place" in refused(*words).what
+    assert "not uploaded" in refused(*words, "--gguf", to, "--to-hub", "me/sums").what
+    assert "is for --gguf" in refused(*words, "--to", to, "--dtype", "q8_0").what
+    assert "cannot be written" in refused(*words, "--gguf", base / "config.json" / "x.gguf").what
+    to.write_text("letters")
+    assert "is there" in refused(*words, "--gguf", to).what
+    assert "is no GGUF file" in refused(*words, "--gguf", to, "--overwrite").what
+    assert to.read_text() == "letters"
+    to.unlink()
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+        assert "1 MB are free" in refused(*words, "--gguf", to).what
+    directory = Checkpoints(home / "checkpoints").begin(8)
+    large = {name: value + 1e5 for name, value in load_file(checkpoint_of(home).weights).items()}
+    save_file(large, directory / WEIGHTS)
+    Checkpoints(home / "checkpoints").commit(directory, {"model": f"{base} (full)"})
+    assert "too large for f16" in refused(*words, "--gguf", to).what
+    config = json.loads((base / "config.json").read_text())
+    for changed, what in (({"hidden_act": "gelu"}, "hidden_act"), ({"model_type": "phi"}, "architecture is 'phi'")):
+        (base / "config.json").write_text(json.dumps(config | changed))
+        error = refused(*words, "--gguf", to)
+        assert what in error.what and "--model FILE.gguf" in error.fix
+    (base / "config.json").write_text(json.dumps(config))
+    words_ = json.loads((base / "tokenizer.json").read_text())
+    (base / "tokenizer.json").write_text(json.dumps(words_ | {"normalizer": {"type": "Lowercase"}}))
+    assert "its tokenizer" in refused(*words, "--gguf", to).what
+    assert not to.exists() and not list(tmp_path.glob(".*.partial"))
