@@ -47,10 +47,9 @@ def export(
     LoRA layers are merged, or alone with --adapter.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if (to is None) == (gguf is None):
-        raise UsageError("One place to write to is wanted.", "Name a folder with --to, or a file with --gguf.")
-    if gguf is not None and to_hub is not None:
-        raise UsageError("A GGUF file is not uploaded here.", "Leave out --to-hub, and run: hf upload ORG/NAME FILE.")
+    if (to is None) == (gguf is None) or (gguf and to_hub):
+        what = "One place to write to is wanted: a folder, which may go to the hub, or a GGUF file."
+        raise UsageError(what, "Name --to FOLDER, or --gguf FILE; a file goes to the hub by `hf upload ORG/NAME FILE`.")
     if gguf is None and dtype in ("f16", "q8_0"):
         raise UsageError(f"--dtype {dtype} is for --gguf.", "Use float32 or bfloat16 for a folder.")
     if to_hub is None and (public or yes):

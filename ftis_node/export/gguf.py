@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +32,10 @@ from ftis_node.worker.restore import Checkpoint, gone
 # By the names of --dtype: llama.cpp's numbers of a tensor's kind, and of a file's.
 KINDS = {"float32": (0, 0), "f16": (1, 1), "q8_0": (8, 7), "bfloat16": (30, 32)}
 _FLOAT32, _F16 = KINDS["float32"][0], KINDS["f16"][0]
-_ALIGNMENT = 32
 _HEADER = 32 << 20  # bytes, more than one takes
 _LARGEST = float(np.finfo(np.float16).max)
-_SCALARS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
-_ITEMS = 5  # how llama.cpp has numbers of a list
+_LIST = 9
+_KINDS_OF = {int: 4, float: 6, bool: 7, str: 8, list: _LIST}
 # Of a file itself, and not of what is in it.
 _OWN = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
 
@@ -92,6 +90,7 @@ def export_gguf(
         elements, size = sizes[chosen]
         parts.append(_Part(name, source, shapes[source], chosen, int(np.prod(shapes[source])) // elements * size))
     facts: dict[str, Any] = {"general.architecture": architecture(config, public)}
+    kinds: dict[str, int] = {}
     if adapter:
         facts |= {"general.type": "adapter", "adapter.type": "lora", "general.name": public}
         facts |= {"adapter.lora.alpha": float(settings.lora_alpha)}
@@ -100,15 +99,17 @@ def export_gguf(
         if factors:
             parts.append(_Part(FREQUENCIES, "", (len(factors),), _FLOAT32, 4 * len(factors)))
         if base is not None:
-            facts |= _facts_in(base)
+            header = read(base)
+            kinds = header.kinds
+            facts |= {key: value for key, value in header.facts.items() if not key.startswith(_OWN)}
         else:
             with doing("checking the tokenizer"):
                 written = {part.name: part.shape for part in parts}
                 facts |= facts_of(config, load_tokenizer(model), written, public)
     facts |= {"general.file_type": file_type, "general.quantization_version": 2}
     _check_room(to, sum(part.size for part in parts))
-    with _values(checkpoint, settings, adapter=adapter) as values, _appearing(to) as out:
-        _write(out, facts, parts, lambda part: _arranged(part, values, config))
+    with _values(checkpoint, settings, adapter=adapter) as values, _appearing(to) as partial:
+        _write(partial, facts, kinds, parts, lambda part: _arranged(part, values, config))
     bytes_ = to.stat().st_size
     return Exported(
         to=str(to),
@@ -134,18 +135,6 @@ def _lora_name(name: str, config: Any, model: str) -> str:
     module, _, rest = name.removeprefix("base_model.model.").partition(".lora_")
     weight = f"{module}.weight"
     return f"{names_for([weight], config, model)[weight]}.lora_{rest[0].lower()}"
-
-
-def _facts_in(base: Path) -> dict[str, Any]:
-    """The facts of a file as their bytes."""
-    header = read(base)
-    found: dict[str, Any] = {}
-    with base.open("rb") as file:
-        for key, (begin, end) in header.places.items():
-            file.seek(begin)
-            if not key.startswith(_OWN):
-                found[key] = file.read(end - begin)
-    return found
 
 
 @contextmanager
@@ -186,46 +175,33 @@ def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.n
 
 
 def _write(
-    out: IO[bytes], facts: dict[str, Any], parts: list[_Part], values: Callable[[_Part], np.ndarray[Any, Any]]
+    to: Path,
+    facts: dict[str, Any],
+    kinds: Mapping[str, int],
+    parts: list[_Part],
+    values: Callable[[_Part], np.ndarray[Any, Any]],
 ) -> None:
-    from gguf import GGMLQuantizationType, quantize
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
 
-    out.write(MAGIC + struct.pack("<IQQ", 3, len(parts), len(facts)))
+    writer = GGUFWriter(to, facts.pop("general.architecture"))
     for key, value in facts.items():
-        out.write(_text(key) + _field(value))
-    place = 0
+        kind = kinds.get(key, _KINDS_OF[type(value)])
+        if value != [] and isinstance(value, list) == (kind == _LIST):  # others are but the lengths of lists
+            writer.add_key_value(key, value, GGUFValueType(kind))
     for part in parts:
-        shape = struct.pack(f"<I{len(part.shape)}Q", len(part.shape), *part.shape[::-1])
-        out.write(_text(part.name) + shape + struct.pack("<IQ", part.kind, place))
-        place += part.size + -part.size % _ALIGNMENT
-    out.write(bytes(-out.tell() % _ALIGNMENT))
-    with doing("writing the weights", of=place >> 20, unit="MB"):
+        kind = GGMLQuantizationType(part.kind)
+        writer.add_tensor_info(part.name, part.shape, np.dtype(np.float32), part.size, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    with doing("writing the weights", of=sum(part.size for part in parts) >> 20, unit="MB"):
         written = 0
         for part in parts:
-            packed = quantize(values(part), GGMLQuantizationType(part.kind)).tobytes()
-            out.write(packed + bytes(-len(packed) % _ALIGNMENT))
+            writer.write_tensor_data(quantize(values(part), GGMLQuantizationType(part.kind)))
             before = written >> 20
-            written += len(packed)
+            written += part.size
             advance((written >> 20) - before)
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _field(value: Any) -> bytes:
-    """A value with its kind; bytes are one already."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _text(value)
-    if isinstance(value, list):
-        items = [_field(item) for item in value]
-        kind = struct.pack("<I", _ITEMS) if isinstance(value[0], int) else items[0][:4]
-        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(value)) + b"".join(item[4:] for item in items)
-    kind_, form = _SCALARS[type(value)]
-    return struct.pack(f"<I{form}", kind_, value)
+    writer.close()
 
 
 def _check_target(to: Path, base: Path | None, *, overwrite: bool) -> None:
@@ -246,8 +222,8 @@ def _check_room(to: Path, size: int) -> None:
 
 
 @contextmanager
-def _appearing(to: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole.
+def _appearing(to: Path) -> Iterator[Path]:
+    """A path beside `to`, whose file gets that name at the end, or is removed.
 
     Raises:
         UserError: it cannot be written.
@@ -255,8 +231,7 @@ def _appearing(to: Path) -> Iterator[IO[bytes]]:
     partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            yield out
+        yield partial
         sync(partial)
         partial.replace(to)
     except OSError as error:

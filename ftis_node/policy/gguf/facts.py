@@ -18,6 +18,7 @@ from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.declared import front_ids
 from ftis_node.tokenizer.fingerprint import backend_of, fingerprint
 
+_OTHERWISE = {"model_type", "architectures", "dtype", "pad_token_id"}  # said in another way
 # What no fact says: it must be as the family has it.
 _UNSAID = ("hidden_act", "hidden_activation", "layer_types", "use_bidirectional_attention")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -113,7 +114,11 @@ def facts_of(
     spaced = backend.encode("a", add_special_tokens=False).tokens[:1] == ["▁a"]
     facts |= spelled(json.loads(backend.to_str()), shapes["token_embd.weight"][0], spaced=spaced)
     first = tokenizer.bos_token_id
-    ids = {"bos": config.bos_token_id if first is None else first, "unknown": tokenizer.unk_token_id, "padding": tokenizer.pad_token_id}
+    ids = {
+        "bos": config.bos_token_id if first is None else first,
+        "unknown": tokenizer.unk_token_id,
+        "padding": tokenizer.pad_token_id,
+    }
     ends = sorted(end_ids(tokenizer), key=lambda end: end != tokenizer.eos_token_id)
     ids |= dict(zip(_ENDS, ends, strict=False))
     facts |= {f"tokenizer.ggml.{key}_token_id": place for key, place in ids.items() if place is not None}
@@ -141,7 +146,7 @@ def _refuse_unlike(
             words, again = load_tokenizer(folder), AutoConfig.from_pretrained(folder)
     except UnusableFile as error:
         raise refused(model, str(error)) from None
-    for name in (*(made.keys() - {"model_type", "architectures", "dtype"}), *_UNSAID, *_CAPS):
+    for name in (*(made.keys() - _OTHERWISE), *_UNSAID, *_CAPS):
         if getattr(again, name, None) != getattr(config, name, None):
             raise refused(model, f"{name} of its config.json is {getattr(config, name, None)!a}")
     if fingerprint(words) != fingerprint(tokenizer) or front_ids(words) != front_ids(tokenizer):

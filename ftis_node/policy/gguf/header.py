@@ -56,12 +56,12 @@ class Stored:
 class GgufHeader:
     """facts: values by key; of a list that was not asked for, its length. tensors: by name.
 
-    places: where each fact begins in the file, with its kind, and ends.
+    kinds: the numbers of the facts' kinds.
     """
 
     facts: dict[str, Any]
     tensors: dict[str, Stored]
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
 
     def fact(self, key: str, otherwise: Any = None) -> Any:
         """A value of the file's own architecture, whose name its key begins with."""
@@ -89,14 +89,13 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
     tensors = reader.count(TENSORS_MAX, 24, "tensors")
     fields = reader.count(FIELDS_MAX, 13, "fields")
     facts: dict[str, Any] = {}
-    places = {}
+    kinds = {}
     for _ in range(fields):
         key = reader.text(NAME_MAX)
         if key in facts:
             raise UnusableFile(f"it has {key!a} twice")
-        begin = reader.place
-        facts[key] = reader.value(reader.number("I"), wanted=key in lists)
-        places[key] = begin, reader.place
+        kinds[key] = reader.number("I")
+        facts[key] = reader.value(kinds[key], wanted=key in lists)
     if not isinstance(facts.get("general.architecture"), str):
         raise UnusableFile("it does not say which architecture it is of")
     rows = [reader.tensor() for _ in range(tensors)]
@@ -104,7 +103,7 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
     if not isinstance(alignment, int) or not 1 <= alignment <= _ALIGNMENT_MAX or alignment & (alignment - 1):
         raise UnusableFile("its alignment is no power of two")
     begin = -(-reader.place // alignment) * alignment
-    return GgufHeader(facts, dict(_placed(rows, begin, len(data), blocks)), places)
+    return GgufHeader(facts, dict(_placed(rows, begin, len(data), blocks)), kinds)
 
 
 def _placed(
