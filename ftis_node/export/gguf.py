@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.export.model import Exported, config_of, kind_of, merged, targets_of
+from ftis_node.export.model import Exported, config_of, exported, kind_of, merged, targets_of
 from ftis_node.export.record import record_of
 from ftis_node.host.doing import advance, doing
 from ftis_node.host.files import existing_folder, sync
@@ -110,18 +110,7 @@ def export_gguf(
     _check_room(to, sum(part.size for part in parts))
     with _values(checkpoint, settings, adapter=adapter) as values, _appearing(to) as partial:
         _write(partial, facts, kinds, parts, lambda part: _arranged(part, values, config))
-    bytes_ = to.stat().st_size
-    return Exported(
-        to=str(to),
-        kind=kind,
-        checkpoint=str(checkpoint.path),
-        step=checkpoint.step,
-        base_model=public,
-        dtype=dtype,
-        lora_alpha=settings.lora_alpha if checkpoint.lora else None,
-        bytes=bytes_,
-        files={to.name: bytes_},
-    )
+    return exported(checkpoint, settings, to, public, kind, dtype, {to.name: to.stat().st_size})
 
 
 def _kind_for(shape: tuple[int, ...], wanted: int, sizes: Mapping[int, tuple[int, int]]) -> int:
@@ -194,13 +183,10 @@ def _write(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    with doing("writing the weights", of=sum(part.size for part in parts) >> 20, unit="MB"):
-        written = 0
+    with doing("writing the weights", of=len(parts), unit="tensors"):
         for part in parts:
             writer.write_tensor_data(quantize(values(part), GGMLQuantizationType(part.kind)))
-            before = written >> 20
-            written += part.size
-            advance((written >> 20) - before)
+            advance(1)
     writer.close()
 
 

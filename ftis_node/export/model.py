@@ -97,6 +97,13 @@ def export(
         text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=chat is not None, bare=bare)
         (folder / "README.md").write_text(text, encoding="utf-8")
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    return exported(checkpoint, settings, to, base, kind, dtype, files)
+
+
+def exported(
+    checkpoint: Checkpoint, settings: Settings, to: Path, base: str, kind: str, dtype: str, files: dict[str, int]
+) -> Exported:
+    """What was written: files by name, with their bytes."""
     return Exported(
         to=str(to),
         kind=kind,
