@@ -15,7 +15,7 @@ from tests.support.daemons import Daemon, run_cli
 
 STEPS = 3
 TOKENS = 24
-SMALL = ("batch_groups=2", "eval_prompts=2", "eval_every=1000", "max_age=3600", "wait=600")
+SMALL = ("batch_groups=2", "eval_prompts=2", "eval_every=1000", "max_age=3600", "wait=600", "patience=900")
 # Which of a model's answers earn hangs on their letters alone: so any model has groups with a signal from the start.
 TASK = '''
 """Questions whose answers earn by chance: by the sha256 of their letters."""
