@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvloop
 
 from ftis_node.cli import local
 from ftis_node.cli.detach import detach
+from ftis_node.cli.task import opened
 from ftis_node.config.settings import Settings, collect
 from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
@@ -25,10 +27,12 @@ from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
 from ftis_node.node import assembly, daemon
+from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
 from ftis_node.observe.answers import NodeState, Status
+from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
 from ftis_node.preflight.bugreport import pack
@@ -37,13 +41,15 @@ from ftis_node.store.home import Home
 from ftis_node.swarm import addresses
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
-from ftis_node.tasks import load_task
+from ftis_node.tasks import check_named, load_task
+from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.worker.client import WorkerDied, error_of
 from ftis_node.worker.messages import Fault
 from ftis_node.worker.restore import find_checkpoint, load_trained
 from tests.support.cli import refused
 from tests.support.mistakes import DEAD
-from tests.support.small_models import tiny_policy
+from tests.support.small_models import tiny_policy, tiny_tokenizer
+from tests.support.swarm import RUN
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:
@@ -88,6 +94,26 @@ async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> 
         await Libp2p.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
 
 
+def episodes_asked() -> None:
+    opened(replace(load_task("arithmetic"), turns=2), [0], "tiny-a", None, None).__enter__()
+
+
+def asked_for(folder: Path) -> None:
+    saving = Saving(folder, "tiny-a (full)", "adamw", MetricsLog(folder / "metrics.jsonl"))
+    saving.next_bytes = 1 << 60
+    saving.ask(1)
+
+
+def other_rule() -> None:
+    check_named(RUN, task=None, reward="regex", ours=True)
+
+
+def endless() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|stop|>"})
+    refuse_rows(tokenizer, len(tokenizer) - 1, "tiny")
+
+
 ALONE = {
     "a machine without ports": (lambda _: addresses.free_port("127.0.0.1"), UserError, "no free port"),
     "8 bits without their library": (lambda _: eight_bit(), UsageError, "needs bitsandbytes"),
@@ -96,6 +122,11 @@ ALONE = {
     "a tool that is missing": (lambda _: run_tool("surely-not-there", "x"), UserError, "no surely-not-there here"),
     "a tool that fails": (lambda _: run_tool("false"), UserError, "`false` failed"),
     "a device that torch has and a node does not": (lambda _: choose_device("meta"), UsageError, "device 'meta'"),
+    "episodes that a model is asked in one answer": (lambda _: episodes_asked(), UsageError, "have several answers"),
+    "a checkpoint that an owner asks for and the disk cannot hold": (asked_for, UsageError, "and a checkpoint takes"),
+    "another rule than the run's": (lambda _: other_rule(), UsageError, "reward rule is 'integer', not 'regex'"),
+    "a file that is no task": (lambda folder: load_task(str(folder / "file"), code=True), UsageError, "but no task"),
+    "an end that a model has no row for": (lambda _: endless(), UsageError, "can never end"),
 }
 
 

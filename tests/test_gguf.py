@@ -4,13 +4,17 @@ Those in `tests/gguf` are of random models as llama.cpp's converter writes them.
 file is refused.
 """
 
+import os
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import lasting, public_name, resolve
 
@@ -34,3 +38,30 @@ def test_a_file_becomes_the_folder_of_its_model(file: Path, tmp_path: Path, monk
 def test_what_is_no_sound_model_is_refused_by_name(file: Path) -> None:
     with pytest.raises(UsageError, match=file.name):
         resolve(str(file))
+
+
+def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = FILES / "llama.gguf"
+
+    def refused(name: object, words: str) -> None:
+        with pytest.raises(UserError, match=words):
+            resolve(str(name))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    refused(f"{file},tokenizer={tmp_path}", "holds no tokenizer")
+    refused("/proc/self/mem", "cannot be read")
+    wordless = tmp_path / "wordless.gguf"
+    wordless.write_bytes(file.read_bytes().replace(b"tokenizer.ggml.model", b"tokenizer.ggml.mould"))
+    refused(wordless, "wordless.gguf cannot be turned into a folder: its tokenizer is of the kind None")
+    with monkeypatch.context() as meanwhile:
+        (tmp_path / "torch.py").write_text("raise SystemExit(3)")
+        meanwhile.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        refused(file, "the process ended with 3")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+        refused(file, "are free in")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setitem(sys.modules, "gguf", None)
+        refused(file, "the package gguf, which is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(wordless))
+    refused(file, "cannot be written")

@@ -76,6 +76,7 @@ ROWS = {
     ),
     # models
     "an unknown model": Row(f"{JOIN} --model tiny-q", "no model 'tiny-q'", "tiny-a"),
+    "a GGUF file that is not there": Row(f"{JOIN} --model {{tmp}}/no.gguf", "no file .*no.gguf", "downloaded first"),
     "a folder without a model": Row(f"{JOIN} --model {{tmp}}", "holds no model", "save_pretrained"),
     "half a model": Row(f"{JOIN} --model {{tmp}}", "cannot be loaded", "--model FOLDER", 1, files={"config.json": "{"}),
     "a model that is none": Row(
