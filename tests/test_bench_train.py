@@ -2,14 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.fit import bench_fit
-from ftis_node.lab.bench.model import Size
-from ftis_node.lab.bench.train import bench_train
+from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
+from ftis_node.lab.bench.train import bench_train, caught_gradient, check_same_work, our_gradient
+from ftis_node.lab.bench.trl import Trl
 from tests.support.cli import Cli
 from tests.support.small_models import tiny_config
 
@@ -40,6 +42,23 @@ def test_both_sides_are_timed_on_one_batch() -> None:
     assert figures["repeats"] == 2 and SMALL.completions % figures["trl_micro_batch"] == 0
     assert figures["peak_memory_mb"] > 12 * figures["parameters"] / 1e6  # weights and AdamW's moments alone
     json.dumps(figures)
+
+
+def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
+    config = small_config()
+    policy = random_policy(config, SETTINGS)
+    work = own_work(policy, SMALL, SMALL.completions)
+    ours = our_gradient(policy, work)
+    broken = replace(work, rewards=[[*group[1:], group[0]] for group in work.rewards])
+    for given, same in ((work, True), (broken, False)):
+        trl = Trl(config, given, SMALL, micro_batch=4, folder=tmp_path)
+        with caught_gradient(trl.model) as theirs:
+            trl.step()
+        if same:
+            check_same_work(ours, theirs)
+        else:
+            with pytest.raises(RuntimeError, match="not the same work"):
+                check_same_work(ours, theirs)
 
 
 @pytest.mark.parametrize("bench", ["train", "generate"])
