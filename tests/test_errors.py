@@ -89,7 +89,7 @@ def _prepare(tmp: Path, row: Row, run_text: str) -> None:
             (tmp / "home" / "run.toml").write_text(run_text)
     if "{tmp}/begun" in row.line:
         Identity(b"\1" * 32).keep(tmp / "begun" / "identity.key")
-        begun(tmp / "begun", 7, "tiny-a", "lora")
+        begun(tmp / "begun", 7, "tiny-a", "full" if "--adapter" in row.line else "lora")
     if "other.key" in row.line:
         Identity(b"\2" * 32).keep(tmp / "other.key")
 

@@ -124,7 +124,7 @@ ALONE = {
     "a device that torch has and a node does not": (lambda _: choose_device("meta"), UsageError, "device 'meta'"),
     "episodes that a model is asked in one answer": (lambda _: episodes_asked(), UsageError, "have several answers"),
     "a checkpoint that an owner asks for and the disk cannot hold": (asked_for, UsageError, "and a checkpoint takes"),
-    "another rule than the run's": (lambda _: other_rule(), UsageError, "reward rule is 'integer', not 'regex'"),
+    "another rule than the run's": (lambda _: other_rule(), UsageError, r"reward rule is '\w+', not 'regex'"),
     "a file that is no task": (lambda folder: load_task(str(folder / "file"), code=True), UsageError, "but no task"),
     "an end that a model has no row for": (lambda _: endless(), UsageError, "can never end"),
 }

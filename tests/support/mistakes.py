@@ -156,7 +156,7 @@ ROWS = {
     "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),
     "data that are not the run's": Row(
         f"{CHANGED} --task {{tmp}}/rows.jsonl",
-        "of rows.jsonl is not the run's, which is of",
+        "rows.jsonl is not the run's, which is of",
         "same file .* line ends",
         **a_task(*(row.replace("question", "prompt") for row in (GOOD, OTHER))),
         run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
