@@ -6,7 +6,7 @@ import pytest
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.tasks.task import REASONING
+from ftis_node.tasks.templates import REASONING
 from ftis_node.tokenizer.asking import message_of, prompt_ids
 from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with
 from ftis_node.worker.formats import TextPackets, TokenPackets, packets_of

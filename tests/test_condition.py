@@ -97,14 +97,14 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when() -> None:
     assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
 
 
-@pytest.mark.parametrize(("formatted", "code", "told"), [(False, False, 1), (True, False, 0), (False, True, 0)])
-def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, code: bool, told: int) -> None:
+@pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
+def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, rule: str, told: int) -> None:
     evaluations = EvaluationSchedule()
     scores = [Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)]
     judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
     found = GreedyResult(judged, seconds=50.0, batch=4).figures()
     for step in range(3):
-        evaluations.taken(step, found, found.seconds, code=code)
+        evaluations.taken(step, found, found.seconds, rule=rule)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
 
 

@@ -14,7 +14,7 @@ from ftis_node.errors import UsageError
 from ftis_node.fit.context import Context, refuse_prompts
 from ftis_node.policy.load import load_policy, load_tokenizer
 from ftis_node.tasks import Example, Task, load_task
-from ftis_node.tasks.task import REASONING
+from ftis_node.tasks.templates import REASONING
 from ftis_node.tokenizer.asking import facts_for, message_of, prompt_ids, refuse_rows, usual_end
 from ftis_node.tokenizer.chat import chat_wanted
 

@@ -396,7 +396,7 @@ def test_make_task_holds_out_and_checks() -> None:
     for bad, what in (([], "no rows"), ([("q", "x")], "Row 1"), ([("", 1)], "Row 1"), ([("q", 1)], "only 1 different")):
         with pytest.raises(UsageError, match=what):
             make_task(bad)
-    with pytest.raises(UsageError, match="exactly once"):
+    with pytest.raises(UsageError, match="no template 'hello'"):
         make_task(rows, template="hello")
     for never in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="A reward cannot take"):

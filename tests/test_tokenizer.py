@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
-from ftis_node.tasks.task import PLAIN, REASONING
+from ftis_node.tasks.templates import PLAIN, REASONING
 from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.fingerprint import backend_of, fingerprint, refuse_unwritable, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer

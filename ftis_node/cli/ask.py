@@ -84,7 +84,7 @@ class _Answerer:
         from ftis_node.fit.context import context_of, refuse_prompts
         from ftis_node.policy.generate.stream import Sampling, generate
         from ftis_node.tasks import Example
-        from ftis_node.tasks.task import ASKED
+        from ftis_node.tasks.templates import ASKED
         from ftis_node.tokenizer.asking import prompt_ids
         from ftis_node.worker.formats import asked_in
 

@@ -25,7 +25,10 @@ QuestionOption = Annotated[str | None, typer.Option("--question", help="Of an hf
 AnswerOption = Annotated[str | None, typer.Option("--answer", help="Of an hf: task, the column of gold answers.")]
 RewardOption = Annotated[
     str | None,
-    typer.Option("--reward", help="Of a file or an hf: task: integer (default), exact, regex, math or tests."),
+    typer.Option("--reward", help="The rule: integer (default), exact, regex, math, tests; integer-boxed, …"),
+]
+TemplateOption = Annotated[
+    str | None, typer.Option("--template", help="Around a question: a name (paper, boxed, …), or a text.")
 ]
 
 

@@ -15,7 +15,7 @@ import typer
 from msgspec import to_builtins
 
 from ftis_node.cli import common
-from ftis_node.cli.common import AnswerOption, JsonOption, QuestionOption, RewardOption, print_json
+from ftis_node.cli.common import AnswerOption, JsonOption, QuestionOption, RewardOption, TemplateOption, print_json
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
@@ -46,6 +46,7 @@ def evaluate(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
+    template: TemplateOption = None,
     model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, evenly spread.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
@@ -63,7 +64,7 @@ def evaluate(
     from ftis_node.tasks import load_evaluation, scoring, with_columns
 
     task = with_columns(task, question, answer) or task
-    chosen = load_evaluation(task, data=data, reward=reward, code=True)
+    chosen = load_evaluation(task, data=data, reward=reward, template=template, code=True)
     if out is not None:
         _refuse_questions(out, task, data)
     examples = chosen.asked(prompts)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
+from ftis_node.cli.common import (
+    AnswerOption,
+    HomeOption,
+    QuestionOption,
+    RewardOption,
+    TemplateOption,
+    addresses_in,
+    print_json,
+)
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
@@ -44,7 +52,7 @@ NOTICE = (
 # The options that `--help` shows, and the panels in which `--help-all` shows the rest; a setting's is its group.
 FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "background", "private", "dry_run")
 PANELS = {
-    "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward"),
+    "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward", "template"),
     "Data of your own": ("own_data", "own_reward"),
     "The start": ("settings", "profile", "view", "paused", "json"),
 }
@@ -86,6 +94,7 @@ def join(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
+    template: TemplateOption = None,
     own_data: Annotated[Path | None, typer.Option(help="A .jsonl file for a part of each batch.")] = None,
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
@@ -127,6 +136,7 @@ def join(
         data=data,
         eval_data=eval_data,
         reward=reward,
+        template=template,
         own_data=own_data,
         own_reward=own_reward,
         peers=named,

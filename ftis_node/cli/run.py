@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import KINDS, AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_answer
+from ftis_node.cli.common import (
+    KINDS,
+    AnswerOption,
+    HomeOption,
+    JsonOption,
+    QuestionOption,
+    RewardOption,
+    TemplateOption,
+    print_answer,
+)
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -34,6 +43,7 @@ def new(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
+    template: TemplateOption = None,
     group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
@@ -62,9 +72,8 @@ def new(
     from ftis_node.tokenizer.chat import chat_wanted
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
-    chosen = load_task(
-        with_columns(task, question, answer) or task, data=data, eval_data=eval_data, reward=reward, code=True
-    )
+    said = {"data": data, "eval_data": eval_data, "reward": reward, "template": template}
+    chosen = load_task(with_columns(task, question, answer) or task, **said, code=True)
     refuse_unskilled(chosen)
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ftis_node.cli.common import KINDS, JsonOption, RewardOption, parse_pairs, print_json
+from ftis_node.cli.common import KINDS, JsonOption, RewardOption, TemplateOption, parse_pairs, print_json
 from ftis_node.errors import UsageError
 from ftis_node.text import counted, duration, in_lines, say
 
@@ -37,6 +37,7 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting:
 def check(
     task: TaskArgument,
     reward: RewardOption = None,
+    template: TemplateOption = None,
     model: Annotated[str | None, typer.Option(help="Also sample: what could this model, or home, learn here?")] = None,
     rows: Annotated[int, typer.Option(min=1, help="With --model: how many rows are sampled.")] = 8,
     samples: SamplesOption = 8,
@@ -56,7 +57,7 @@ def check(
     from ftis_node.tasks import source_of
     from ftis_node.tasks.task import told_if_few
 
-    source = source_of(task, reward=reward, code=True)
+    source = source_of(task, reward=reward, template=template, code=True)
     loaded = source.load()
     with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
         found = checked(source, loaded, advance)
@@ -97,6 +98,7 @@ def filter_rows(
     model: Annotated[str, typer.Option(help="The model, or home, whose pass rate decides.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file for the rows that are kept.")],
     reward: RewardOption = None,
+    template: TemplateOption = None,
     low: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep rows with this pass rate or more,")] = 0.1,
     high: Annotated[float, typer.Option(min=0.0, max=1.0, help="and with this one or less.")] = 0.9,
     samples: SamplesOption = 8,
@@ -112,12 +114,13 @@ def filter_rows(
     """
     from ftis_node.host.files import replace_text
     from ftis_node.tasks import source_of
+    from ftis_node.tasks.templates import known_as, usual
 
     if output.suffix != ".jsonl":
         raise UsageError(f"{output} is no name for a task's file.", "Let it end in .jsonl.")
     if low > high:
         raise UsageError(f"No pass rate is from {low} to {high}.", "Name a --low below --high.")
-    loaded = source_of(task, reward=reward, code=True).load()
+    loaded = source_of(task, reward=reward, template=template, code=True).load()
     field = _field(loaded)
     chosen = spread(len(loaded.train), rows)
     notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
@@ -150,7 +153,9 @@ def filter_rows(
     say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {bounds}")
     say(f"{held_out}: {counted(len(loaded.held_out), 'row')} held out, unfiltered")
     rule = "" if loaded.reward == "integer" else f" --reward {loaded.reward}"
-    say(f"ftis-node join --task {output} --eval-data {held_out}{rule} --model {model}")
+    named = known_as(loaded.template)
+    asked_by = "" if named is None or loaded.template == usual(loaded.reward) else f" --template {named}"
+    say(f"ftis-node join --task {output} --eval-data {held_out}{rule}{asked_by} --model {model}")
 
 
 def spread(there: int, wanted: int | None) -> list[int]:
@@ -240,11 +245,11 @@ def _say_learnable(model: str, found: Learnable) -> None:
 
 def _field(task: Task) -> str:
     """The field that a file of these rows asks by. Raises UsageError where such a file would be another task."""
-    from ftis_node.tasks.task import PLAIN, TEMPLATES
+    from ftis_node.tasks.templates import PLAIN, known_as
 
     if task.scorer is None and task.template == PLAIN:
         return "prompt"
-    if task.scorer is None and task.template == TEMPLATES.get(task.reward):
+    if task.scorer is None and known_as(task.template) is not None:
         return "question"
     what = f"{task.name} is judged by code of its own, or has its own template, which a file of rows loses."
     raise UsageError(what, "Filter within that code, or write prompts; this is for tasks with a rule.")
@@ -262,7 +267,7 @@ class _Notes:
         cap = completion_tokens or task.completion_tokens
         self._path = path
         self._head: dict[str, str | int] = {"task": task.name, "data": task.data, "reward": task.reward, "model": model}
-        self._head |= {"samples": samples, "completion_tokens": cap}
+        self._head |= {"samples": samples, "completion_tokens": cap, "template": task.template}
 
     def read(self) -> dict[int, TriedRow]:
         """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ftis_node.evaluate.greedy import judge
+from ftis_node.evaluate.greedy import Judged, judge
 from ftis_node.host.doing import doing
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
@@ -32,6 +32,20 @@ class TriedRow(msgspec.Struct, frozen=True):
     finished: int
     tokens: int
     signal: bool
+
+    @classmethod
+    def of(cls, row: int, judged: Sequence[Judged]) -> "TriedRow":
+        """Sum up the completions of one row."""
+        return cls(
+            row=row,
+            samples=len(judged),
+            right=sum(each.score.reward == 1.0 for each in judged),
+            formatted=sum(each.score.formatted for each in judged),
+            lenient=sum(each.score.lenient for each in judged),
+            finished=sum(each.finished for each in judged),
+            tokens=sum(each.tokens for each in judged),
+            signal=len({each.score.reward for each in judged}) > 1,
+        )
 
     @property
     def pass_rate(self) -> float:
@@ -122,16 +136,7 @@ def tried(
             for row, example, group in zip(rows[some], examples[some], groups, strict=True):
                 scorer.begin()
                 judged = [judge(policy.tokenizer, completion, example, scorer) for completion in group]
-                yield TriedRow(
-                    row=row,
-                    samples=samples,
-                    right=sum(each.score.reward == 1.0 for each in judged),
-                    formatted=sum(each.score.formatted for each in judged),
-                    lenient=sum(each.score.lenient for each in judged),
-                    finished=sum(each.finished for each in judged),
-                    tokens=sum(each.tokens for each in judged),
-                    signal=len({each.score.reward for each in judged}) > 1,
-                )
+                yield TriedRow.of(row, judged)
             done = some.stop
 
 

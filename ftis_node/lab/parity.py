@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ftis_node.tasks import Task, TextCaps, make_task
 from ftis_node.tasks.rewards import TAGS
-from ftis_node.tasks.task import PLAIN
+from ftis_node.tasks.templates import PLAIN
 
 _ROWS, _HELD_OUT = 1000, 300
 

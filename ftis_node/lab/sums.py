@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ftis_node.lab.payloads import values
 from ftis_node.tasks import Task, TextCaps, make_task
-from ftis_node.tasks.task import PLAIN
+from ftis_node.tasks.templates import PLAIN
 
 _OPERANDS, _ROWS, _HELD_OUT = 8, 4000, 300
 _TEXT = TextCaps(prompt_bytes=16, completion_bytes=96, completion_tokens=96)  # one token a byte leaves nobody out

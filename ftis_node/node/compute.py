@@ -84,6 +84,7 @@ class ComputeProcess:
                 data=files["data"],
                 eval_data=files["eval_data"],
                 reward=self.options.reward_of(run_file),
+                template=None if run_file is not None else self.options.template,
                 code=self.options.task is not None,
                 own_data=str(self.options.own_data.resolve()) if self.options.own_data is not None else None,
                 own_reward=self.options.own_reward or "integer",

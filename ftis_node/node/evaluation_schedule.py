@@ -13,6 +13,7 @@ from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.node.stepper import Compute, Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.tasks.rewards import FORMS, form_of
 from ftis_node.text import duration
 from ftis_node.worker.messages import OWN_DATA, Evaluate
 
@@ -21,7 +22,7 @@ SHARE = 0.1  # of all time, for evaluations
 OFTEN = 300.0  # seconds between two of them; where that is too little for all questions, each asks only a part of them
 FEWEST = 16  # questions of a part
 FORMLESS = (
-    "None of %d answers had the rewarded form, <think>…</think> <answer>…</answer>. Until some do, "
+    "None of %d answers had the rewarded form, %s. Until some do, "
     "the model learns nothing from its own samples, only from those of other nodes."
 )
 
@@ -64,24 +65,24 @@ class EvaluationSchedule:
         seconds = found.seconds + (own.seconds if own is not None else 0.0)
         progress = stepper.progress
         progress.evaluated(found.pass_at_1)
-        self.taken(progress.step, found, seconds, parts, code=stepper.run.reward.startswith(CODE))
+        self.taken(progress.step, found, seconds, parts, rule=stepper.run.reward)
         also = {}
         if own is not None:
             logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)
             also = {"own_data": asdict(own)}
         metrics.write("evaluation", step=progress.step, since_start=since_start, **asdict(found), **also)
 
-    def taken(self, step: int, found: Evaluation, seconds: float, parts: int = 1, *, code: bool = False) -> None:
+    def taken(self, step: int, found: Evaluation, seconds: float, parts: int = 1, *, rule: str = "integer") -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
             seconds: its duration. parts: it was of one of so many parts of the questions.
-            code: whether the task's own code scored it, which may reward other forms and parts of an answer.
+            rule: that scored it; code may reward any form, and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
         formless = found.prompts and not found.formatted and not found.correct
-        if self._began is None and formless and not code:
-            logger.warning(FORMLESS, found.prompts)
+        if self._began is None and formless and not rule.startswith(CODE):
+            logger.warning(FORMLESS, found.prompts, FORMS[form_of(rule)].format("…"))
         self.curve.append((step, found.pass_at_1))
         if self._began is None:
             self._began = self._clock()

@@ -13,13 +13,15 @@ from ftis_node.tasks import source_of
 class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
     print, else stderr. private: a new run is for members. peers: addresses that the owner named. invitation: to a run.
-    on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule."""
+    on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule.
+    template: of a new run, a name or a text."""
 
     home: Home
     task: str | None = None
     data: Path | None = None
     eval_data: Path | None = None
     reward: str | None = None
+    template: str | None = None
     own_data: Path | None = None
     own_reward: str | None = None
     peers: tuple[str, ...] = ()

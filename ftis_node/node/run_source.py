@@ -23,6 +23,7 @@ from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.roster import NO_MEMBER, Roster
 from ftis_node.swarm.wire.transport import Transport
 from ftis_node.tasks import check_named, source_of
+from ftis_node.tasks.templates import shown
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ async def run_to_join(
                 raise
             logger.warning("%s They told of themselves on the local network only; a new run begins.", error.what)
             return None
-        logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
+        asked_by = f"asked by the template {shown(found.run.template)}"
+        logger.info("The peers' run is %s: %s; %s", found.run.id.hex(), in_short(found.run), asked_by)
     if found is not None:
         check_run(found, options, ours=ours)
         await asyncio.to_thread(check_foreseen, found, options)
@@ -107,7 +109,8 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
         raise UsageError(what, fix)
     home, key = options.home, options.home.key
     roster_of(home, found.run, Identity.load(key) if key.exists() else Identity(os.urandom(32)), options.invitation)
-    check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
+    named = {"task": options.task, "reward": options.reward, "template": options.template}
+    check_named(found.run, **named, ours=ours, data=options.data)
 
 
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:

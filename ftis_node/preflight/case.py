@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.config.run import Run, RunFile, load_run_file
 from ftis_node.config.settings import Settings
@@ -97,10 +97,12 @@ class Case:
     @property
     def source(self) -> Source:
         """The task of that name, with what the owner or the run says of it."""
-        said = {"data": self.options.data, "eval_data": self.options.eval_data}
-        named = self.options.task is not None
-        source = source_of(self.task_name, **said, reward=self.options.reward, code=named)
-        return replace(source, reward=self.options.reward_of(self.run_file)) if source.any_rule else source
+        said: dict[str, Any] = {"data": self.options.data, "eval_data": self.options.eval_data}
+        said |= {
+            "reward": self.options.reward_of(self.run_file),
+            "template": None if self.runs else self.options.template,
+        }
+        return source_of(self.task_name, **said, code=self.options.task is not None)
 
     @property
     def task_known(self) -> bool:

@@ -165,7 +165,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import load_tokenizer
-    from ftis_node.tasks.rewards import RULES, TAGS
+    from ftis_node.tasks.rewards import TAGS, tags_of
     from ftis_node.tokenizer.asking import facts_for, refuse_rows, refuse_special
     from ftis_node.tokenizer.codec import text_refusal
     from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable
@@ -183,7 +183,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     facts["turns"] = task.turns if task is not None else None
     prompts = [task.prompt(example) for example in task.train] if task is not None else []
     refuse_unwritable(backend_of(words), case.settings.model, prompts)
-    refuse_special(words, TAGS if task is not None and task.reward in RULES else (), case.settings.model)
+    refuse_special(words, tags_of(task.reward) if task is not None else (), case.settings.model)
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
         head = f"Its fingerprint is {facts['tokenizer'][:16]}…"

@@ -11,10 +11,10 @@ from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.roster import read_book
 from ftis_node.tasks.task import told_if_few
+from ftis_node.tasks.templates import shown
 from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
-_NOT_TOLD = {"template", "packet"}
 _SHOWN = 8  # addresses of one kind, in text
 
 
@@ -26,7 +26,13 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     """
     run, home, own, file = _run(case), case.home.path, case.own_task, str(case.options.own_data)
     report: dict[str, object] = {
-        "run": run and {**run[0].model_dump(mode="json", exclude=_NOT_TOLD), "id": run[1] or None, "from": run[2]},
+        "run": run
+        and {
+            **run[0].model_dump(mode="json"),
+            "template": shown(run[0].template),
+            "id": run[1] or None,
+            "from": run[2],
+        },
         "task": _task(case) if case.task_known else None,
         "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
@@ -59,6 +65,7 @@ def in_words(case: Case) -> list[str]:
         sizes += ", for models of any tokenizer" if found.text else ""
         known = known or "a new one, whose id will follow from this home's key"
         lines += [f"run       {known} (from {origin}): {found.task}, {sizes}{', private' if case.private else ''}"]
+        lines += [f"template  {shown(found.template)}; judged by {found.reward}"]
     if case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
         rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
@@ -90,6 +97,11 @@ def _run(case: Case) -> tuple[Run, str, str] | None:
         origin, run = _ORIGINS[case.runs[0][0]], case.runs[0][1].run
     unknown = run is None or (case.options.private and not run.founder)
     return None if run is None else (run, "" if unknown else run.id.hex(), origin)
+
+
+def _facts(run: Run, known: str, origin: str) -> dict[str, object]:
+    """The fields of a run; the template as people are shown it."""
+    return run.model_dump(mode="json") | {"template": shown(run.template), "id": known or None, "from": origin}
 
 
 def _task(case: Case) -> dict[str, object]:

@@ -10,6 +10,7 @@ from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
 from ftis_node.preflight.case import noted
 from ftis_node.tasks import Example, Scorer, Source, Task, scoring
+from ftis_node.tasks.rewards import ways
 from ftis_node.tasks.trial import MEND, failures, refuse_unskilled
 from ftis_node.text import counted
 from ftis_node.tokenizer.fingerprint import WRITABLE
@@ -17,7 +18,6 @@ from ftis_node.tokenizer.fingerprint import WRITABLE
 _TOLD = 5  # places that are named
 _SHORTEN = "Shorten these questions, or leave them out."
 _ALLOW = "Name a model with longer tokens in FTIS_MODEL, or leave that part of the task out."
-_FORMS = ("<think></think> <answer>{}</answer>", r"\boxed{{{}}}", "{}")
 
 
 def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
             answers[row.question].add(scorer.right(row.question, row.answer)[1])
             judged[_accepts(task.reward, scorer, row)].append(row)
             advance(1)
-        if not scorer.tagged and not judged[True]:  # its answers have another form than is tried here
+        if not scorer.form and not judged[True]:  # its answers have another form than is tried here
             judged[None], judged[False] = [*judged[None], *judged[False]], []
     refused, undecided = judged[False], len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
@@ -86,7 +86,7 @@ def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
     right = scorer.right(row.question, row.answer)[1]
     if right is row.question or not scorer.takes_gold:
         return None
-    accepted = any(scorer(form.format(right), row.answer).reward == 1 for form in _FORMS[: 1 if scorer.tagged else 3])
+    accepted = any(scorer(form.format(right), row.answer).reward == 1 for form in ways(scorer.form))
     return accepted or (None if rule == "regex" else False)
 
 

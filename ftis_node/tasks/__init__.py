@@ -15,9 +15,10 @@ from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import Math500
 from ftis_node.tasks.own import PythonFunction, make_task
 from ftis_node.tasks.packaged import ReasoningGym, Verifiers
-from ftis_node.tasks.rewards import JUDGED_RULES, Replay, Score, Scorer, check_rule, score
+from ftis_node.tasks.rewards import JUDGED_RULES, Replay, Score, Scorer, check_rule, form_of, kind_of, score
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task, TextCaps
+from ftis_node.tasks.templates import chosen, contradiction, shown
 
 # What other modules of this folder make, beside the functions below.
 __all__ = ["Example", "Replay", "Score", "Scorer", "Source", "Task", "TextCaps", "make_task", "score"]
@@ -71,20 +72,35 @@ _BOLD_RULES = {
 }
 
 
-def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
-    """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
+def check_named(
+    run: Run,
+    *,
+    task: str | None,
+    reward: str | None,
+    ours: bool,
+    data: Path | None = None,
+    template: str | None = None,
+) -> None:
+    """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser; and one
+    whose template, known by its name, asks for another form than earns.
 
     Args:
-        task, reward, data: what the owner named at this start. ours: the owner joined or began this run before.
+        task, reward, data, template: what the owner named at this start. ours: the owner joined or began this run
+            before.
 
     Raises:
-        UsageError: it was not named, or another rule was.
+        UsageError: it was not named, or another rule or template was.
     """
     source_of(run.task, data=data, code=task is not None).refuse_stranger(ours=ours)
     if reward is not None and reward != run.reward:
         raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
-    if run.reward in _BOLD_RULES and reward is None and not ours:
-        what = f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[run.reward]}."
+    if template is not None and chosen(template, run.reward, fixed=True)[0] != run.template:
+        what = f"The run asks by the template {shown(run.template)}, not by {template[:40]!a}."
+        raise UsageError(what, "Leave out --template, which is for a new run.")
+    if not ours and (why := contradiction(run.template, run.reward)):
+        raise UsageError(why, "Ask the others in the run for one whose rule and template agree.")
+    if kind_of(run.reward) in _BOLD_RULES and reward is None and not ours:
+        what = f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[kind_of(run.reward)]}."
         raise UsageError(what, f"If that is acceptable to you, start with --reward {run.reward}.")
 
 
@@ -97,4 +113,4 @@ def scoring(rule: str, own: Scorer | None = None) -> Scorer:
     if own is not None:
         return own.another()
     check_rule(rule)
-    return Judge(rule) if rule in JUDGED_RULES else Scorer(functools.partial(score, rule))
+    return Judge(rule) if rule in JUDGED_RULES else Scorer(functools.partial(score, rule), form_of(rule))

@@ -8,7 +8,8 @@ from functools import cache
 from itertools import product
 
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task, digest_of, place_of
+from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, Example, Task, digest_of, place_of
+from ftis_node.tasks.templates import PLAIN
 
 _OPERANDS = range(1, 10)
 _HELD_OUT = {3: 0.3, 4: 0.02}  # shares of the prompts, by the number of operands
@@ -51,5 +52,4 @@ class Arithmetic(Source):
         return arithmetic(4 if self.name == "arithmetic-4" else 3)
 
     def foreseen(self) -> tuple[str | None, str | None]:
-        task = self._load()
-        return task.data, task.reward
+        return self._load().data, self.rule

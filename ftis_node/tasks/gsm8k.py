@@ -55,7 +55,7 @@ class Gsm8k(Source):
         return None
 
     def foreseen(self) -> tuple[str | None, str | None]:
-        return TRAIN.sha256 if self.data is None else sha256_of(self.data), "integer"
+        return TRAIN.sha256 if self.data is None else sha256_of(self.data), self.rule
 
     def download(self) -> tuple[int, str] | None:
         train = self.data or cache_dir() / "gsm8k-train.jsonl"

@@ -28,7 +28,7 @@ from ftis_node.tasks.download import put_there
 from ftis_node.tasks.gsm8k import gold_answer
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.judge import bare_environment
-from ftis_node.tasks.rewards import check_rule
+from ftis_node.tasks.rewards import check_rule, kind_of
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task
 from ftis_node.text import counted, rounded
@@ -81,7 +81,6 @@ class HubDataset(Source):
     Rows whose answer is none under the rule are left out, which is the same on every node.
     """
 
-    any_rule = True
     does = "is downloaded from a hub of datasets"
 
     @classmethod
@@ -123,11 +122,12 @@ class HubDataset(Source):
             content = _kept(source)
         if content is None:
             content = _download(source, files)
-        wanted = GOLDS[self.rule][1]
+        kind = kind_of(self.rule)
+        wanted = GOLDS[kind][1]
         pairs = [json.loads(line) for line in content.splitlines()]
-        rows, left_out = _examples(pairs, source, functools.partial(_written_plainly, self.rule))
+        rows, left_out = _examples(pairs, source, functools.partial(_written_plainly, kind))
         if len(left_out) > len(rows):  # only then: the rows of a run that others have do not change
-            rows, left_out = _examples(pairs, source, functools.partial(_gold, self.rule))
+            rows, left_out = _examples(pairs, source, functools.partial(_gold, kind))
         if len(left_out) > len(rows):
             what = f"Of {len(pairs):,} rows of {source.name}, {len(left_out):,} have an answer that is not {wanted}."
             raise UsageError(what, "Name another column with --answer, or another rule with --reward.")
@@ -153,20 +153,20 @@ def _examples(
     return rows, left_out
 
 
-def _gold(rule: str, value: Any) -> str | None:
-    """Return the gold answer under the rule, which may stand alone in a list; None where there is none."""
-    if isinstance(value, list) and len(value) == 1 and rule != "tests":
+def _gold(kind: str, value: Any) -> str | None:
+    """Return the gold answer of this kind, which may stand alone in a list; None where there is none."""
+    if isinstance(value, list) and len(value) == 1 and kind != "tests":
         value = value[0]
-    gold = GOLDS[rule][0](value)
-    return gold_answer(value) if gold is None and rule == "integer" else gold
+    gold = GOLDS[kind][0](value)
+    return gold_answer(value) if gold is None and kind == "integer" else gold
 
 
-def _written_plainly(rule: str, value: Any) -> str | None:
+def _written_plainly(kind: str, value: Any) -> str | None:
     """The same, but None for `5.0` in any form, and for a list: most datasets have neither."""
-    odd = isinstance(value, float) or (isinstance(value, list) and rule != "tests")
-    if rule == "integer" and isinstance(value, str):
+    odd = isinstance(value, float) or (isinstance(value, list) and kind != "tests")
+    if kind == "integer" and isinstance(value, str):
         odd = "." in value.rpartition("####")[2]
-    return None if odd else _gold(rule, value)
+    return None if odd else _gold(kind, value)
 
 
 def _rows_file(source: DatasetSplit) -> Path:

@@ -20,9 +20,10 @@ from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.download import sha256_of
-from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, check_rule, normal, parse_integer
+from ftis_node.tasks.rewards import ANSWER_CHARACTERS, TEXT_CHARACTERS, check_rule, kind_of, normal, parse_integer
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import PLAIN, Example, Task, place_of
+from ftis_node.tasks.task import Example, Task, place_of
+from ftis_node.tasks.templates import PLAIN
 from ftis_node.text import counted
 
 _HELD_OUT = 0.1
@@ -187,7 +188,7 @@ GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
     "math": (latex_answer, f"a text of 1 to {ANSWER_CHARACTERS} characters"),
     "tests": (_asserts, f"Python text with asserts, or a list of its lines, of 1 to {TEXT_CHARACTERS} characters"),
 }
-"""By the rule: what makes a gold answer of a row's (None: it is none), and what that may be."""
+"""By the kind of answer: what makes a gold answer of a row's (None: it is none), and what that may be."""
 
 
 def _row(row: object, layout: Layout, place: str) -> tuple[str, Example]:
@@ -214,7 +215,7 @@ class JsonLines(Source):
     A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
     """
 
-    has_files = any_rule = True
+    has_files = True
     suffix: ClassVar[str] = ".jsonl"
 
     @classmethod
@@ -248,7 +249,7 @@ class JsonLines(Source):
 
     def _of(self, path: Path, eval_data: Path | None) -> Task:
         check_rule(self.rule)
-        layout = Layout(*GOLDS[self.rule])
+        layout = Layout(*GOLDS[kind_of(self.rule)])
         digest, rows, field = read_rows(path, layout, self.rows_in)
         train, held_out = split(path, rows)
         if eval_data is not None:

@@ -177,20 +177,24 @@ class Judge(Asked):
         Raises:
             UsageError: math-verify is not installed.
         """
-        if rule == "math" and importlib.util.find_spec("math_verify") is None:
+        kind = rewards.kind_of(rule)
+        if rule in rewards.RULES:
+            self.form = rewards.form_of(rule)
+        if kind == "math" and importlib.util.find_spec("math_verify") is None:
             raise UsageError("Judging mathematics needs math-verify.", f"Run: {to_install('ftis-node[math]')}")
-        self._kind = rule
-        self.takes_gold = rule not in ("tests", "verifiers")
-        memory = memory or _LARGER.get(rule, MEMORY_BYTES)
-        starting = _STARTING.get(rule, START_SECONDS)
-        super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, starting, memory)
+        self._named = rule
+        self._kind = kind
+        self.takes_gold = kind not in ("tests", "verifiers")
+        memory = memory or _LARGER.get(kind, MEMORY_BYTES)
+        starting = _STARTING.get(kind, START_SECONDS)
+        super().__init__(task or kind, SECONDS[kind] if seconds is None else seconds, starting, memory)
 
     def another(self) -> Self:
-        return type(self)(self._kind, self._rule, seconds=self._seconds, memory=self._memory)
+        return type(self)(self._named, self._rule, seconds=self._seconds, memory=self._memory)
 
     def __call__(self, text: str, answer: str) -> Score:
         if self._kind == "math":
-            return rewards.score_mathematics(self.same, text, answer)
+            return rewards.score_mathematics(self.same, text, answer, self.form)
         stripped = rewards.code_in if self._kind == "tests" else str
         return rewards.score_text(lambda given: self.same(answer, stripped(given)), text)
 

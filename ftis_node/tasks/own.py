@@ -27,10 +27,11 @@ from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError, did_you_mean
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.judge import START_SECONDS, Asked
-from ftis_node.tasks.rewards import Score, Scorer, check_rule
+from ftis_node.tasks.rewards import Score, Scorer, check_rule, kind_of
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task, digest_of
+from ftis_node.tasks.templates import chosen
 from ftis_node.text import counted
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
@@ -55,10 +56,11 @@ def make_task(
 
     Args:
         rows: to train on, in an order that is the same on every node.
-        reward: a rule (integer, exact, regex, math), or what gives the verdict on a text, given the gold answer: it is
-            called with whatever peers wrote, in processes of its own.
+        reward: a rule (integer, integer-boxed, exact, …), or what gives the verdict on a text, given the gold answer:
+            it is called with whatever peers wrote, in processes of its own.
         held_out: to be evaluated on; by default about a tenth of the rows, chosen by hash, which is not trained on.
-        template: the prompt, with {question} in it once; by default a reasoning prompt that fits the rule.
+        template: the prompt, with {question} in it once, or the name of one that goes with the rule; by default one
+            that asks for reasoning, and for an answer in the form that earns.
         completion_tokens, prompt_tokens: longest completion and prompt.
         reward_seconds: that a verdict of a function may take; then the answer is wrong.
 
@@ -69,14 +71,14 @@ def make_task(
         raise UsageError(f"A reward cannot take {reward_seconds} seconds.", "Give it a time, such as 5.")
     rule = reward if isinstance(reward, str) else "exact"
     check_rule(rule)
-    gold = GOLDS[rule] if isinstance(reward, str) else (_any_text, "a text")
+    gold = GOLDS[kind_of(rule)] if isinstance(reward, str) else (_any_text, "a text")
     train, rest = _examples(rows, *gold), _examples(held_out or (), *gold)
     if not train:
         raise UsageError("The task has no rows.", "Give it two different questions at least.")
     if held_out is None:
         train, rest = split("The task", train)
-    if template is not None and template.count("{question}") != 1:
-        raise UsageError("The template does not contain {question} exactly once.", "Write it there, once.")
+    if template is not None:
+        template, _ = chosen(template, reward if isinstance(reward, str) else "", fixed=True)
     task = Task.by_rule("", train, rest, digest_of(train), rule, (prompt_tokens, completion_tokens), template)
     if isinstance(reward, str):
         return task
@@ -157,7 +159,7 @@ class Guarded(Asked):
     which imports the same code.
     """
 
-    tagged = False
+    form = ""
 
     def __init__(self, name: str, seconds: float, start_seconds: float) -> None:
         """

@@ -24,7 +24,8 @@ from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import Judge, bare_environment, refuse_unjailed
 from ftis_node.tasks.rewards import Replay, Score, score_text
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task
+from ftis_node.tasks.task import Example, Task
+from ftis_node.tasks.templates import ANSWERED, ASKED
 
 _ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
 _PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
@@ -48,7 +49,7 @@ class PackageJudge(Judge):
 class EnvironmentJudge(Judge):
     """An environment of verifiers, whose rewards see a whole completion, or each answer of an episode."""
 
-    tagged = False
+    form = ""
 
     def __call__(self, text: str, answer: str) -> Score:
         played = self.replay([text], answer)
@@ -75,11 +76,11 @@ def _worth(told: object) -> float:
 
 class Packaged(Source):
     """package: its name, which the task's begins with, and a colon. child: the file that makes rows and judges.
-    template: for the questions. judge: what asks it. form: of a task's name, after the colon."""
+    asks: the template around questions. judge: what asks it. form: of a task's name, after the colon."""
 
     package: ClassVar[str]
     child: ClassVar[Path]
-    template: ClassVar[str]
+    asks: ClassVar[str]
     judge: ClassVar[type[Judge]]
     form: ClassVar[str]
     editable = False
@@ -120,11 +121,11 @@ class Packaged(Source):
         if not held_out:
             raise UsageError(f"The task {name} has no questions beside those to train on.", "Add another of its tasks.")
         pinned = [made.get("source", ""), [[row.question, row.answer] for row in train]]
-        longest = max(len(row.question) for row in (*train, *held_out)) + len(self.template)
+        longest = max(len(row.question) for row in (*train, *held_out)) + len(self.asks)
         prompt_tokens = min(max(longest // 2 + _CHAT_TOKENS, _PROMPT_TOKENS[0]), _PROMPT_TOKENS[1])
         data = hashlib.sha256(json.dumps(pinned, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
         rule, caps = f"{self.package}:{version}", (prompt_tokens, _COMPLETION_TOKENS)
-        task = Task.by_rule(name, train, held_out, data, rule, caps, self.template)
+        task = Task.by_rule(name, train, held_out, data, rule, caps, self.asks)
         return replace(task, scorer=self.judge(self.package, name), turns=made.get("turns", 1))
 
     @property
@@ -165,7 +166,7 @@ class ReasoningGym(Packaged):
     package = "reasoning-gym"
     does = "makes its rows with reasoning-gym, whose scorers evaluate what peers write, in a jail"
     child = Path(__file__).with_name("gym_child.py")
-    template = ANSWERED
+    asks = ANSWERED
     judge = PackageJudge
     form = "NAME[@LEVEL][*WEIGHT], with commas between"
 
@@ -176,6 +177,6 @@ class Verifiers(Packaged):
     package = "verifiers"
     does = "is an environment of verifiers, which is imported, and judges what peers write in a jail"
     child = Path(__file__).with_name("verifiers_child.py")
-    template = ASKED
+    asks = ASKED
     judge = EnvironmentJudge
     form = "NAME, of an environment that is installed"

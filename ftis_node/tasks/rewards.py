@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.score_columns import Columns
 
-PURE_RULES = ("integer", "exact")
+PURE_RULES = ("integer", "integer-boxed", "exact")
 """The names that `score` knows: rules whose verdict is the same on every node."""
 
-JUDGED_RULES = ("regex", "math", "tests")
+JUDGED_RULES = ("regex", "math", "math-boxed", "tests")
 """Rules that need a process of their own (see `judge`): bound to a wall clock, so that two nodes may disagree."""
 
 RULES = PURE_RULES + JUDGED_RULES
-"""The names that a run may have."""
+"""The names that a run may have: a kind of answer, and the form that earns where that is not the tags."""
+
+FORMS: Mapping[str, str] = {
+    "tags": "<think>…</think> <answer>{}</answer>",
+    "boxed": r"\boxed{{{}}}",
+}
+"""The forms that earn, by their names: a short text of each, around an answer."""
 
 TEXT_CHARACTERS = 4096
 """The longest answer under `exact` and `regex`; NFC takes time with the square of a text of nothing but accents."""
@@ -75,15 +81,16 @@ class Replay:
 class Scorer:
     """Gives verdicts on texts. One thread at a time may use it; as a context it ends the process that it may have.
 
-    This one gives those of a function. tagged: an answer counts between its tags only.
+    This one gives those of a function. form: of `FORMS`, in which alone an answer counts; empty: it may have another.
     takes_gold: the gold answer is itself an answer.
     """
 
-    tagged = True
+    form = "tags"
     takes_gold = True
 
-    def __init__(self, function: Callable[[str, str], Score]) -> None:
+    def __init__(self, function: Callable[[str, str], Score], form: str = "tags") -> None:
         self.function = function
+        self.form = form
 
     def __call__(self, text: str, answer: str) -> Score:
         """The verdict on a completion's text, given the gold answer."""
@@ -119,10 +126,33 @@ class Scorer:
         self.close()
 
 
+def form_of(rule: str) -> str:
+    """The name of the form in which answers earn under this rule."""
+    _, _, form = rule.partition("-")
+    return form if form in FORMS else "tags"
+
+
+def ways(form: str) -> list[str]:
+    """The texts around an answer in this form; in all and in none, if it is empty."""
+    return [FORMS[form]] if form else [*FORMS.values(), "{}"]
+
+
+def tags_of(rule: str) -> tuple[str, ...]:
+    """The tags that an answer needs in order to earn."""
+    return TAGS if rule in RULES and form_of(rule) == "tags" else ()
+
+
+def kind_of(rule: str) -> str:
+    """What answers are under this rule, whatever their form."""
+    kind, _, form = rule.partition("-")
+    return kind if form in FORMS else rule
+
+
 def check_rule(rule: str) -> None:
     """Raise UsageError for a rule that is none."""
     if rule not in RULES:
-        raise UsageError(f"There is no reward rule {rule[:40]!a}.", f"Use one of: {', '.join(RULES)}.")
+        near = did_you_mean(rule[:40], RULES)
+        raise UsageError(f"There is no reward rule {rule[:40]!a}.", f"{near}Use one of: {', '.join(RULES)}.")
 
 
 def score(rule: str, text: str, answer: str) -> Score:
@@ -135,10 +165,11 @@ def score(rule: str, text: str, answer: str) -> Score:
         raise UsageError(f"The reward rule {rule!r} needs a process of its own.", "Use `ftis_node.tasks.scoring`.")
     if rule == "exact":
         return score_text(lambda given: given == answer, text)
-    gold, answered = parse_integer(answer), answer_of(text)
+    gold, answered = parse_integer(answer), answer_of(text, form_of(rule))
     given = None if answered is None else parse_integer(answered)
     right = gold is not None and given == gold
-    return Score(float(right), given is not None, gold is not None and _last_integer(text) == gold)
+    lenient = right or (gold is not None and _last_integer(text) == gold)
+    return Score(float(right), given is not None, lenient)
 
 
 def score_text(worth: Callable[[str], float], text: str) -> Score:
@@ -181,8 +212,15 @@ def parse_integer(text: str) -> int | None:
     return int(text.replace(",", "")) if _INTEGER.fullmatch(text) else None
 
 
-def answer_of(text: str) -> str | None:
-    """The text between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
+def answer_of(text: str, form: str = "tags") -> str | None:
+    r"""The answer in a text of this form of `FORMS`; None where the text has another.
+
+    `tags`: what stands between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>.
+    `boxed`: what the last \boxed{…} holds.
+    """
+    if form == "boxed":
+        _, opened, rest = text.rpartition(_BOXED)
+        return _braced(rest[:ANSWER_CHARACTERS]) if opened else None
     text = text.strip(_SPACE)
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None
@@ -200,14 +238,14 @@ def _last_integer(text: str) -> int | None:
     return None if fraction.strip(".0") else parse_integer(found[0].removesuffix(fraction))
 
 
-def score_mathematics(same: Callable[..., bool], text: str, gold: str) -> Score:
+def score_mathematics(same: Callable[..., bool], text: str, gold: str, form: str = "tags") -> Score:
     r"""Score `text` against the gold answer in LaTeX; ask `same`, a `Judge.same`, once at most; never raise.
 
-    `formatted`: the tags are right and hold 1 to `ANSWER_CHARACTERS` characters. `lenient` is then the same as right,
-    and otherwise of the last answer anywhere: of the last `\boxed{…}` or `<answer>…`, whichever begins later, or what
-    math-verify finds at the end of a text that has neither.
+    `formatted`: the text has this form of `FORMS`, and an answer of 1 to `ANSWER_CHARACTERS` characters. `lenient` is
+    then the same as right, and otherwise of the last answer anywhere: of the last `\boxed{…}` or `<answer>…`, whichever
+    begins later, or what math-verify finds at the end of a text that has neither.
     """
-    answer = answer_of(text)
+    answer = answer_of(text, form)
     if answer is not None and answer.strip() and len(answer) <= ANSWER_CHARACTERS:
         right = same(gold, answer)
         return Score(float(right), formatted=True, lenient=right)

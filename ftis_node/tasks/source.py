@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.judge import refuse_unjailed
-from ftis_node.tasks.rewards import check_rule
+from ftis_node.tasks.rewards import check_rule, kind_of
 from ftis_node.tasks.task import Task
+from ftis_node.tasks.templates import chosen
 
 
 @dataclass(frozen=True)
@@ -17,18 +18,19 @@ class Source(ABC):
     """A task by its name, with what the owner of this machine said of it; each kind is a subclass (`tasks.KINDS`).
 
     data: a local training file, or for `test` one of the questions. eval_data: one of the same layout to hold out.
-    reward: the rule; None: the task's, or `integer`. code: the owner wrote the name, so what it names may be imported.
+    reward: the rule; None: the task's, or `integer`. template: a name or a text; None: that of the rule. code: the
+    owner wrote the name, so what it names may be imported.
     """
 
     name: str
     data: Path | None = None
     eval_data: Path | None = None
     reward: str | None = None
+    template: str | None = None
     code: bool = False
 
     names: ClassVar[tuple[str, ...]] = ()  # of a kind with names of its own
     has_files: ClassVar[bool] = False  # whether data and eval_data are files of its rows
-    any_rule: ClassVar[bool] = False  # whether its rule is chosen, by its owner or the run
     editable: ClassVar[bool] = True  # whether a person can correct its rows
     does: ClassVar[str] = ""  # what only a node's owner may agree to
 
@@ -114,8 +116,17 @@ class Source(ABC):
         if not self.has_files and (self.data is not None or self.eval_data is not None):
             raise UsageError(f"The task {self.name} makes its own data.", "Leave out --data and --eval-data.")
         task = made()
-        if task is not None and self.reward not in (None, task.reward):
-            check_rule(str(self.reward))
-            what = f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}."
-            raise UsageError(what, "Leave out --reward, which is for a file or an hf: task.")
+        return None if task is None else self._asked(task)
+
+    def _asked(self, task: Task) -> Task:
+        """The task by the rule and in the template that were named. Raises UsageError for those that it cannot have."""
+        if self.reward is not None and self.reward != task.reward:
+            check_rule(self.reward)
+            if task.scorer is not None or kind_of(self.reward) != kind_of(task.reward):
+                what = f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}."
+                raise UsageError(what, "Leave out --reward, which is for a file or an hf: task.")
+            task = task.under(self.reward)
+        if self.template is not None:
+            text, rule = chosen(self.template, task.reward, fixed=self.reward is not None)
+            task = replace(task, template=text, reward=rule)
         return task

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftis_node.tasks.rewards import Scorer
+from ftis_node.tasks.templates import usual
 from ftis_node.text import counted
 
 # Longest prompt and completion of the tasks that come with the package and can be trained on, in tokens.
@@ -38,35 +39,6 @@ class TextCaps:
 
 # The longest completion of four operands that spells its steps has 56 bytes; one token a byte leaves nobody out.
 ARITHMETIC_TEXT = TextCaps(prompt_bytes=16, completion_bytes=64, completion_tokens=64)
-
-PLAIN = "{question}"
-"""The question is the prompt."""
-
-ASKED = "{question}\n"
-"""The question is a message, which an instruct model is asked in a chat."""
-
-REASONING = (
-    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "
-    "first thinks about the reasoning process and then gives the answer. The reasoning process is enclosed in <think> "
-    "</think> tags and the answer, a single integer, in <answer> </answer> tags, i.e. <think> reasoning process here "
-    "</think> <answer> answer here </answer>.\nUser: {question}\nAssistant:"
-)
-"""Plain text for any base or instruct model: no chat template, no tag prefilled, no stop string."""
-
-MATHEMATICS = REASONING.replace("a single integer", "a mathematical expression in LaTeX")
-"""The same for answers that need not be integers."""
-
-ANSWERED = REASONING.replace(", a single integer,", "")
-"""The same for answers of any kind."""
-
-PROGRAMMED = REASONING.replace("a single integer", "Python code that defines the function asked for")
-"""The same for answers that are code."""
-
-TEMPLATES: Mapping[str, str] = {
-    **{"integer": REASONING, "math": MATHEMATICS, "tests": PROGRAMMED},
-    **dict.fromkeys(("exact", "regex"), ANSWERED),
-}
-"""The template around a question, by the rule."""
 
 
 def told_if_few(held_out: int) -> str:
@@ -141,7 +113,12 @@ class Task:
             caps: longest prompt and completion, in tokens.
         """
         text = TextCaps.beside(*caps)
-        return cls(name, train, held_out, data, template or TEMPLATES[reward], reward, caps[1], caps[0], text)
+        return cls(name, train, held_out, data, template or usual(reward), reward, caps[1], caps[0], text)
+
+    def under(self, rule: str) -> Task:
+        """The same rows under a rule of the same kind that rewards another form; asked for that, if by its rule."""
+        template = usual(rule) if self.template == usual(self.reward) else self.template
+        return replace(self, reward=rule, template=template)
 
     def facts(self) -> dict[str, Any]:
         """What nodes of a run must agree on, see `config.run.run_for`."""

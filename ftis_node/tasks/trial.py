@@ -17,7 +17,7 @@ from itertools import zip_longest
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks import scoring
-from ftis_node.tasks.rewards import Scorer
+from ftis_node.tasks.rewards import FORMS, Scorer, kind_of, ways
 from ftis_node.tasks.task import Example, Task
 
 ROWS = 16  # of each part of a task, and half as many at least
@@ -32,7 +32,6 @@ _ANSWERS = (
     *(string.ascii_uppercase, ", ".join(map(str, range(101))), "pass", "raise SystemExit", "exit()", "0 " * 999),
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_TAGGED = "<think></think><answer>{}</answer>"
 
 _FAILURES = 3  # after so many nothing more is tried: each may take seconds
 MEND = "Mend it: it returns a Score for every text, whatever that is, as Score(0.0, False, False) for a wrong one."
@@ -46,8 +45,8 @@ def failures(task: Task) -> tuple[list[str], bool]:
     rows = task.train[:2]
     reasons: dict[str, str] = {}
     failed = given = 0
-    texts = [(form.format(row.answer), row) for form in (_TAGGED, "{}", r"\boxed{{{}}}") for row in rows]
-    odd = ("", "no", _TAGGED.format("7"), "<answer>", "\u0663\x00 \U0001f600", "0 " * 999)
+    texts = [(form.format(row.answer), row) for form in ways("") for row in rows]
+    odd = ("", "no", FORMS["tags"].format("7"), "<answer>", "\u0663\x00 \U0001f600", "0 " * 999)
     texts += [(text, rows[0]) for text in odd]
     with scoring(task.reward, task.scorer) as scorer:
         for text, row in texts:
@@ -80,7 +79,7 @@ def refuse_unskilled(task: Task) -> None:
     Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
     """
     refuse_broken(task)
-    if task.reward not in _COMPARING and (found := unskilled(task)) is not None:
+    if kind_of(task.reward) not in _COMPARING and (found := unskilled(task)) is not None:
         answer, row, rewarded, rows = found
         raise UsageError(
             f"The task {task.name} rewards {answer[-80:]!r} on {rewarded} of {rows} rows whose right answers differ, "
@@ -137,7 +136,7 @@ def _texts(scorer: Scorer, question: str, right: str) -> Iterator[str | None]:
     lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
     own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
     for answer in (*_ANSWERS, *own):
-        for form in ("{}", r"\boxed{{{}}}", _TAGGED) if not scorer.tagged else (_TAGGED,):
+        for form in ways(scorer.form):
             yield form.format(answer) if _normal(answer) != right else None
 
 

@@ -101,6 +101,7 @@ class Engine:
         caps: Mapping[str, int] | None = None,
         remembered: Mapping[str, bool | int | str] | None = None,
         reward: str | None = None,
+        template: str | None = None,
         code: bool = False,
         must_fit: bool = False,
         own_data: str | None = None,
@@ -112,7 +113,7 @@ class Engine:
         Args:
             caps: prompt_tokens, completion_tokens and group of the run, if it is known already.
             remembered: see `planning.settle`.
-            reward, code: see `tasks.load_task`.
+            reward, template, code: see `tasks.load_task`.
             must_fit: at a node's start: refuse a model that cannot be trained in the available memory, and a task that
                 rewards answers without skill.
             own_data: a JSONL file of rows that only this node trains on; own_reward: their rule.
@@ -123,7 +124,7 @@ class Engine:
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         with doing("reading the task"):
-            self.task = load_task(task, **files, reward=reward, code=code)
+            self.task = load_task(task, **files, reward=reward, template=template, code=code)
         if must_fit:
             refuse_unskilled(self.task)
         if own_data is not None:

@@ -8,7 +8,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.fit.plan import Plan
 from ftis_node.policy.policy import Policy
 from ftis_node.tasks import Task
-from ftis_node.tasks.rewards import RULES, TAGS
+from ftis_node.tasks.rewards import TAGS, tags_of
 from ftis_node.tokenizer.asking import facts_for, refuse_special
 from ftis_node.tokenizer.codec import text_refusal
 from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable, unwritable
@@ -22,7 +22,7 @@ def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, p
     tokenizer, tags, prompts = policy.tokenizer, "".join(TAGS), [task.prompt(row) for row in task.train]
     backend = backend_of(tokenizer)
     refuse_unwritable(backend, policy.name, prompts)
-    refuse_special(tokenizer, TAGS if task.reward in RULES else (), policy.name)
+    refuse_special(tokenizer, tags_of(task.reward), policy.name)
     letters = "".join(sorted({letter for row in task.train for letter in row.question}))
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(

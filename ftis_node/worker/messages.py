@@ -159,6 +159,7 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
     caps: dict[str, int] | None = None
     remembered: dict[str, bool | int | str] | None = None
     reward: str | None = None
+    template: str | None = None
     code: bool = False
     must_fit: bool = False
     own_data: str | None = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ftis_node.tasks.task import REASONING
+from ftis_node.tasks.templates import REASONING
 from tests.support.tokenizers import CHATML, speaker
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -1,0 +1,190 @@
+"""Templates by name: which form earns is in the rule's name, and a template by its name cannot ask for another."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file
+from ftis_node.errors import UsageError
+from ftis_node.tasks import load_task, make_task, score
+from ftis_node.tasks.judge import Judge
+from ftis_node.tasks.rewards import FORMS, RULES, form_of
+from ftis_node.tasks.templates import TEMPLATES, known_as
+from tests.support.cli import Cli
+from tests.support.swarm import make_run
+
+BOXED = TEMPLATES["boxed"]["integer-boxed"]
+INTEGERS = ("integer", "integer-boxed")
+SUMS = [(f"What is {n} + 1?", n + 1) for n in range(40)]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": asked, "answer": str(gold)}) + "\n" for asked, gold in SUMS))
+    return str(file)
+
+
+# --- rules: a form each -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", INTEGERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str) -> None:
+    verdict = score(rule, FORMS[form].format("1,234"), "1234")
+    own = form == form_of(rule)
+    assert (verdict.reward, verdict.formatted) == (float(own), own) and verdict.lenient
+    assert score(rule, FORMS[form].format("13"), "1234").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "reward", "formatted"),
+    [
+        ("integer-boxed", r"First \boxed{7}, so it is $\boxed{ +12 }$ dollars, 3 a day.", 1, True),
+        ("integer-boxed", r"It is \boxed{12}, or \boxed{13}.", 0, True),
+        ("integer-boxed", r"\boxed{12.0}", 0, False),
+        ("integer-boxed", r"\boxed{12", 0, False),
+        ("integer-boxed", r"\boxed{}", 0, False),
+    ],
+)
+def test_the_last_answer_of_the_form_counts(rule: str, text: str, reward: float, formatted: bool) -> None:
+    verdict = score(rule, text, "12")
+    assert (verdict.reward, verdict.formatted) == (reward, formatted) and verdict.lenient >= reward
+
+
+def test_mathematics_has_a_form_in_its_rule_too() -> None:
+    with Judge("math-boxed", seconds=30.0) as judge:  # patient: a machine may be busy
+        assert judge(r"So it is \boxed{\frac{1}{2}}.", "0.5").reward == 1
+        tagged = judge("<think></think> <answer>1/2</answer>", "0.5")
+        assert (tagged.reward, tagged.formatted, tagged.lenient) == (0, False, True)
+
+
+@pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "9", "\\"])
+def test_hostile_text_in_a_box_raises_nothing(unit: str) -> None:
+    for text in (unit * 200_000, r"\boxed{" + unit * 200_000):
+        assert score("integer-boxed", text, "12").reward == 0
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_has_the_question_once_one_name_and_nothing_to_copy() -> None:
+    assert {rule for texts in TEMPLATES.values() for rule in texts} == {*RULES}
+    for name, texts in TEMPLATES.items():
+        for rule, text in texts.items():
+            assert text.count("{question}") == 1 and known_as(text) == name
+            verdict = score("integer-boxed" if "boxed" in name else rule, text, "7") if "integer" in rule else None
+            assert name == "paper" or " here <" not in text
+            assert verdict is None or name.endswith("-example") or not verdict.formatted
+
+
+@pytest.mark.parametrize(
+    ("template", "reward", "rule"),
+    [
+        ("boxed", None, "integer-boxed"),
+        ("boxed-example", "math-boxed", "math-boxed"),
+        ("tags-example", None, "integer"),
+        ("paper", "exact", "exact"),
+        ("boxed", "math-boxed", "math-boxed"),
+        ("paper", "integer", "integer"),
+        (None, "integer-boxed", "integer-boxed"),
+        ("Say it.\n{question}", "integer-boxed", "integer-boxed"),
+        (None, None, "integer"),
+    ],
+)
+def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, reward: str | None, rule: str) -> None:
+    task = load_task(rows, template=template, reward=reward)
+    assert task.reward == rule
+    assert known_as(task.template) == (template if template in TEMPLATES else None) or template is None
+    if template is None:
+        assert known_as(task.template) == ("boxed" if "boxed" in rule else "paper")
+
+
+@pytest.mark.parametrize(
+    ("template", "reward", "what", "fix"),
+    [
+        ("boxt", None, "no template 'boxt'", "Did you mean 'boxed'"),
+        ("no question", None, "no template 'no question'", "{question} in it, once"),
+        ("{question}{question}", None, "no template", "{question} in it, once"),
+        ("boxed", "integer", "asks for \\boxed{…}, and the rule integer rewards <think>", "Leave out --reward"),
+        ("tags-example", "math-boxed", "and the rule math-boxed rewards \\boxed{…}", "Leave out --reward"),
+        ("boxed", "exact", "does not go with the rule 'exact'", "another template"),
+        (BOXED, "integer", "asks for \\boxed{…}, and the rule integer", "Leave out --reward"),
+        (None, "integer-box", "no reward rule 'integer-box'", "Did you mean 'integer-boxed'"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(
+    rows: str, template: str | None, reward: str | None, what: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_task(rows, template=template, reward=reward)
+    assert what in refused.value.what and fix in refused.value.fix
+
+
+def test_a_function_s_task_takes_the_name_that_goes_with_its_rule() -> None:
+    assert known_as(make_task(SUMS, reward="integer-boxed", template="boxed").template) == "boxed"
+    with pytest.raises(UsageError, match="rewards <think>"):
+        make_task(SUMS, template="boxed")
+    with pytest.raises(UsageError, match="does not go with"):
+        make_task(SUMS, reward=partial(score, "integer"), template="boxed")
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dry(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return partial(cli, "join", "--dry-run", "--device", "cpu", "--model", "tiny-bpe")
+
+
+def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, dry: Cli, tmp_path: Path) -> None:
+    file, home = tmp_path / "run.toml", ("--home", str(tmp_path / "home"))
+    line = ("run", "new", "--task", rows, "--model", "tiny-bpe", "--template", "boxed", "-o", str(file))
+    assert cli(*line)[0] == 0
+    run = load_run_file(file).run
+    assert (run.reward, run.template) == ("integer-boxed", BOXED)
+    code, out, err = dry(*home, "--run", str(file), "--task", rows)
+    assert code == 0, err
+    assert "template  boxed; judged by integer-boxed" in out
+    report = json.loads(dry(*home, "--run", str(file), "--task", rows, "--json")[1])
+    assert (report["run"]["template"], report["run"]["reward"]) == ("boxed", "integer-boxed")
+    code, _, err = dry(*home, "--run", str(file), "--task", rows, "--template", "{question} Box it.")
+    assert code == 2 and "The run asks by the template boxed, not by '{question} Box it.'." in err
+    code, out, _ = dry(*home, "--task", rows, "--template", "boxed-example")
+    assert code == 0 and "template  boxed-example; judged by integer-boxed" in out
+
+
+def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_earn(
+    rows: str, cli: Cli, dry: Cli, tmp_path: Path
+) -> None:
+    file, home = tmp_path / "run.toml", ("--home", str(tmp_path / "home"))
+    assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
+    run = load_run_file(file).run
+    strange = run.model_copy(update={"template": "\x1b[2J\n{question} Say \u202e it."})
+    file.write_text(dump_run_file(RunFile(run=strange)))
+    out = dry(*home, "--run", str(file), "--task", rows)[1]
+    assert "template  '\\x1b[2J\\n{question} Say \\u202e it.'; judged by integer" in out and "\x1b" not in out
+    lost = run.model_copy(update={"template": BOXED})
+    file.write_text(dump_run_file(RunFile(run=lost)))
+    code, _, err = dry(*home, "--run", str(file), "--task", rows)
+    assert code == 2 and "The template boxed asks for \\boxed{…}, and the rule integer rewards <think>" in err
+
+
+def test_tasks_of_the_package_take_the_form_of_a_run() -> None:
+    task = load_task("arithmetic", reward="integer-boxed")
+    assert task.reward == "integer-boxed" and task.template == "{question}"
+    assert make_run(reward="integer-boxed").id != make_run(reward="integer").id
+
+
+# --- what a model could learn -----------------------------------------------------------------------------------------
+
+
+def test_rows_are_checked_and_filtered_by_the_form(rows: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
+    code, out, _ = cli("task", "check", rows, "--template", "boxed", "--json")
+    told = json.loads(out)
+    assert (code, told["reward"], told["accepted"], told["refused"]) == (0, "integer-boxed", 40, 0)
