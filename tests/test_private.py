@@ -315,7 +315,7 @@ def test_members_are_listed_with_who_invited_them(home_of: Homes, monkeypatch: p
     ambiguous = refused("remove", "Ann", "--home", home)  # Ben is no member any more
     assert "2 members call themselves 'Ann'" in ambiguous.what and FOUNDER.peer_id in ambiguous.fix
     names(home, {ANN: "Ann", EVE: "Eve"})
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("ftis_node.cli.invitations.nobody_to_ask", lambda: False)
     monkeypatch.setattr("typer.confirm", lambda text, **_: asked.append(text))
     asked: list[str] = []
     told = printed("remove", "Ann", "--home", home)

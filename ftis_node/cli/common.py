@@ -118,3 +118,8 @@ def seconds_in(text: str) -> int:
 def addresses_in(text: str) -> tuple[str, ...]:
     """The parts between commas, without spaces; empty ones are left out."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def nobody_to_ask() -> bool:
+    """Whether no person is at the other end."""
+    return not sys.stdin.isatty()

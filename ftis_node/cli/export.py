@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import JsonOption, nobody_to_ask, note, parse_pairs, print_json, tell_choice
 from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
 from ftis_node.policy.names import source_of
@@ -118,8 +117,3 @@ def save_first(path: Path) -> None:
         return
     say("The running node saves first; --no-save takes its last checkpoint.", error=True)
     saved(path)
-
-
-def nobody_to_ask() -> bool:
-    """Whether no person is at the other end."""
-    return not sys.stdin.isatty()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_json, seconds_in
+from ftis_node.cli.common import HomeOption, JsonOption, nobody_to_ask, print_json, seconds_in
 from ftis_node.config.run import Run, load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
@@ -119,7 +119,7 @@ def remove(
         member = _member(peer, book, names)
         peer = peer_id(member)
         _check_removal(book, identity.author, member, names)
-        if not json and sys.stdin.isatty():
+        if not json and not nobody_to_ask():
             typer.confirm(f"Remove {called(peer, names)} for good? Its key stays out, and whom it invited.", abort=True)
         removal = Removal(run_id=run.id, member=member, issuer=identity.author, issued_at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
