@@ -54,7 +54,7 @@ _PANELS = {
     "Results": {
         "eval": "Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format.",
         "ask": "Ask a trained model, beside its base model with --compare.",
-        "export": "Write a trained model as a folder that plain transformers loads, an adapter for peft, or a GGUF file.",
+        "export": "Write a trained model as a folder for plain transformers, an adapter for peft, or a GGUF file.",
         "task": "Check a task's rows, and what a model can learn from them; keep those that teach.",
     },
     "Trouble": {

@@ -40,7 +40,7 @@ def export(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a trained model as a folder that plain transformers loads, an adapter for peft, or a GGUF file.
+    """Write a trained model as a folder for plain transformers, an adapter for peft, or a GGUF file.
 
     The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
     LoRA layers are merged, or alone with --adapter.
