@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def other_rule() -> None:
 
 
 def endless() -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer = deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"eos_token": "<|stop|>"})
     refuse_rows(tokenizer, len(tokenizer) - 1, "tiny")
 

@@ -116,10 +116,11 @@ def test_what_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as full:
         full.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
         assert "1 MB are free" in refused(*words, "--gguf", to).what
-    directory = Checkpoints(home / "checkpoints").begin(8)
     large = {name: value + 1e5 for name, value in load_file(checkpoint_of(home).weights).items()}
+    checkpoints = Checkpoints(home / "checkpoints")
+    directory = checkpoints.begin(8)
     save_file(large, directory / WEIGHTS)
-    Checkpoints(home / "checkpoints").commit(directory, {"model": f"{base} (full)"})
+    checkpoints.commit(directory, {"model": f"{base} (full)"})
     assert "too large for f16" in refused(*words, "--gguf", to).what
     config = json.loads((base / "config.json").read_text())
     for changed, what in (({"hidden_act": "gelu"}, "hidden_act"), ({"model_type": "phi"}, "architecture is 'phi'")):
