@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from transformers import Starcoder2Config
 
 from ftis_node.cli.common import parse_pairs
 from ftis_node.config.settings import collect
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Wishes, plan
+from ftis_node.policy.measure import geometry_of
 from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
+from ftis_node.text import GB
 from tests.support.cli import Cli
 from tests.support.models import DATA, real_data
 from tests.support.small_models import tiny_config
@@ -108,3 +113,14 @@ def test_the_caps_are_the_tasks() -> None:
         "gsm8k": load_task("gsm8k", data=DATA / "gsm8k_train.jsonl", eval_data=DATA / "gsm8k_test.jsonl"),
     }
     assert {name: (task.prompt_tokens, task.completion_tokens) for name, task in tasks.items()} == CAPS
+
+
+def test_a_chosen_lora_target_that_means_nothing_there_is_told() -> None:
+    shape = geometry_of(Starcoder2Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2), "m")
+    workload = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
+    chosen = ("q_proj", "o_proj", "gate_proj")
+    usual = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    for targets in (chosen, chosen[:2], ("q_proj", "v_proj"), usual):
+        wishes = Wishes(lora=True, lora_targets=targets)
+        reasons = " ".join(plan(shape, 8 * GB, workload, wishes, "cuda", eight_bit=False).reasons)
+        assert ("no module gate_proj:" in reasons) == ("no module" in reasons) == (targets == chosen)

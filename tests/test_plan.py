@@ -115,14 +115,6 @@ def test_another_architecture_has_a_geometry_too() -> None:
     assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
 
 
-def test_a_chosen_lora_target_that_means_nothing_there_is_told() -> None:
-    shape = geometry_of(transformers.Starcoder2Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2), "m")
-    chosen = ("q_proj", "o_proj", "gate_proj")
-    assert "no module gate_proj:" in " ".join(planned(shape, 8, SHORT, lora=True, lora_targets=chosen).reasons)
-    for quiet in (chosen[:2], ("q_proj", "v_proj"), ALL):
-        assert "no module" not in " ".join(planned(shape, 8, SHORT, lora=True, lora_targets=quiet).reasons)
-
-
 ALONE = {"num_kv_shared_layers": 0}
 
 

@@ -20,10 +20,10 @@ from ftis_node.export.model import Exported, config_of, exported, kind_of, merge
 from ftis_node.export.record import record_of
 from ftis_node.host.doing import advance, doing
 from ftis_node.host.files import existing_folder, sync
-from ftis_node.policy.gguf.facts import architecture, factors_of, facts_of, names_for
 from ftis_node.policy.gguf.families import FAMILIES, FREQUENCIES, HEAD
 from ftis_node.policy.gguf.folder import blocks, read
 from ftis_node.policy.gguf.header import MAGIC
+from ftis_node.policy.gguf.metadata import architecture, factors_of, facts_of, names_for
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import file_of, public_name
 from ftis_node.text import rounded
