@@ -19,7 +19,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.support.daemons import STILL, Daemon, gone, run_cli
+from tests.support.daemons import STILL, Daemon, gone, run_cli, until
 
 PLACE = ("--host", "127.0.0.1")
 
@@ -80,9 +80,11 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     refused = run_cli("set", "model=tiny-b", *home)
     assert refused.returncode == 2 and "cannot be changed while the node runs" in refused.stderr
 
-    assert "step" in json.loads(run_cli("save", "--json", *home).stdout)
+    until(lambda: node.status().get("step"), "a first step")
+    assert json.loads(run_cli("save", "--json", *home).stdout)["step"]
     before = node.status()["step"]
     exported = run_cli("export", "--checkpoint", str(node.home.path), "--to", str(node.home.path / "out"), "--json")
+    assert exported.returncode == 0, exported.stderr
     assert "The running node saves first" in exported.stderr and json.loads(exported.stdout)["step"] >= before
 
     while not read_events(node.home.metrics, "changed"):  # taken before the next step; a pause may come first
