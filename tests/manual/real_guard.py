@@ -1,8 +1,8 @@
 """The parts of `make real` that try the guard of the fast paths: four faults in each path, on real weights.
 
-`guard` is on the CPU: packing and the native decoder, in fp32, in bf16 and over NF4 weights. `device` is on the pretend
-GPU in bf16: sequences packed by FlashAttention (varlen), the decoder, and the decoder with CUDA graphs alone wrong.
-A fault must end its own path, and no other.
+`guard` is on the CPU: packing and the native decoder, in the dtype that is asked for, over NF4 weights too. `device` is
+on the pretend GPU in bf16: sequences packed by FlashAttention (varlen), the decoder, and the decoder with CUDA graphs
+alone wrong. A fault must end its own path, and no other.
 """
 
 from __future__ import annotations
@@ -23,18 +23,14 @@ from tests.manual.real_parts import DATA, Check
 from tests.support.faults import FAULTS, in_decoder, in_packing
 
 ROWS = 4  # questions that the guard is tried on
-KINDS: dict[str, dict[str, Any]] = {
-    "fp32": {"dtype": "float32"},
-    "bf16": {"dtype": "bfloat16"},
-    "NF4": {"dtype": "float32", "lora": True, "quantisation": "nf4"},
-}
+KINDS: dict[str, dict[str, Any]] = {"whole": {}, "NF4": {"lora": True, "quantisation": "nf4"}}
 _DISTANCE = re.compile(r"differ by \S+ \S+ is allowed")
 
 
 def guard(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
-    """The fast paths on the CPU; `dtype` plays no part."""
+    """The fast paths on the CPU, of the weights as they are and in four bits."""
     for kind, chosen in KINDS.items():
-        yield from tried(kind, Settings(model=source, device="cpu", **chosen))
+        yield from tried(f"{kind}, {dtype}", Settings(model=source, device="cpu", dtype=dtype, **chosen))
 
 
 def on_device(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
