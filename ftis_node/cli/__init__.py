@@ -82,7 +82,7 @@ _PLACES = {
 }
 
 
-# What people call a command that has another name here.
+# Names that other programs have for a command, and its name here.
 _MEANT = {"chat": "ask", "talk": "ask", "generate": "ask", "train": "join", "start": "join", "evaluate": "eval"}
 
 

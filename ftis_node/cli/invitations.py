@@ -114,7 +114,7 @@ def remove(
     place.orders.mkdir(mode=0o700, exist_ok=True)
     if peer:
         names = _heard(place, run).names
-        if identity.author != book.founder and not book.appointed(identity.author):
+        if not book.appointed(identity.author):
             raise _no_remover(book.founder, names)
         member = _member(peer, book, names)
         peer = peer_id(member)
@@ -202,13 +202,9 @@ def _book(place: Home, run: Run) -> Book:
 
 
 def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
-    """Raises UserError if a removal of this member by this node would have no effect."""
+    """Raises UserError if a removal of this member by this node, the founder or an inviter, would have no effect."""
     held = book.best(member, unix_seconds())
-    if (
-        member == book.founder
-        or not book.appointed(own)
-        or (own != book.founder and member not in book.issued.get(own, {}))
-    ):
+    if member == book.founder or (own != book.founder and member not in book.issued.get(own, {})):
         raise _no_remover(book.founder if held is None else held.issuer, names)
     if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
         what = f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter."

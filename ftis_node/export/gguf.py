@@ -36,7 +36,7 @@ _HEADER = 32 << 20  # bytes, more than one takes
 _LARGEST = float(np.finfo(np.float16).max)
 _LIST = 9
 _KINDS_OF = {int: 4, float: 6, bool: 7, str: 8, list: _LIST}
-# Of a file itself, and not of what is in it.
+# Keys that describe the file itself begin so; a file that is made from another has its own.
 _OWN = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
 
 
@@ -57,7 +57,7 @@ def export_gguf(
     """Write the file `to`, whole or not at all.
 
     Args:
-        dtype: of `KINDS`; by default f16, of an adapter float32. What has one dimension is float32, as llama.cpp wants.
+        dtype: one of `KINDS`; by default f16, for an adapter float32. Vectors are always float32, as llama.cpp wants.
         adapter: the LoRA layers alone, which llama.cpp adds to the base model.
         overwrite: replaces a GGUF file that lies at `to`.
 
@@ -128,7 +128,7 @@ def _lora_name(name: str, config: Any, model: str) -> str:
 
 @contextmanager
 def _values(checkpoint: Checkpoint, settings: Settings, *, adapter: bool) -> Iterator[Callable[[str], Tensor]]:
-    """What gives the tensor of a name."""
+    """Yield a function that gives the tensor of a name in the checkpoint, or in the merged model."""
     if not adapter:
         state = merged(checkpoint, settings, record_of(checkpoint))[0].state_dict()
         yield state.__getitem__

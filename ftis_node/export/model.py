@@ -103,7 +103,7 @@ def export(
 def exported(
     checkpoint: Checkpoint, settings: Settings, to: Path, base: str, kind: str, dtype: str, files: dict[str, int]
 ) -> Exported:
-    """What was written: files by name, with their bytes."""
+    """Return the report of an export. files: the names of what was written, with their bytes."""
     return Exported(
         to=str(to),
         kind=kind,

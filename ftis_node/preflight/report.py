@@ -26,13 +26,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     """
     run, home, own, file = _run(case), case.home.path, case.own_task, str(case.options.own_data)
     report: dict[str, object] = {
-        "run": run
-        and {
-            **run[0].model_dump(mode="json"),
-            "template": shown(run[0].template),
-            "id": run[1] or None,
-            "from": run[2],
-        },
+        "run": run and _facts(*run),
         "task": _task(case) if case.task_known else None,
         "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
