@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.errors import UserError
 from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
 from ftis_node.swarm.wire.libp2p import FtisSwarm
 from tests.support.doors import node
-from tests.support.swarm import PATIENCE, RUN, Answers, make_run, transport
+from tests.support.swarm import PATIENCE, RUN, Answers, eventually, make_run, transport
 from tests.support.talkers import ALICE, BOB, CAROL
 
 
@@ -32,6 +33,31 @@ async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp
         assert time.monotonic() - began >= 0.6
     assert all(text in error.value.what for text in dead)
     assert "--run FILE" in error.value.fix
+
+
+class Giving(Answers):
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        run_file = run_file_as_json(RunFile(run=RUN))
+        return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=RUN.id, run_file=run_file)
+
+
+async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
+        asked = asyncio.create_task(fetch_run(carol, [dead, *await alice.addresses()], 0.0, starting=PATIENCE))
+        await eventually(lambda: "may be loading its model" in caplog.text, "a peer is told to load its model")
+        assert not asked.done()
+        await FtisSwarm(Giving()).add_p2p_handlers(alice.p2p)
+        assert (await asyncio.wait_for(asked, PATIENCE)).run == RUN
+
+
+async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+        with pytest.raises(UserError, match="may be loading its model"):
+            await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
 
 
 async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgrade(tmp_path: Path) -> None:

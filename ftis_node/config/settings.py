@@ -202,7 +202,7 @@ class Settings(BaseModel):
     min_peers: int = Field(0, ge=0, le=64)
     """[peers] The first step waits for so many."""
     patience: float = Field(20.0, ge=0)
-    """[s] How long a first start asks peers for the run."""
+    """[s] How long a first start asks peers for the run; half an hour while one of them loads its model."""
     max_age: float = Field(600.0, gt=0)
     """[s] Age at which announcements and foreign groups expire. What a slow node has pulled waits for three of its own
     steps, at most an hour."""

@@ -170,7 +170,8 @@ class Node:
         bootstraps = [parse_address(text)[0] for text in self.options.bootstraps]
         identity = Identity.load_or_create(self.home.key)
         transport = await self._open_network(runtime, identity, bootstraps)
-        asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
+        patience = f"{self.settings.patience:g} s at most, or half an hour while one of them loads its model"
+        asking = f"Asking the peers for their run, for {patience}."
         self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
         self._run_file = await run_to_join(self.home, self.options, transport, bootstraps, self.settings.patience)
         self.settings = self._first = self._settings_for(self.options.task_of(self._run_file))

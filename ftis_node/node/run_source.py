@@ -17,7 +17,7 @@ from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
-from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.handshake import STARTING_SECONDS, fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.roster import NO_MEMBER, Roster
@@ -36,13 +36,13 @@ async def run_to_join(
 
     Raises:
         UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
-        UserError: no peer sent its run within `patience` seconds.
+        UserError: no peer sent its run within `patience` seconds, or half an hour while one of them was starting.
     """
     found = known_run(home, options.run)
     ours = found is not None and agreed(home, found.run.id)
     if found is None and bootstraps:
         try:
-            found = await fetch_run(transport, bootstraps, patience, options.invitation)
+            found = await fetch_run(transport, bootstraps, patience, options.invitation, STARTING_SECONDS)
         except UserError as error:
             if tuple(bootstraps) != options.on_lan:
                 raise
@@ -63,9 +63,11 @@ async def run_to_watch(
 
     Raises:
         UsageError: the home looks at another run than that of the invitation.
-        UserError: no peer sent its run within `patience` seconds.
+        UserError: no peer sent its run within `patience` seconds, or half an hour while one of them was starting.
     """
-    found = known_run(home, None) or await fetch_run(transport, bootstraps, patience, invitation)
+    found = known_run(home, None)
+    if found is None:
+        found = await fetch_run(transport, bootstraps, patience, invitation, STARTING_SECONDS)
     refuse_other_run(found, invitation)
     return found
 

@@ -24,41 +24,52 @@ logger = logging.getLogger(__name__)
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 3, 2
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
+STARTING_SECONDS = (
+    1800.0  # a first start waits so long for a peer that is there and serves no run yet: it loads its model
+)
 
 
 async def fetch_run(
-    transport: Transport, bootstraps: Sequence[str], patience: float, invitation: Invitation | None = None
+    transport: Transport,
+    bootstraps: Sequence[str],
+    patience: float,
+    invitation: Invitation | None = None,
+    starting: float = 0.0,
 ) -> RunFile:
     """Return the run file of the first of `bootstraps` that sends one; ask all at once, for `patience` seconds.
 
     Args:
         invitation: to a private run; it is shown to its inviter only, and not redeemed.
+        starting: [s] how long to go on if that is longer while a peer is there and serves no run yet.
 
     Raises:
         UserError: no bootstrap could be reached, or none sent a run file.
     """
-    reasons: dict[str, str] = {}
+    reasons: dict[str, _NotYet] = {}
     peers = {text: parse_address(text)[1] for text in bootstraps}
     final: dict[bytes, _Final] = {}  # by peer: it speaks another protocol, or does not let this node in
     clock = asyncio.get_running_loop().time
-    deadline = clock() + patience
+    began = clock()
     while True:
         asked = [text for text in bootstraps if peers[text] not in final]
         answers = await asyncio.gather(*(_ask_run(transport, text, invitation) for text in asked))
+        longest = patience
         for text, found in zip(asked, answers, strict=True):
             if isinstance(found, RunFile):
                 return found
             if isinstance(found, _Final):
                 final[peers[text]] = found
                 continue
+            limit = max(patience, starting) if found.connected else patience
             if reasons.get(text) != found:
-                logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
+                logger.info("%s: %s; it is asked again for up to %.0f s.", text, found.why, limit)
             reasons[text] = found
-        if final.keys() >= set(peers.values()) or clock() >= deadline:
+            longest = max(longest, limit)
+        if final.keys() >= set(peers.values()) or clock() >= began + longest:
             break
         await asyncio.sleep(0.5)
     told = [f"{peer_id(peer)}: {refusal.why}" for peer, refusal in final.items()]
-    told += [f"{text}: {why}" for text, why in reasons.items() if peers[text] not in final]
+    told += [f"{text}: {reason.why}" for text, reason in reasons.items() if peers[text] not in final]
     refused = final if invitation is None or invitation.inviter in final else {}
     raise UserError(
         f"None of the peers gave their run: {'; '.join(told)}.",
@@ -79,11 +90,21 @@ class _Final:
     fix: str
 
 
-async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _Final | str:
+@dataclass(frozen=True)
+class _NotYet:
+    """Why a peer gave no run when it was asked. connected: it is there, and does not serve the protocol or is late."""
+
+    why: str
+    connected: bool = False
+
+
+async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _Final | _NotYet:
     """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
+    connected = False
     try:
         await transport.connect(peer, [address])
+        connected = True
         hello = greeting(None, [])
         if invitation is not None and invitation.inviter == peer:  # whoever else sees it could use it first
             hello.invitation = invitation.encoded
@@ -94,12 +115,14 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
             return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
         run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
-        return str(error)
+        if connected:
+            return _NotYet(f"it is there and serves no run yet; it may be loading its model ({error})", connected=True)
+        return _NotYet(str(error))
     except UsageError as error:
-        return plain(error.what, 200)
+        return _NotYet(plain(error.what, 200))
     if run_file.run.id == answer.run_id:
         return run_file
-    return "the run file that it sent is not of the run that it names"
+    return _NotYet("the run file that it sent is not of the run that it names")
 
 
 def other_protocol(theirs: int) -> str:
