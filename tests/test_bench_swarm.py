@@ -1,12 +1,8 @@
 """The swarm's benchmark measures what it says it does, on swarms of three."""
 
-import asyncio
-import random
-
 import pytest
 
 from ftis_node.errors import FtisError
-from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.lab.bench.swarm import Plan, all_gather, steady
 from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 
@@ -17,20 +13,13 @@ SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
 async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
     more = {"groups": SENT_AHEAD + 2}  # than a stream takes ahead
     found = await all_gather(Plan(**SMALL | more, repetitions=2))
-    assert found["lost"] == 0 and found["rejections"] == {}
+    assert found["rejections"] == {}
     assert 3000 < found["packet_bytes"] < 3300  # 12 completions of 32 tokens of 8 bytes
     assert 1 < found["amplification"] < 3, "all that came in, over the packets alone"
     assert found["wire_bytes_per_token"] > 8 and found["stream_push_wire_bytes_per_token"] > 8
     assert found["seconds_spread"][0] <= found["seconds"] <= found["seconds_spread"][1]
     for rival in ("stream_push", "stored_push"):
         assert found[f"{rival}_seconds"] > 0 and found[f"{rival}_ratio"] > 0
-
-
-@pytest.mark.slow
-async def test_behind_proxies_all_arrives_too() -> None:
-    found = await all_gather(Plan(**SMALL, repetitions=1, delay=0.02))
-    assert found["lost"] == 0 and found["cuts"] == 0 and "stream_push_seconds" not in found
-    assert found["seconds"] > 0.08, "there and back, for news and for packets"
 
 
 @pytest.mark.slow
@@ -45,22 +34,3 @@ async def test_an_even_pace_fills_batches() -> None:
 async def test_what_does_not_come_in_time_ends_the_benchmark_and_is_named() -> None:
     with pytest.raises(FtisError, match=r"After 0 s a node has [0-3] admitted in place of 4"):
         await all_gather(Plan(**SMALL, repetitions=1, timeout=0.0))
-
-
-async def test_a_proxy_delays_and_cuts() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data)
-
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    proxy = Proxy(server.sockets[0].getsockname()[1], delay=0.05, cut_every=0.3, rng=random.Random(0))
-    reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    writer.write(b"hello")
-    assert await reader.readexactly(5) == b"hello"
-    assert loop.time() - began > 0.099, "the loop counts milliseconds"
-    assert await asyncio.wait_for(reader.read(), 120) == b"" and proxy.cuts == 1
-    writer.close()
-    await proxy.close()
-    server.close()

@@ -248,10 +248,9 @@ def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
         local.page(tmp_path, open_=False, json=False)
 
 
-@pytest.mark.parametrize("line", ["lab report {}", "bench growth --plot {}/growth.png"])
-def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str) -> None:
+def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plot, "can_draw", lambda: False)
-    told = refused(*line.format(tmp_path).split())
+    told = refused("lab", "report", tmp_path)
     assert isinstance(told, UsageError) and "[lab]" in told.fix
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,27 +154,6 @@ def step(
     _print(bench_step(size, repeats=repeats, trace=trace, tell=_tell), 23, json)
 
 
-@app.command("growth")
-def growth(
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each size.")] = 3,
-    plot: Annotated[Path | None, typer.Option(help="Draw it there, as PNG.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """CPU time and memory of a whole step against group size, completion length, batch and number of peers."""
-    import torch
-
-    from ftis_node.lab.bench.growth import bench_growth
-    from ftis_node.observe.plot import check_drawing
-
-    torch.set_num_threads(1)
-    if plot is not None:
-        check_drawing()
-    figures = bench_growth(repeats=repeats, plot=plot, tell=_tell)
-    sizes = {key: value["points"] for key, value in figures.items() if isinstance(value, dict) and "points" in value}
-    lines = (f"{key:18} {_human(point)}" for key, points in sizes.items() for point in points)
-    print_answer(figures, *lines, json=json)
-
-
 @app.command("swarm")
 def swarm(
     nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
@@ -184,28 +162,16 @@ def swarm(
     tokens: Annotated[int, typer.Option(min=1, help="Of each of a packet's 12 completions.")] = 384,
     repetitions: Annotated[int, typer.Option(min=1, help="How often everybody sends everything to everybody.")] = 20,
     exchange_peers: Annotated[int, typer.Option(min=1, max=32, help="Peers that a node asks for news at a time.")] = 6,
-    quic: Annotated[bool, typer.Option("--quic", help="QUIC in place of TCP.")] = False,
     uplink: Annotated[float | None, typer.Option(min=0.1, help="Mbit/s, in network namespaces; needs root.")] = None,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds each way, by a proxy before each node.")] = 0.0,
-    cut_every: Annotated[float, typer.Option(min=0.1, help="Seconds that a connection lasts on average.")] = math.inf,
-    steady: Annotated[float | None, typer.Option(min=1, help="An even pace instead, for so many seconds.")] = None,
-    step: Annotated[float, typer.Option(min=0.1, help="With --steady: seconds between a node's steps.")] = 10.0,
-    batch: Annotated[int, typer.Option(min=1, help="With --steady: groups that a node takes a step.")] = 12,
     json: JsonOption = False,
 ) -> None:
-    """All-gather of packets by announcing and pulling, beside a plain push of the same; or what an even pace costs."""
+    """All-gather of packets by announcing and pulling, beside a plain push of the same."""
     import asyncio
 
     from ftis_node.lab.bench.swarm import Plan, all_gather
-    from ftis_node.lab.bench.swarm import steady as even_pace
 
-    line: dict[str, Any] = {"quic": quic, "uplink_mbit": uplink, "delay": delay, "cut_every": cut_every}
-    plan = Plan(nodes, per_process, groups, tokens, repetitions, exchange_peers=exchange_peers, **line)
-    if steady is None:
-        figures = asyncio.run(all_gather(plan, _tell))
-    else:
-        figures = asyncio.run(even_pace(plan, step_seconds=step, batch=batch, seconds=steady, tell=_tell))
-    _print(figures, 25, json)
+    plan = Plan(nodes, per_process, groups, tokens, repetitions, uplink_mbit=uplink, exchange_peers=exchange_peers)
+    _print(asyncio.run(all_gather(plan, _tell)), 25, json)
 
 
 def _print(figures: Mapping[str, object], width: int, json: bool) -> None:

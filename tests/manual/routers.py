@@ -22,7 +22,7 @@ PUBLIC, PRIVATE = "45.33.7", "192.168.7"  # nothing leaves the namespaces; AutoN
 NODES = ("ftis-p0", "ftis-p1", "ftis-p2", "ftis-p3", "ftis-private", "ftis-newcomer")
 ROUTER, BRIDGE = "ftis-router", "ftis-world"
 GROUPS = 6
-SETUP = {"quic": True, "interval": 1.0, "exchange_peers": 6, "ports": None, "announce": None}
+SETUP = {"quic": True, "interval": 1.0, "exchange_peers": 6}
 
 
 def _ip(*arguments: str) -> None:

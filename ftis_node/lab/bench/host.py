@@ -91,9 +91,8 @@ class BenchNode:
             scratch / "key",
             scratch,
             setup["host"],
-            setup["ports"][self.number] if setup["ports"] else 0,
+            0,
             quic=setup["quic"],
-            announce=(setup["announce"][self.number],) if setup["announce"] else (),
             relays=tuple(setup.get("relays", ())),
             relay_for_others=bool(setup.get("relay_for_others")),
         )
@@ -105,8 +104,7 @@ class BenchNode:
         """Opens the transport; returns its address.
 
         Args:
-            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays;
-                relay_for_others.
+            setup: host, quic, exchange_peers, interval, relays, relay_for_others.
         """
         await self.open(stack, setup)
         self.context = context

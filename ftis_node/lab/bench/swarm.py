@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import statistics
 import sys
 from collections import Counter
@@ -19,9 +18,7 @@ from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
 from ftis_node.lab.bench.packets import GROUP, make_run
-from ftis_node.lab.bench.proxy import Proxy
 from ftis_node.node.stepper import exchange_interval
-from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 
 MEET_SECONDS = 900.0
@@ -32,27 +29,20 @@ STARTED_AT_ONCE = 8  # processes
 @dataclass(frozen=True)
 class Plan:
     """nodes: how many. per_process: of them share a process. groups, tokens: a round's packets, and a completion's
-    length. uplink_mbit: each node in a namespace of its own with so fast an uplink. delay, cut_every: each node behind
-    a proxy, in seconds. timeout: of one repetition, in seconds. exchange_peers, interval: whom a hungry node asks for
-    news, and how often. begin: what starts a host, in place of a process."""
+    length. uplink_mbit: each node in a namespace of its own with so fast an uplink. timeout: of one repetition, in
+    seconds. exchange_peers, interval: whom a hungry node asks for news, and how often. begin: what starts a host, in
+    place of a process."""
 
     nodes: int
     per_process: int = 4
     groups: int = 6
     tokens: int = 384
     repetitions: int = 20
-    quic: bool = False
     uplink_mbit: float | None = None
-    delay: float = 0.0
-    cut_every: float = float("inf")
     timeout: float = 60.0
     exchange_peers: int = 6
     interval: float = 0.2
     begin: Callable[[contextlib.AsyncExitStack, Sequence[str]], Awaitable[Host]] | None = None
-
-    @property
-    def proxied(self) -> bool:
-        return self.delay > 0 or self.cut_every < float("inf")
 
 
 class Host:
@@ -105,9 +95,7 @@ class Host:
 class _Swarm:
     """All hosts; commands go to all of them at once."""
 
-    def __init__(self, hosts: Sequence[Host], plan: Plan, names: Sequence[str], proxies: Sequence[Proxy]) -> None:
-        self.plan = plan
-        self.proxies = proxies
+    def __init__(self, hosts: Sequence[Host], plan: Plan, names: Sequence[str]) -> None:
         self.met = 0.0  # seconds until every node knew all others
         self._hosts = hosts
         self._names = names
@@ -116,11 +104,11 @@ class _Swarm:
     async def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
         return list(await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts)))
 
-    async def wait(self, what: str, count: int, seconds: float, *, lossy: bool = False) -> float:
-        """When the last node had so many. Raises FtisError if one has fewer, unless some may be lost."""
+    async def wait(self, what: str, count: int, seconds: float) -> float:
+        """When the last node had so many. Raises FtisError if one has fewer."""
         told = await self.do("wait", key=what, count=count, seconds=seconds, limit=seconds + ANSWER_SECONDS)
         least = min(answer["least"] for answer in told)
-        if least < count and not lossy:
+        if least < count:
             raise FtisError(f"After {seconds:.0f} s a node has {least} {what} in place of {count}.")
         return max(float(answer["at"]) for answer in told)
 
@@ -144,44 +132,33 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit)) if plan.uplink_mbit else []
         per_process = 1 if places else plan.per_process
         numbers = [list(range(plan.nodes))[i : i + per_process] for i in range(0, plan.nodes, per_process)]
-        proxies, ports, announce = await _behind_proxies(plan, stack)
         began = boot_seconds()
         tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
-        hosts, starting = [], []
+        begin = plan.begin or Host.start
+        hosts = []
+        starting = []
         for index, some in enumerate(numbers):
-            name, address = places[index] if places else ("", "127.0.0.1")
-            host = await (plan.begin or Host.start)(stack, ("ip", "netns", "exec", name) if name else ())
+            setup = {"host": "127.0.0.1", "quic": False, "interval": plan.interval}
+            setup["exchange_peers"] = plan.exchange_peers
+            prefix: Sequence[str] = ()
+            if places:
+                name, setup["host"] = places[index]
+                prefix = ("ip", "netns", "exec", name)
+            host = await begin(stack, prefix)
             hosts.append(host)
-            setup = {"host": address, "ports": ports, "announce": announce}
-            setup |= {name: getattr(plan, name) for name in ("quic", "interval", "exchange_peers")}
             starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
         addresses: list[str] = []
         for first in range(0, len(starting), STARTED_AT_ONCE):  # a p2pd that starts among too many counts as dead
             for answer in await asyncio.gather(*starting[first : first + STARTED_AT_ONCE]):
                 addresses += answer["addresses"]
-        swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
+        swarm = _Swarm(hosts, plan, [name for name, _ in places])
         joined = boot_seconds()
         await swarm.do("join", bootstraps=addresses[:2], limit=MEET_SECONDS)
-        at = await swarm.wait("peers", known := min(plan.nodes - 1, 64), MEET_SECONDS)
+        known = min(plan.nodes - 1, 64)
+        at = await swarm.wait("peers", known, MEET_SECONDS)
         swarm.met = at - joined
         tell(f"every node knows {known} others after {at - began:.1f} s")
         yield swarm
-
-
-async def _behind_proxies(
-    plan: Plan, stack: contextlib.AsyncExitStack
-) -> tuple[list[Proxy], list[int] | None, list[str] | None]:
-    """(proxies, the port that each node listens on, the address that it names)"""
-    if not plan.proxied:
-        return [], None, None
-    rng = random.Random(0)
-    ports = [free_port("127.0.0.1") for _ in range(plan.nodes)]
-    proxies = [Proxy(port, delay=plan.delay, cut_every=plan.cut_every, rng=rng) for port in ports]
-    announced = []
-    for proxy in proxies:
-        announced.append(f"/ip4/127.0.0.1/tcp/{await proxy.start()}")
-        stack.push_async_callback(proxy.close)
-    return proxies, ports, announced
 
 
 _Phase = list[tuple[float, float, float]]
@@ -201,29 +178,27 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
     """Each node makes `groups` packets and every node wants all of them. Then the same packets by a plain push, whose
     receivers look at nothing but the hash; then others by a push whose receivers admit and store them, as pullers do.
 
-    Returns seconds (median) until all have all, CPU-seconds of all processes, p2pd included, `lost` packets over all
-    repetitions, `amplification` (payload of all RPCs over that of the packets alone), `wire_bytes_per_token` (of the
-    network's interfaces, which on a machine's loopback count whatever else is sent there), and the same of the pushes.
+    Returns seconds (median) until all have all, CPU-seconds of all processes, p2pd included, `amplification` (payload
+    of all RPCs over that of the packets alone), `wire_bytes_per_token` (of the network's interfaces, which on a
+    machine's loopback count whatever else is sent there), and the same of the pushes. Raises FtisError if a node lacks
+    one packet when a repetition's time is over.
     """
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
         pulled: _Phase = []
         pushes: dict[str, _Phase] = {"stream_push_": [], "stored_push_": []}
-        lost = payload = ideal = count = 0
+        payload = ideal = count = 0
         for repetition in range(1, plan.repetitions + 1):
             size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
             ideal += size * (plan.nodes - 1)
             before = await swarm.figures()
             began = boot_seconds()
             await swarm.do("announce", wanted=everything)
-            at = await swarm.wait("admitted", repetition * everything, plan.timeout, lossy=plan.proxied)
+            at = await swarm.wait("admitted", repetition * everything, plan.timeout)
             after = await swarm.figures()
             pulled.append(_spent(before, after, at - began))
             payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
-            lost = sum(repetition * everything - have for have in _total(after, "admitted"))
-            tell(f"{repetition} of {plan.repetitions}: {at - began:.2f} s, {lost} lost so far")
-            if plan.proxied:
-                continue  # a push has nothing to go on with after a cut
+            tell(f"{repetition} of {plan.repetitions}: {at - began:.2f} s")
             for name, phase in pushes.items():
                 await swarm.do("keep", pushed=name == "stored_push_")
                 if name == "stored_push_":
@@ -241,19 +216,15 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             "packet_bytes": size // (plan.nodes * plan.groups),
             **_medians(pulled, "", tokens),
             "seconds_spread": [min(pulled)[0], max(pulled)[0]],
-            "lost": lost,
             "amplification": payload / ideal,
             "rejections": _merged(after),
         }
-        if not plan.proxied:
-            for name, phase in pushes.items():
-                ratios = [ours / push for (ours, *_), (push, *_) in zip(pulled, phase, strict=True)]
-                result |= _medians(phase, name, tokens) | {f"{name}ratio": statistics.median(ratios)}
+        for name, phase in pushes.items():
+            ratios = [ours / push for (ours, *_), (push, *_) in zip(pulled, phase, strict=True)]
+            result |= _medians(phase, name, tokens) | {f"{name}ratio": statistics.median(ratios)}
         if plan.uplink_mbit is not None:
             line = size / plan.nodes * (plan.nodes - 1) * 8 / 1e6 / plan.uplink_mbit
             result |= {"line_seconds": line, "line_ratio": result["seconds"] / line}
-        if plan.proxied:
-            result["cuts"] = sum(proxy.cuts for proxy in swarm.proxies)
         return result
 
 

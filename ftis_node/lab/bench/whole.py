@@ -19,16 +19,13 @@ from torch.profiler import record_function
 
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
-from ftis_node.draw import draw
 from ftis_node.fit.context import context_of
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
-from ftis_node.lab.bench.packets import Round, make_round, packed
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
-from ftis_node.packet import Completion, Packet
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
@@ -115,14 +112,13 @@ def questions(size: Size, words: int) -> list[str]:
 
 
 class WholeNode:
-    """Takes whole steps of a random model of the given configuration; `peers` others bring it ready-made groups."""
+    """Takes whole steps of a random model of the given configuration, all on groups of its own."""
 
-    def __init__(self, config: Any, size: Size, folder: Path, *, peers: int = 0, device: str = "cpu") -> None:
+    def __init__(self, config: Any, size: Size, folder: Path, *, device: str = "cpu") -> None:
         """
         Args:
             folder: where packets and key may lie.
             device: on a GPU the model is trained in bf16 and in larger micro-batches.
-            peers: authors of foreign groups; each announces a round a step, and together they bring enough.
         """
         settings = Settings(
             model="tiny-a",  # whose place a random one takes
@@ -133,14 +129,15 @@ class WholeNode:
             learning_rate=1e-6,
             wait=0.0,
         )
-        self.size = size
         self.engine = RandomEngine(config)
         self.run, digests = self.engine.start(settings, size)
         context = AdmissionContext(self.run, digests)
         identity = Identity.load_or_create(folder / "key")
         store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
-        network = Network()
-        self._swarm = self._member(network, identity.author, context, store, on_demand=True)
+        trade = Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived))
+        swarm = MemorySwarm(
+            Network(), identity.author, trade, boot_seconds, max_age=math.inf, rng=random.Random(0), on_demand=True
+        )
         self.stepper = Stepper(
             context=context,
             own_only=False,
@@ -149,28 +146,11 @@ class WholeNode:
             store=store,
             worker=InProcess(self.engine),
             reputation=Reputation(boot_seconds, ()),
-            swarm=self._swarm,
+            swarm=swarm,
         )
-        self._others = [Author(number, self, network, context) for number in range(peers)]
-
-    def _member(
-        self, network: Network, author: bytes, context: AdmissionContext, store: PacketStore, *, on_demand: bool
-    ) -> MemorySwarm:
-        trade = Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived))
-        age, rng = math.inf, random.Random(0)
-        return MemorySwarm(network, author, trade, boot_seconds, max_age=age, rng=rng, on_demand=on_demand)
-
-    def prepare(self) -> None:
-        """Makes what the peers bring in the next step, which is no work of this node's."""
-        each = math.ceil(2 * self.size.groups / len(self._others)) if self._others else 0
-        for other in self._others:
-            other.make(each)
 
     async def step(self) -> dict[str, Any]:
         """A whole step; returns its metrics."""
-        for other in self._others:
-            other.announce()
-        await asyncio.sleep(0)
         last = await self.stepper.step(asyncio.Event())
         if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
@@ -183,32 +163,3 @@ class WholeNode:
 
     def close(self) -> None:
         self.engine.close()
-
-
-class Author:
-    """Somebody else, who makes random packets."""
-
-    def __init__(self, number: int, node: WholeNode, network: Network, context: AdmissionContext) -> None:
-        self.author = Identity((number + 1).to_bytes(32, "big")).author
-        self._node, self._context = node, context
-        self._store = PacketStore(Path(":memory:"), node.run.id, STORE_BYTES, first_round=0)
-        self._swarm = node._member(network, self.author, context, self._store, on_demand=False)
-        self._random = np.random.default_rng(number)
-        self._made = Round()
-
-    def make(self, groups: int) -> None:
-        """A round of so many packets."""
-        self._made = make_round(self._context, self.author, self._store, groups, self._packet)
-
-    def announce(self) -> None:
-        self._swarm.announce(self._made.number, self._made.number, self._made.refs, 0)
-
-    def _packet(self, number: int, slot: int) -> Packet:
-        run, prompts = self._node.run, self._node.engine.prompts
-        prompt = prompts[draw(run.id, self.author, number, slot, len(prompts))]
-        completions = [self._completion(run) for _ in range(run.group)]
-        return packed(run, (self.author, number, slot, number), prompt, completions)
-
-    def _completion(self, run: Run) -> Completion:
-        ids = self._random.integers(len(run.eos), run.vocabulary, run.completion_tokens).astype(np.uint32)
-        return Completion(ids, np.full(len(ids), -math.log(run.vocabulary), dtype=np.float32), False)
