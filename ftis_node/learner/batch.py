@@ -78,7 +78,9 @@ class Prompted:
 
     def cost(self, packed: bool) -> int:
         """Tokens that go through the model. Without packing each completion has a copy of the prompt."""
-        return self.prefixed.tokens if packed else sum(len(self.prompt_ids) + one.tokens for one in self.samples)
+        if packed:
+            return self.prefixed.tokens
+        return sum(len(self.prompt_ids) + one.tokens for one in self.samples)
 
 
 @dataclass(eq=False)
@@ -131,7 +133,8 @@ class Batch:
         scale = objective.sample_scale(len(rewards))
         if objective.imitation is not None and all(part.source != own for part in parts):
             rewards = rewards * torch.tensor(readable)  # what this node cannot write it cannot imitate
-            advantages, scale = imitated(rewards.tolist(), objective.imitation), 1.0  # λ of the group, not of its 1/G
+            advantages = imitated(rewards.tolist(), objective.imitation)  # λ of the group, not of its 1/G
+            scale = 1.0
             judged = [False] * len(judged)  # the one that is computed was picked by its reward
         samples: list[Sample] = []
         remaining = zip(advantages, judged, strict=True)
@@ -165,11 +168,13 @@ def after_both(rewards: Sequence[float], readable: Sequence[bool], rng: random.R
     so that no author can put its lies into the samples that are no evidence.
     """
     found = [False] * len(rewards)
-    low, high = math.inf, -math.inf
+    low = math.inf
+    high = -math.inf
     for place in rng.sample(range(len(rewards)), len(rewards)):
         found[place] = low < high > 0
         if readable[place]:
-            low, high = min(low, rewards[place]), max(high, rewards[place])
+            low = min(low, rewards[place])
+            high = max(high, rewards[place])
     return found
 
 

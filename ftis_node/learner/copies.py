@@ -39,7 +39,8 @@ def through(buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], m
     under_way: deque[tuple[Any, Tensor, Tensor]] = deque()
     parts = 0
     for source, target in pairs:
-        out, into = _bytes(source), _bytes(target)
+        out = _bytes(source)
+        into = _bytes(target)
         for begin in range(0, len(out), len(buffers[0])):
             if len(under_way) == len(buffers):
                 _arrive(*under_way.popleft())

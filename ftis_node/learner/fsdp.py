@@ -60,7 +60,9 @@ def sharded(tensor: Tensor | None) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of it, in the same memory and without a graph."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            return tensor.to_local()
+        return tensor
 
 
 def part_of(whole: Tensor, rank: int, ranks: int) -> Tensor:

@@ -109,10 +109,14 @@ class Learner:
             diagnostics.add_idle(source, samples)
         for source, samples in batch.unreadable.items():
             diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
-        retries, used = self._retries, self.room.size
-        loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
+        retries = self._retries
+        used = self.room.size
+        loss = 0.0
+        norm = 0.0
+        skipped = None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
-        gate, usual_length = self.gate, self.usual_length
+        gate = self.gate
+        usual_length = self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
             with doing("training", len(batch.computed), "completions"):
                 computed, norm = self._gradient_without_overflow(batch, start)
@@ -121,10 +125,12 @@ class Learner:
             if skipped:
                 break
             if inner == 0:
-                gate, start = self.next_gate(computed), _by_sample(computed)
+                gate = self.next_gate(computed)
+                start = _by_sample(computed)
                 successes = [s.sampled for s in batch.computed if s.source == self.own and s.advantage > 0]
                 usual_length = next_length(self.usual_length, successes)
-        self.gate, self.usual_length = gate, usual_length  # only now: all inner steps are gated alike
+        self.gate = gate  # only now: all inner steps are gated alike
+        self.usual_length = usual_length
         self.steps += 1
         if batch.computed:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
@@ -132,7 +138,8 @@ class Learner:
             self.room.fine()
             if not skipped:
                 self.loss_scale.fine()
-        summary, watched = diagnostics.summary(), not skipped and self.objective.threshold is not None
+        summary = diagnostics.summary()
+        watched = not skipped and self.objective.threshold is not None
         return StepReport(
             loss=loss,
             gradient_norm=norm,
@@ -192,7 +199,8 @@ class Learner:
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
-        team, packed = self._team, self.policy.packed
+        team = self._team
+        packed = self.policy.packed
         if team is None:
             return self._computed(batch.prompted, batch, start)
         with contextlib.nullcontext() if self.in_shards else team.agreeing():
@@ -359,7 +367,8 @@ class Learner:
 
 _WITH_TERMS = ("logprobs", "entropy", "distrusted")
 _TERMS = tuple(field.name for field in fields(Terms))
-_GATE, _LENGTH = "gate", "usual length"  # among the optimiser's tensors, whose names all have a slash
+_GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
+_LENGTH = "usual length"
 
 
 def _level(value: float | None) -> Tensor:
@@ -402,14 +411,17 @@ def _column(values: Sequence[float], device: torch.device) -> Tensor:
 def _written(sample: Sample) -> int:
     """The tokens in which its author wrote a sample."""
     counts = sample.completion.counts
-    return sample.sampled if counts is None else int(counts.sum())
+    if counts is None:
+        return sample.sampled
+    return int(counts.sum())
 
 
 def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
     """The chunk of each token, counted through all samples: int64 `[Σ tokens]`; None where each token is a chunk."""
     if all(sample.completion.chunks is None for sample in samples):
         return None
-    pieces, begin = [], 0
+    pieces = []
+    begin = 0
     for completion in (sample.completion for sample in samples):
         chunks = np.arange(completion.sampled) if completion.chunks is None else completion.chunks
         pieces.append(chunks + begin)

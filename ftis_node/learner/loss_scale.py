@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FIRST, LARGEST, LEAST = 2.0**12, 2.0**16, 1.0
+FIRST = 2.0**12
+LARGEST = 2.0**16
+LEAST = 1.0
 GROW_AFTER = 100  # steps without an overflow
 HALVINGS = 2  # of a step at most: what no scale mends costs little
 
@@ -24,7 +26,9 @@ class LossScale:
 
     def of_sum(self, divisor: float) -> float:
         """The factor of the sum that is still to be divided by about `divisor`: a power of two as well."""
-        return self.value * 2.0 ** -round(math.log2(divisor)) if self.used else 1.0
+        if self.used:
+            return self.value * 2.0 ** -round(math.log2(divisor))
+        return 1.0
 
     def overflowed(self, norm: float, forward: Sequence[Tensor]) -> bool:
         """Whether a gradient of this norm is an overflow that a smaller scale may mend; the scale is then halved.
@@ -36,21 +40,26 @@ class LossScale:
             return False
         if not all(bool(part.isfinite().all()) for part in forward):
             return False
-        self.value, self._good = self.value / 2, 0
+        self.value /= 2
+        self._good = 0
         return True
 
     def fine(self) -> None:
         """Note a step that changed the weights."""
         self._good += 1
         if self.used and self._good >= GROW_AFTER:
-            self.value, self._good = min(LARGEST, 2 * self.value), 0
+            self.value = min(LARGEST, 2 * self.value)
+            self._good = 0
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps; nothing where there is no scale."""
-        return {"loss scale": torch.tensor([self.value, self._good], dtype=torch.float64)} if self.used else {}
+        if self.used:
+            return {"loss scale": torch.tensor([self.value, self._good], dtype=torch.float64)}
+        return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take what `state` gave."""
         kept = state.get("loss scale")
         if self.used and kept is not None:
-            self.value, self._good = float(kept[0]), int(kept[1])
+            self.value = float(kept[0])
+            self._good = int(kept[1])

@@ -51,11 +51,15 @@ class Optimiser:
         self._trainable = dict(trainable)
         self._team = team if any(map(sharded, trainable.values())) else None  # then whose parts make up every parameter
         self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
-        self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
+        self._rate = learning_rate
+        self._warmup = settings.warmup_steps
+        self._clip = settings.gradient_clip
         self._moment = _MOMENT[settings.optimiser or "adamw"]
         masters = list(self._masters.values())
         self._retried = all(master.device.type in _FUSED for master in masters)
-        fused = {"fused": True} if self._retried and settings.optimiser != "adamw8bit" else {}
+        fused = {}
+        if self._retried and settings.optimiser != "adamw8bit":
+            fused = {"fused": True}
         make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
         self._adam = make(masters, lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, **fused)
 
@@ -69,7 +73,9 @@ class Optimiser:
 
     def _norm(self, gradients: Iterable[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
-        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if norms:
+            return float(torch.linalg.vector_norm(torch.stack(norms)))
+        return 0.0
 
     def step(self, *, norm: float, scale: float) -> None:
         """Take one step on the gradients that lie in the parameters, and drop them. On a GPU that has too little memory
@@ -138,7 +144,9 @@ class Optimiser:
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
-        return (weights, state) if live or self._team is not None else (copied(weights), copied(state))
+        if live or self._team is not None:
+            return weights, state
+        return copied(weights), copied(state)
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave.
@@ -214,7 +222,9 @@ class Optimiser:
 
 def _master(parameter: Parameter, part: Tensor) -> Parameter:
     if parameter.dtype == torch.float32:
-        return parameter if part.shape == parameter.shape and not sharded(parameter) else Parameter(part)
+        if part.shape == parameter.shape and not sharded(parameter):
+            return parameter
+        return Parameter(part)
     return Parameter(part.detach().float())
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from ftis_node.errors import FtisError
 
 # Dictionaries within dictionaries are told by a dot; a name that ends like this is of a plain value, written as JSON.
-_WITHIN, _PLAIN = ".", "=json"
+_WITHIN = "."
+_PLAIN = "=json"
 _VALUES = (bool, int, float, str, type(None))
 
 

@@ -64,7 +64,8 @@ class Team:
     def share(self, prompted: Sequence[Prompted], packed: bool) -> list[Prompted]:
         """This rank's part of the prompts, so that all have about as many tokens to compute: largest first, each to
         the rank that has least."""
-        loads, mine = [0] * self.size, []
+        loads = [0] * self.size
+        mine = []
         for one in sorted(prompted, key=lambda p: (-p.cost(packed), p.samples[0].index)):
             rank = loads.index(min(loads))
             loads[rank] += one.cost(packed)
@@ -189,7 +190,9 @@ def _state(error: BaseException | None) -> int:
         return _DONE
     if isinstance(error, Interrupted):
         return _INTERRUPTED
-    return _SHORT if out_of_memory(error) else _FAILED
+    if out_of_memory(error):
+        return _SHORT
+    return _FAILED
 
 
 def _pieces(parameters: Iterable[Parameter]) -> Iterator[Tensor]:

@@ -45,7 +45,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise FtisError(f"The tensor {name} is of {tensor.dtype}, which no checkpoint can hold.")
-        begin, end = end, end + tensor.nbytes
+        begin = end
+        end += tensor.nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

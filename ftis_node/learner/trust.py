@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ftis_node.objective.packed import owners, segment_max
 
-LIKELIHOOD, LENGTH = "likelihood", "length"
+LIKELIHOOD = "likelihood"
+LENGTH = "length"
 NEAR_IMPOSSIBLE = math.log(1e-4)
 """A token that this node finds rarer was forced on it, or is of a style that it would never write itself."""
 LONGER = 2.0
@@ -59,4 +60,6 @@ def next_length(usual: float | None, lengths: list[int]) -> float | None:
     if not lengths:
         return usual
     mean = sum(lengths) / len(lengths)
-    return mean if usual is None else MEMORY * usual + (1 - MEMORY) * mean
+    if usual is None:
+        return mean
+    return MEMORY * usual + (1 - MEMORY) * mean

@@ -220,9 +220,11 @@ def refill_pool(components: Components) -> None:
     When a part of a horizontal run was issued by its author's clock is not known any more; that clock may be an epoch
     off.
     """
-    pool, epoch = components.stepper.pool, components.context.run.epoch
+    pool = components.stepper.pool
+    epoch = components.context.run.epoch
     for author, body, age in components.store.waiting(pool.max_age()):
-        made, born = unix_seconds() - age, boot_seconds() - age
+        made = unix_seconds() - age
+        born = boot_seconds() - age
         verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
         group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
         if group is not None and not pool.knows(group.key):

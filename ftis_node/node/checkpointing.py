@@ -29,7 +29,8 @@ from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import Restore, Snapshot, Write
 
-CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
+CHECKPOINT_SECONDS = 300.0  # between checkpoints, by default; of large ones more
+LONGEST_SECONDS = 3600.0  # between large ones
 CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # larger models save less often: a disk rated for 600 TB then lasts 6.5 years
 BOOKS_SECONDS = 60.0
 SETBACKS = 2  # most returns to older checkpoints
@@ -164,7 +165,8 @@ class Saving:
         if self._writing is not None and self._writing.done():
             await self.flush()  # raises a failure now instead of at the next checkpoint
         if report.bad_steps == 0:
-            self._good_step, self._good_at = progress.step, self._clock()
+            self._good_step = progress.step
+            self._good_at = self._clock()
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
                 self._setbacks = 0
@@ -200,7 +202,8 @@ class Saving:
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         with removed_if_it_fails(directory):
             await worker.call(Snapshot(str(directory)))
-        self._begun_at, self._unsaved = self._clock(), False
+        self._begun_at = self._clock()
+        self._unsaved = False
         facts = {**self._of, "branch": self.branch, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
@@ -209,7 +212,8 @@ class Saving:
             await worker.call(Write(str(directory)))
             self.next_bytes = await asyncio.to_thread(bytes_under, directory)
             await asyncio.to_thread(self._checkpoints.commit, directory, facts)
-        self.saved_step, self._saved_at = step, self._begun_at
+        self.saved_step = step
+        self._saved_at = self._begun_at
         self.written += 1
         if self._asked is not None and step >= self._asked:
             self._asked = None
@@ -250,13 +254,15 @@ class Saving:
         Raises:
             WorkerDied, WorkerFault, OSError: it could not be written (raised once); the previous one remains.
         """
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             await writing
 
     def abandon(self) -> None:
         """Give up the checkpoint in progress because the node ends; log a failure."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is None or writing.cancel() or writing.cancelled():
             return
         if (error := writing.exception()) is not None:
@@ -286,7 +292,8 @@ class Saving:
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     """Raise UsageError unless both labels name the same model, trained in the same way."""
-    of, to = parse_label(theirs), parse_label(ours)
+    of = parse_label(theirs)
+    to = parse_label(ours)
     if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
         return
     what = f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}."
@@ -342,7 +349,8 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
     if of is None:
         return settings, dict(origins)
     if origins["model"] == "default":
-        settings, origins = settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
+        settings = settings.model_copy(update={"model": of[0]})
+        origins = {**origins, "model": "home"}
     if of[1] != "lora" or settings.lora is False or not same_model(of[0], settings.model):
         return settings, dict(origins)  # what differs is refused later
     fixed: dict[str, Any] = {**facts.get("layers", {}), "quantisation": facts.get("quantisation", "none")}
@@ -360,7 +368,9 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
 
 
 def _as_text(value: object) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
@@ -370,7 +380,8 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
     """
     settings, origins = with_begun(home, settings, origins)
     if not settings.port and origins["port"] == "default" and (port := home.last_port()):
-        settings, origins = settings.model_copy(update={"port": port}), {**origins, "port": "home"}
+        settings = settings.model_copy(update={"port": port})
+        origins = {**origins, "port": "home"}
     learned = LearnedSizes(home.plan, settings.model).sizes
     kept = settled(home.checkpoints, settings.model)
     found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
@@ -407,7 +418,9 @@ class LearnedSizes:
 
     def learn(self, budget: int, **sizes: int) -> None:
         """Keep the largest sizes that fit into `budget` bytes, and forget others."""
-        learned = {"budget": budget, **sizes} if sizes else {}
+        learned = {}
+        if sizes:
+            learned = {"budget": budget, **sizes}
         if learned != self.sizes:
             self.sizes = learned
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))

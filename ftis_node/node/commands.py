@@ -41,7 +41,8 @@ class Schedule:
             settings: returns the node's present settings.
             own: returns the process ids of the node that may use a GPU; none while it runs on a CPU, or not at all.
         """
-        self._settings, self._own = settings, own
+        self._settings = settings
+        self._own = own
         self._card: str | None = None  # the GPU on which the node's own process was seen, by nvidia-smi's number
         self._looked = self._busy_at = -QUIET_SECONDS
         self._busy_looks = 0
@@ -53,14 +54,17 @@ class Schedule:
         """Return why the node should not train now, as a sentence, or None."""
         self.why = await self._look()
         self._overruled = self._overruled and self.why is not None
-        return None if self._overruled else self.why
+        if self._overruled:
+            return None
+        return self.why
 
     def overrule(self) -> None:
         """Let the node train until there was nothing against it once."""
         self._overruled = self.why is not None
 
     async def _look(self) -> str | None:
-        settings, now = self._settings(), datetime.fromtimestamp(unix_seconds())
+        settings = self._settings()
+        now = datetime.fromtimestamp(unix_seconds())
         spans = read_hours(settings.hours)
         if not is_open(spans, now):
             return f"It is outside of its hours ({settings.hours}); it goes on at {next_opening(spans, now):%a %H:%M}."
@@ -69,7 +73,9 @@ class Schedule:
         battery = psutil.sensors_battery() if _has_battery() else None
         if battery is not None and battery.power_plugged is False:
             return f"The machine runs on its battery ({battery.percent:.0f} %)."
-        return "Another program uses the GPU." if await self._others_on_card() else None
+        if await self._others_on_card():
+            return "Another program uses the GPU."
+        return None
 
     async def _others_on_card(self) -> bool:
         """Whether another program was seen twice on this node's GPU, and within the last minute."""
@@ -82,7 +88,8 @@ class Schedule:
         return now - self._busy_at < QUIET_SECONDS
 
     def _sees_others(self, text: str) -> bool:
-        own, rows = self._own(), list(read_pmon(text))
+        own = self._own()
+        rows = list(read_pmon(text))
         for card, pid, _ in rows:
             if pid in own:
                 self._card = card
@@ -141,7 +148,8 @@ class Commands:
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
         self.phase = Phase.GOING_ON
         self.hold = Hold.OWNER if paused else None
-        self.stopping, self.flush = asyncio.Event(), asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.flush = asyncio.Event()
         self._schedule = schedule
         self._came = asyncio.Event()
         self._give(self.phase, self.hold)
@@ -164,7 +172,9 @@ class Commands:
     @property
     def why(self) -> str:
         """Why the schedule holds the node, if it does."""
-        return self._schedule.why or "" if self.hold is Hold.SCHEDULE else ""
+        if self.hold is Hold.SCHEDULE:
+            return self._schedule.why or ""
+        return ""
 
     def stop(self) -> None:
         self.stopping.set()
@@ -190,7 +200,8 @@ class Commands:
 
     async def look(self) -> None:
         """Ask the schedule."""
-        before, why = self.why, await self._schedule.why_not()
+        before = self.why
+        why = await self._schedule.why_not()
         if self.hold is not Hold.OWNER and (why or "") != before:
             self._give(self.phase, Hold.SCHEDULE if why else None)
 
@@ -200,6 +211,7 @@ class Commands:
         await self._came.wait()
 
     def _give(self, phase: Phase, hold: Hold | None) -> None:
-        self.phase, self.hold = phase, hold
+        self.phase = phase
+        self.hold = hold
         (self.flush.set if hold is not None or self.ending else self.flush.clear)()
         self._came.set()

@@ -24,7 +24,8 @@ from ftis_node.worker.messages import Interrupt, Load, ModelFacts, Watch
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
+FIRST_PAUSE = 2.0
+LONGEST_PAUSE = 30.0
 INTERRUPT_SECONDS = 4.0  # a step stops after its present token or micro-batch
 WATCH_SECONDS = 1.0  # between two looks at the process
 TOLD_SECONDS = 30.0  # between two log lines about work that takes long
@@ -115,7 +116,8 @@ class ComputeProcess:
 
     def gpu_pids(self) -> frozenset[int]:
         """The processes that may use a GPU now; empty if there is none, or on a CPU."""
-        pid, loaded = self.worker.pid, self.loaded
+        pid = self.worker.pid
+        loaded = self.loaded
         if pid is None or loaded is None or not loaded.device.startswith("cuda"):
             return frozenset()
         with contextlib.suppress(psutil.Error):  # further devices have processes of their own
@@ -124,7 +126,8 @@ class ComputeProcess:
 
     async def stop(self) -> None:
         """End the process at once and free its memory. Save first what must last."""
-        watching, self._watching = self._watching, None
+        watching = self._watching
+        self._watching = None
         if watching is not None:
             watching.cancel()
             await asyncio.wait({watching})
@@ -145,7 +148,8 @@ class ComputeProcess:
         with contextlib.suppress(WorkerDied, WorkerFault):
             while True:
                 self.watched = await worker.call(Watch())
-                work, now = self.watched.doing, boot_seconds()
+                work = self.watched.doing
+                now = boot_seconds()
                 if work is not None and min(work.seconds, now - told) >= TOLD_SECONDS:
                     told = now
                     logger.info("%s", work.sentence())
@@ -155,7 +159,8 @@ class ComputeProcess:
     def saved(self, written: int) -> None:
         """Note the number of written checkpoints; a new one resets the count of failures."""
         if written > self._written:
-            self._written, self._failures = written, 0
+            self._written = written
+            self._failures = 0
 
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
         """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""

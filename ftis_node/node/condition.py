@@ -127,7 +127,9 @@ def _skipped(signs: Signs) -> str:
     """A sentence about the first peer of which no address is dialled, and how many more there are."""
     if not signs.skipped:
         return ""
-    others = f" And {len(signs.skipped) - 1} more: `ftis-node peers{signs.home}`." if len(signs.skipped) > 1 else ""
+    others = ""
+    if len(signs.skipped) > 1:
+        others = f" And {len(signs.skipped) - 1} more: `ftis-node peers{signs.home}`."
     return f" {signs.skipped[0]}.{others}"
 
 
@@ -172,7 +174,9 @@ def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
             "and `join` with --model and a new --home.",
         )
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_FAR:
-        refused = f"; {counted(signs.replayed, 'announcement')} refused so far" if signs.replayed else ""
+        refused = ""
+        if signs.replayed:
+            refused = f"; {counted(signs.replayed, 'announcement')} refused so far"
         far = f"{_whose(signs.clock)}. From three hours on nodes refuse one another's announcements{refused}."
         yield far, SET_CLOCK
     if signs.free_bytes is not None and signs.free_bytes < signs.checkpoint_bytes:

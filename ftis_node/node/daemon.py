@@ -46,7 +46,8 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 # Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
-GRACE_SECONDS, FINISH_SECONDS = 12.0, 13.0
+GRACE_SECONDS = 12.0
+FINISH_SECONDS = 13.0
 STALL_SECONDS = 7200.0  # that the compute process may owe an answer; then watchdogs act
 
 
@@ -180,7 +181,9 @@ class Node:
         self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
         await self._compute.start(self.settings, self._run_file)
         if self._run_file is None:
-            founder = identity.peer_id if self.options.private else ""
+            founder = ""
+            if self.options.private:
+                founder = identity.peer_id
             self._run_file = RunFile(run=run_for(self._compute.facts.shared(), founder=founder))
         run = self._run_file.run
         check_fit(run, self._compute.facts.shared(), self.settings.model, begun=self.home.run_file.exists())
@@ -206,14 +209,17 @@ class Node:
         self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
         await self._go_on_from(components)
         self._set_apart(State.LOADING, "Greeting peers.")
-        options, hints = self.options, self._run_file.hints.bootstraps
+        options = self.options
+        hints = self._run_file.hints.bootstraps
         components.swarm.hear_on_lan(options.on_lan)
         given = [*options.given, *(hints if options.run is not None else ())]
         await components.swarm.start(options.peers, hints, given)
         self._stack.push_async_callback(components.swarm.close)
         if self.settings.lan:
             told = {"model": public_name(self.settings.model), "name": options.name}
-            about = told if components.swarm.reports.telling else {}
+            about = {}
+            if components.swarm.reports.telling:
+                about = told
             await assembly.open_lan(self._stack, components.swarm, run, identity.author, transport, about)
         if self.options.run is None:
             assembly.check_peers(components.swarm.membership, [*options.peers, *options.given], self.home.path, run)
@@ -250,7 +256,9 @@ class Node:
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
         owed = self._compute.worker.owing_seconds()
-        return owed if owed > STALL_SECONDS else 0.0
+        if owed > STALL_SECONDS:
+            return owed
+        return 0.0
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -279,7 +287,8 @@ class Node:
 
     async def _until_stopped(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Run the work; the returned task is not done if a request to stop came first."""
-        task, stopping = asyncio.create_task(work), asyncio.create_task(self._commands.stopping.wait())
+        task = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._commands.stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         return task
@@ -314,7 +323,8 @@ class Node:
 
     async def _wait_for_peers(self, components: Components) -> None:
         """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
-        self._sought, view = self.settings.min_peers, components.swarm.membership.active_view
+        self._sought = self.settings.min_peers
+        view = components.swarm.membership.active_view
         while len(view) < self._sought and not self._commands.flush.is_set():
             self._note_condition()
             with contextlib.suppress(TimeoutError):
@@ -463,7 +473,9 @@ class Node:
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
-        now, components, loaded = self.condition(), self._components, self._compute.loaded
+        now = self.condition()
+        components = self._components
+        loaded = self._compute.loaded
         told: dict[str, Any] = {name: getattr(loaded, name, None) for name in ("kind", "parameters", "tokenizer")}
         status = Status(
             name=self.options.name,

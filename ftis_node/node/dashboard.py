@@ -45,14 +45,19 @@ class Dashboard:
         Args:
             components, overview: return the node's parts and the swarm's overview, None before there are any.
         """
-        self._home, self._status, self._peers = home, status, peers
-        self._components, self._overview = components, overview
+        self._home = home
+        self._status = status
+        self._peers = peers
+        self._components = components
+        self._overview = overview
         self._server: Web | None = None
 
     @property
     def address(self) -> str | None:
         """Where the page is; None without one."""
-        return self._server.address if self._server is not None else None
+        if self._server is not None:
+            return self._server.address
+        return None
 
     async def show(self, settings: Settings) -> None:
         """Start or end the page, as the settings have it.
@@ -79,7 +84,8 @@ class Dashboard:
 
     async def close(self) -> None:
         """End the page, if there is one."""
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             await server.close()
 
@@ -110,7 +116,10 @@ def swarm_route(overview: Callable[[], Overview | None]) -> Route:
 
     async def answer() -> dict[str, object]:
         found = overview()
-        return msgspec.to_builtins(found.facts()) if found is not None else {}
+        facts: dict[str, object] = {}
+        if found is not None:
+            facts = msgspec.to_builtins(found.facts())
+        return facts
 
     return json_route("/swarm.json", answer)
 
@@ -150,7 +159,8 @@ class _Texts:
             return {"step": 0, "groups": []}
         stepper = components.stepper
         async with self._lock:
-            groups, step = stepper.recent.groups(), stepper.recent.step
+            groups = stepper.recent.groups()
+            step = stepper.recent.step
             new = [group for group in groups if group not in self._known]
             self._known = {group: self._known[group] for group in groups if group in self._known}
             if new:

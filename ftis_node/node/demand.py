@@ -9,7 +9,8 @@ from ftis_node.swarm.pool import Newcomers, Pool
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
-POOLED_STEPS, POOLED_SECONDS = 3.0, 3600.0  # for which a group may wait in the pool
+POOLED_STEPS = 3.0  # for which a group may wait in the pool, and at most
+POOLED_SECONDS = 3600.0
 WAIT_SECONDS = 0.25  # for foreign groups, at a time
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
@@ -23,7 +24,9 @@ class Waiting(NamedTuple):
 
     def left(self, batches: float = 1.0) -> int | None:
         """The further newcomers' groups that so many batches have room for; None: no limit."""
-        return None if self.room is None else math.ceil(self.room * batches) - self.newcomers
+        if self.room is None:
+            return None
+        return math.ceil(self.room * batches) - self.newcomers
 
     def usable(self, batches: float = 1.0) -> int:
         """The groups that so many batches have room for."""
@@ -48,7 +51,8 @@ class Demand:
         Args:
             came: foreign groups since the start. waiting: what the batch left.
         """
-        new, self._came = came - self._came, came
+        new = came - self._came
+        self._came = came
         self._supply = new if self._supply is None else self._supply + SUPPLY_MEMORY * (new - self._supply)
         self._left = waiting.usable()
 
@@ -88,4 +92,6 @@ def pooled_age(max_age: float, step_seconds: float) -> float:
 
 def announced_age(run: Run, max_age: float) -> float:
     """Seconds for which announcements are kept: `max_age`, or as long as the parts of a horizontal run are of use."""
-    return max(max_age, EPOCHS * run.epoch) if run.parts > 1 else max_age
+    if run.parts > 1:
+        return max(max_age, EPOCHS * run.epoch)
+    return max_age

@@ -17,7 +17,8 @@ from ftis_node.tasks.rewards import FORMS, form_of
 from ftis_node.text import duration
 from ftis_node.worker.messages import OWN_DATA, Evaluate
 
-CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
+CURVE = 70  # evaluations in the status
+CURVE_BYTES = 1 << 20  # at the end of the log, from which they are read
 SHARE = 0.1  # of all time, for evaluations
 OFTEN = 300.0  # seconds between two of them; where that is too little for all questions, each asks only a part of them
 FEWEST = 16  # questions of a part
@@ -89,7 +90,8 @@ class EvaluationSchedule:
         else:
             self._spent += seconds
         self._asked += 1
-        self._whole, self._besides = found.seconds * parts, seconds - found.seconds
+        self._whole = found.seconds * parts
+        self._besides = seconds - found.seconds
         self._questions = max(self._questions, found.prompts)
         logger.info("It asked %d questions; the next is due in %s.", found.prompts, duration(self.due_seconds() or 0.0))
 

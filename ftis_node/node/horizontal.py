@@ -46,7 +46,8 @@ class HorizontalSource:
 
     def want(self) -> Want:
         """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
-        newcomers, most = self._newcomers(), 2 * self._whole
+        newcomers = self._newcomers()
+        most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
         if (room := waiting.left(2)) is not None:
             newcomers.room = max(0, room)
@@ -57,7 +58,8 @@ class HorizontalSource:
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""
-        run, row_of = self._node.run, self._node.context.row_of
+        run = self._node.run
+        row_of = self._node.context.row_of
         return [(epoch, row_of(b"", 0, slot, epoch * run.epoch)) for slot in range(run.slots)]
 
     def _newcomers(self) -> Newcomers:
@@ -70,7 +72,8 @@ class HorizontalSource:
     def slots(self, count: int, issued_at: int) -> list[int]:
         """As `VerticalSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
         author nothing."""
-        counts, run = self.parts.counts(self._newcomers()), self._node.run
+        counts = self.parts.counts(self._newcomers())
+        run = self._node.run
         keys = self._keys(run.epoch_at(issued_at))
         admitted = [run.parts if self.parts.closed(key) else counts[key] for key in keys]
         return self._slots.take(count, issued_at, dict(enumerate(admitted)))
@@ -81,7 +84,8 @@ class HorizontalSource:
         """As `VerticalSource.batch`."""
         node = self._node
         node.raise_failed()
-        made, most = 0, self._most()
+        made = 0
+        most = self._most()
         while not node.pressed(stopping) and made < most and self._lacking():
             parts = await node.generate(min(most - made, math.ceil(node.batch_groups / 2)))
             made += len(parts)
@@ -131,7 +135,8 @@ class HorizontalSource:
         for key in dict.fromkeys((*ready, *self.parts.fullest(self._mine))):
             if len(own) + len(foreign) >= self._whole:
                 break
-            mine, theirs = self._mine.pop(key, None), self.parts.close(key, newcomers)
+            mine = self._mine.pop(key, None)
+            theirs = self.parts.close(key, newcomers)
             if mine is None and not _signal(theirs):
                 self._node.store.settle([one.group.key for one in theirs], "no-signal")
                 continue

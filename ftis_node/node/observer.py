@@ -52,7 +52,10 @@ class Observer:
             peers: multiaddrs that its owner named, to begin with beside the invitation's; none: those of before.
             export: a directory for the page as files, written anew each minute.
         """
-        self._home, self._settings, self._invitation, self._export = home, settings, invitation, export
+        self._home = home
+        self._settings = settings
+        self._invitation = invitation
+        self._export = export
         self._peers = [parse_address(text)[0] for text in peers]
         self._given = invitation.addresses if invitation is not None else []
         self._bootstraps = [*self._peers, *self._given]
@@ -87,7 +90,8 @@ class Observer:
         self._stopping.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
-        home, settings = self._home, self._settings
+        home = self._home
+        settings = self._settings
         home.open()
         stack.callback(home.close)
         identity = Identity.load_or_create(home.key)
@@ -116,7 +120,8 @@ class Observer:
             roster=roster,
             chronicle=read_chronicle(home.swarm_history, run),
         )
-        swarm.idle, swarm.gossip.enough = ASK_SECONDS, float("inf")  # it pulls none, so it never has enough
+        swarm.idle = ASK_SECONDS  # it pulls none, so it never has enough
+        swarm.gossip.enough = float("inf")
         overview = Overview(swarm, run, None, home.swarm_history)
         await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
         stack.push_async_callback(swarm.close)

@@ -36,7 +36,9 @@ class JoinOptions:
     @property
     def given(self) -> tuple[str, ...]:
         """The addresses that the owner was given."""
-        return () if self.invitation is None else tuple(self.invitation.addresses)
+        if self.invitation is None:
+            return ()
+        return tuple(self.invitation.addresses)
 
     @property
     def bootstraps(self) -> tuple[str, ...]:
@@ -51,7 +53,9 @@ class JoinOptions:
     def task_of(self, run_file: RunFile | None) -> str:
         """The named task, or the run's."""
         run_task = run_file.run.task if run_file is not None else None
-        return source_of(self.task).in_run(run_task) if self.task else run_task or "arithmetic"
+        if self.task:
+            return source_of(self.task).in_run(run_task)
+        return run_task or "arithmetic"
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
         """The named reward rule, or the run's; that of code or of a package comes with the task."""

@@ -12,7 +12,8 @@ from ftis_node.step_report import StepReport, TakenStep
 from ftis_node.worker.messages import OWN
 from ftis_node.worker.usage import WORK
 
-AUTHORS_MAX, OTHERS = 1024, "others"
+AUTHORS_MAX = 1024
+OTHERS = "others"
 _RETIRED = ("needs",)  # of checkpoints of earlier versions
 
 
@@ -35,7 +36,9 @@ class Progress:
     def foreign_weight_share(self) -> float:
         """Foreign samples' part of Σ |Â|·w·tokens over all steps."""
         total = self.own_weight + self.foreign_weight
-        return self.foreign_weight / total if total else 0.0
+        if total:
+            return self.foreign_weight / total
+        return 0.0
 
     def add_step(self, own_groups: int, authors: Mapping[str, int], report: StepReport) -> None:
         """Count a step.
@@ -56,7 +59,8 @@ class Progress:
 
     def evaluated(self, pass_at_1: float) -> None:
         """Note the present greedy pass@1."""
-        self.pass_at_1, self.pass_at_1_step = pass_at_1, self.step
+        self.pass_at_1 = pass_at_1
+        self.pass_at_1_step = self.step
         if self.pass_at_1_before is None:
             self.pass_at_1_before = pass_at_1
 
@@ -103,7 +107,8 @@ class Totals:
 
     def add_step(self, last: TakenStep) -> None:
         """Count a step."""
-        report, diagnostics = last.report, last.report.diagnostics
+        report = last.report
+        diagnostics = last.report.diagnostics
         self.steps += 1
         self.skipped_steps += report.skipped is not None
         self.groups["own"] += last.batch.own_groups

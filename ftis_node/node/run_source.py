@@ -109,7 +109,8 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
         what = "The run is open; who may take part is fixed when a run begins."
         fix = "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run."
         raise UsageError(what, fix)
-    home, key = options.home, options.home.key
+    home = options.home
+    key = options.home.key
     roster_of(home, found.run, Identity.load(key) if key.exists() else Identity(os.urandom(32)), options.invitation)
     named = {"task": options.task, "reward": options.reward, "template": options.template}
     check_named(found.run, **named, ours=ours, data=options.data)
@@ -152,7 +153,9 @@ def agreed(home: Home, run_id: bytes) -> bool:
     """Whether the owner joined or began this run here. Of a node of an earlier version only its packets say so; a run
     file alone does not, for observers keep one too."""
     run = _read(home).get("run")
-    return home.store.exists() if run is None else run == run_id.hex()
+    if run is None:
+        return home.store.exists()
+    return run == run_id.hex()
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
@@ -166,7 +169,8 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
     if options.task is not None:
         named = source_of(options.task)
         files = {one: path for one, path in files.items() if named.has_files and (named.file is None or one != "data")}
-    data, eval_data = options.data or files.get("data"), options.eval_data or files.get("eval_data")
+    data = options.data or files.get("data")
+    eval_data = options.eval_data or files.get("eval_data")
     return replace(options, data=data, eval_data=eval_data)
 
 

@@ -49,7 +49,9 @@ _JOINED = Status.__struct_fields__[Status.__struct_fields__.index("step") :]
 def status_row(status: Status, plan: Plan | None) -> dict[str, Any]:
     """The object that `ftis-node status --json` prints."""
     row: dict[str, Any] = msgspec.to_builtins(status) | {"plan": plan_row(plan) if plan is not None else None}
-    return row if status.step is not None else {name: row[name] for name in row if name not in _JOINED}
+    if status.step is not None:
+        return row
+    return {name: row[name] for name in row if name not in _JOINED}
 
 
 class StepLog:
@@ -77,7 +79,9 @@ class StepLog:
 
 def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: CheckpointStatus) -> Status:
     """The status of a node that has joined its run."""
-    progress, last, pool = stepper.progress, stepper.last, stepper.pool
+    progress = stepper.progress
+    last = stepper.last
+    pool = stepper.pool
     return msgspec.structs.replace(
         status,
         **{name: getattr(progress, name) for name in _OF_PROGRESS},
@@ -111,9 +115,14 @@ def signs(
     Args:
         down, sought, stalled: see `Signs`. names: of peers, as far as known.
     """
-    membership, stepper, roster = parts.swarm.membership, parts.stepper, parts.swarm.roster
-    why = roster.shut_out if roster is not None else ""
-    private, skipped = roster is not None, membership.skipped()
+    membership = parts.swarm.membership
+    stepper = parts.stepper
+    roster = parts.swarm.roster
+    why = ""
+    if roster is not None:
+        why = roster.shut_out
+    private = roster is not None
+    skipped = membership.skipped()
     told = [f"{peer_id(peer)}: {reason}" for peer, reason in skipped.items() if private or not membership.active_view]
     return Signs(
         peers=len(membership.active_view),
@@ -144,31 +153,40 @@ def last_step(last: TakenStep) -> answers.LastStep:
     report = last.report
 
     def shown(value: float) -> float | None:
-        return None if report.skipped or not math.isfinite(value) else value
+        if report.skipped or not math.isfinite(value):
+            return None
+        return value
 
-    loss, norm = shown(report.loss), shown(report.gradient_norm)
-    seconds, device = asdict(last.seconds), asdict(report.device)
+    loss = shown(report.loss)
+    norm = shown(report.gradient_norm)
+    seconds = asdict(last.seconds)
+    device = asdict(report.device)
     return answers.LastStep(seconds, device, loss, norm, report.tokens, report.skipped, report.generator)
 
 
 def resident_bytes(pid: int | None) -> int | None:
     """Resident bytes of a process; None without a process."""
     try:
-        return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
+        if pid is not None:
+            return int(psutil.Process(pid).memory_info().rss)
+        return None
     except psutil.Error:
         return None
 
 
 def part(kind: type[Kind], found: object) -> Kind | None:
     """Return another part's findings in the form of the status."""
-    return None if found is None else msgspec.convert(msgspec.to_builtins(found), kind)
+    if found is None:
+        return None
+    return msgspec.convert(msgspec.to_builtins(found), kind)
 
 
 def network_status(swarm: Swarm) -> answers.Network:
     """The status of the node's network."""
     membership = swarm.membership
     clock = membership.sessions.clock_difference(membership.active_view)
-    reach, restarts = str(membership.reachability()), swarm.supervisor.restarts
+    reach = str(membership.reachability())
+    restarts = swarm.supervisor.restarts
     return answers.Network(reach, restarts, part(answers.P2pd, membership.health), part(answers.Clock, clock))
 
 
@@ -202,7 +220,8 @@ def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | No
 
 def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str, Any]:
     """The object that `ftis-node peers --json` prints; a peer's standing is among its fields."""
-    used, traffic = stepper.progress.foreign_groups_used, swarm.traffic
+    used = stepper.progress.foreign_groups_used
+    traffic = swarm.traffic
     peers = [
         {
             "id": peer_id(peer.id),

@@ -131,4 +131,6 @@ def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> li
 
 
 def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    if values:
+        return sum(values) / len(values)
+    return None

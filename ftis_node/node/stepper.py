@@ -115,14 +115,17 @@ class Stepper:
         self.idle_steps = 0  # steps in a row that changed nothing
         self.signals: deque[bool] = deque(maxlen=SIGNALS)  # of the latest own groups: whether their rewards differ
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
-        self.clock, self.age_clock, self.unix = clock or time.monotonic, clock or boot_seconds, unix
+        self.clock = clock or time.monotonic
+        self.age_clock = clock or boot_seconds
+        self.unix = unix
         self.context = context
         self.run = context.run
         self.author = identity.author
         self.settings = settings
         self.store = store
         self.scoring: set[asyncio.Task[None]] = set()
-        self._own_data, self._welcomes = own_data, welcomes
+        self._own_data = own_data
+        self._welcomes = welcomes
         self._grew = asyncio.Event()  # the pool did, or scoring failed
         self._failed: BaseException | None = None  # of scoring
         self._step_seconds: deque[float] = deque(maxlen=8)
@@ -142,7 +145,9 @@ class Stepper:
     def own_data_groups(self) -> int:
         """The groups of a batch on rows of the owner's own."""
         batch = self.settings.batch_groups
-        return min(batch - 1, math.ceil(self.settings.own_data_share * batch)) if self._own_data else 0
+        if self._own_data:
+            return min(batch - 1, math.ceil(self.settings.own_data_share * batch))
+        return 0
 
     @property
     def batch_groups(self) -> int:
@@ -153,7 +158,9 @@ class Stepper:
 
     def want(self) -> Want:
         """The further foreign groups to pull."""
-        return Want() if self.own_only or self.resting else self.source.want()
+        if self.own_only or self.resting:
+            return Want()
+        return self.source.want()
 
     def takes(self, author: bytes) -> bool:
         """Whether this node trains on groups of an author: it is not banned, and may take part in the run."""
@@ -186,7 +193,8 @@ class Stepper:
 
     def raise_failed(self) -> None:
         """Raise an unexpected error of scoring, once."""
-        error, self._failed = self._failed, None
+        error = self._failed
+        self._failed = None
         if error is not None:
             raise error
 
@@ -220,7 +228,9 @@ class Stepper:
 
     def step_seconds(self) -> float:
         """Mean duration of the latest steps in seconds; 0 before the first."""
-        return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
+        if self._step_seconds:
+            return sum(self._step_seconds) / len(self._step_seconds)
+        return 0.0
 
     def pooled_age(self) -> float:
         """Seconds for which foreign groups wait. A step that takes longer than those before it counts already, and so
@@ -231,7 +241,9 @@ class Stepper:
     def idle_share(self) -> float | None:
         """The part of the latest steps' time in which the compute device had no work."""
         total = sum(spent.total for spent in self._device)
-        return sum(spent.idle for spent in self._device) / total if total else None
+        if total:
+            return sum(spent.idle for spent in self._device) / total
+        return None
 
     async def step(self, stopping: asyncio.Event) -> TakenStep | None:
         """Take one step and return its report. None if `stopping` was set before the batch was complete, or if there is
@@ -262,7 +274,9 @@ class Stepper:
         """
         if missing <= 0 or not self.swarm.has_peers():
             return 0.0
-        cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
+        cost = 0.0
+        if self._group_seconds:
+            cost = sum(self._group_seconds) / len(self._group_seconds)
         return min(self.settings.wait, missing * cost)
 
     async def train(self, batch: StepBatch, began: float) -> TakenStep:
@@ -271,7 +285,8 @@ class Stepper:
         Args:
             began: start of the generation, by the clock.
         """
-        own, foreign = batch.own, batch.foreign
+        own = batch.own
+        foreign = batch.foreign
         trained = self.clock()
         weights = {author: self.reputation.weight(author) for author in {one.group.author for one in foreign}}
         groups = step_groups(own, foreign, weights, self.run)
@@ -324,7 +339,8 @@ class Stepper:
     async def _generate_round(self, count: int) -> list[OwnGroup]:
         began = self.clock()
         number = self.store.upcoming_round()
-        author, issued_at = self.author, int(self.unix())
+        author = self.author
+        issued_at = int(self.unix())
         slots = self.source.slots(count, issued_at)
         if not slots:
             return []
@@ -357,7 +373,8 @@ class Stepper:
     def _account(
         self, batch: StepBatch, report: StepReport, seconds: StepSeconds, weights: dict[str, float] | None
     ) -> TakenStep:
-        told, now = describe(batch.own, batch.foreign), self.age_clock()
+        told = describe(batch.own, batch.foreign)
+        now = self.age_clock()
         self.progress.add_step(len(batch.own), told.authors, report)
         self.idle_steps = 0 if report.skipped is None else self.idle_steps + 1
         age = mean([now - scored.born for scored in batch.foreign])

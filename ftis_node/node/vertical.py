@@ -42,9 +42,12 @@ class VerticalSource:
     def want(self) -> Want:
         """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
         node = self._node
-        batch, seconds, newcomers = node.batch_groups, node.step_seconds(), node.newcomers()
+        batch = node.batch_groups
+        seconds = node.step_seconds()
+        newcomers = node.newcomers()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / seconds if seconds else 1.0)
-        part, waiting = batch - self._own_part(), waiting_in(self.pool, newcomers)
+        part = batch - self._own_part()
+        waiting = waiting_in(self.pool, newcomers)
         waiting = waiting._replace(groups=waiting.groups + len(node.scoring))
         if (room := waiting.left(ahead)) is not None:
             newcomers.room = max(0, room)
@@ -52,7 +55,8 @@ class VerticalSource:
 
     def own_quota(self) -> int:
         """The groups of the next batch that this node generates before it waits for foreign ones."""
-        node, part = self._node, self._own_part()
+        node = self._node
+        part = self._own_part()
         if node.own_only or node.settings.own_share is not None:
             return part
         return self._demand.own(node.batch_groups, part, waiting_in(self.pool, node.newcomers()))
@@ -68,7 +72,8 @@ class VerticalSource:
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing."""
-        node, newcomers = self._node, self._node.newcomers()
+        node = self._node
+        newcomers = self._node.newcomers()
         own = await node.generate(self.own_quota())
         generated = node.clock()
         others = await self._gather(node.batch_groups - len(own), stopping, newcomers)
@@ -84,7 +89,9 @@ class VerticalSource:
         except Exception:
             self.pool.put_back(others)  # a new compute process will repeat the step
             raise
-        return StepBatch(own, others, waited) if own or others else None
+        if own or others:
+            return StepBatch(own, others, waited)
+        return None
 
     def note_supply(self) -> None:
         """Note the groups that came since the latest batch; call it when the next one is assembled."""
@@ -93,7 +100,8 @@ class VerticalSource:
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
         """Take groups from the pool; wait for more as long as `Stepper.patience` says. A node that generates nothing
         has no limit."""
-        node, taken = self._node, self.pool.take(count, newcomers)
+        node = self._node
+        taken = self.pool.take(count, newcomers)
         node.swarm.wake()
         listens = node.settings.own_share == 0
         deadline = math.inf if listens else node.clock() + node.patience(count - len(taken))

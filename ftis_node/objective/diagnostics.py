@@ -34,7 +34,9 @@ class Diagnostics:
     """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time."""
 
     def __init__(self) -> None:
-        self._samples, self._tokens, self._clips = SourceColumns(), SourceColumns(), SourceColumns()
+        self._samples = SourceColumns()
+        self._tokens = SourceColumns()
+        self._clips = SourceColumns()
         self._numbers: dict[str, int] = {}
         self._idle: Counter[str] = Counter()
         self._unreadable: Counter[str] = Counter()
@@ -74,7 +76,8 @@ class Diagnostics:
         estimates = {name: estimate(by_token["log_ratio"]) for name, estimate in ESTIMATORS.items()}
         if entropy is not None:
             by_token["entropy"] = entropy.cpu()[counted]
-        negative, dropped = advantages.cpu() <= 0, ~terms.kept.cpu()
+        negative = advantages.cpu() <= 0
+        dropped = ~terms.kept.cpu()
         by_chunk = torch.zeros(samples, dtype=torch.bool) if chunked is None else chunked.cpu()
         by_sample = {
             "negative": negative,
@@ -146,7 +149,9 @@ class Diagnostics:
 
         Tokens are the counted ones, see `Terms`.
         """
-        samples, tokens, clips = self._samples.columns(), self._tokens.columns(), self._clips.columns()
+        samples = self._samples.columns()
+        tokens = self._tokens.columns()
+        clips = self._clips.columns()
 
         def figures(names: set[str]) -> Figures:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
@@ -175,7 +180,9 @@ class Diagnostics:
 
 def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) -> dict[str, Tensor]:
     """Return the evidence of each sample on its claims, `[N]`; 0 where it is none. All sampled tokens count."""
-    samples, owner, log_ratio = lengths.numel(), owners(lengths), terms.log_ratio.cpu().double()
+    samples = lengths.numel()
+    owner = owners(lengths)
+    log_ratio = terms.log_ratio.cpu().double()
     whole = terms.sample_log_ratio.cpu().double()
     by_token = {
         "judged_tokens": torch.ones_like(log_ratio),
@@ -202,4 +209,6 @@ def _paid(bet: float, log_ratio: Tensor) -> Tensor:
 
 
 def _present(name: str, count: int) -> Figures:
-    return {name: float(count)} if count else {}
+    if count:
+        return {name: float(count)}
+    return {}

@@ -12,7 +12,8 @@ from ftis_node.step_report import BETS
 
 def sample_figures(some: Columns, every: Columns, *, lost: int = 0) -> dict[str, float]:
     """Figures of the samples `some`; their shares are of those of `every` sample. lost: bets that cannot be won."""
-    negatives, filtered = _total(some["negative"]), _total(some["filtered"])
+    negatives = _total(some["negative"])
+    filtered = _total(some["filtered"])
     return {
         "samples": float(len(some)),
         "negatives": negatives,
@@ -62,12 +63,18 @@ def _total(values: Tensor) -> float:
 
 
 def _mean(values: Tensor) -> float:
-    return float(values.mean()) if values.numel() else 0.0
+    if values.numel():
+        return float(values.mean())
+    return 0.0
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    if whole:
+        return part / whole
+    return 0.0
 
 
 def _quantiles(values: Tensor, *shares: float) -> list[float]:
-    return nearest_rank(values, *shares) if values.numel() else [0.0] * len(shares)
+    if values.numel():
+        return nearest_rank(values, *shares)
+    return [0.0] * len(shares)

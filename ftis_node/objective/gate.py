@@ -34,4 +34,6 @@ def next_level(level: float | None, likelihoods: Tensor, quantile: float) -> flo
     if not finite.numel():
         return level
     (lowest,) = nearest_rank(finite, quantile)
-    return lowest if level is None else OLD_SHARE * level + (1 - OLD_SHARE) * lowest
+    if level is None:
+        return lowest
+    return OLD_SHARE * level + (1 - OLD_SHARE) * lowest

@@ -97,14 +97,21 @@ def values(
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
     # backward, and one alien sample would spoil the gradient of all.
-    live, owner = (kept & (gain != 0))[samples.owner] & samples.counted, samples.owner
+    live = (kept & (gain != 0))[samples.owner] & samples.counted
+    owner = samples.owner
     if ratio != "token":
-        outer = samples.by_token(trusted) if importance.through_ratio else token_weights
+        outer = token_weights
+        if importance.through_ratio:
+            outer = samples.by_token(trusted)
         return samples.weights * _by_sample(samples, live, outer, importance, clip, ratio) / sizes
-    new, base, outer = samples.new, samples.start, token_weights
+    new = samples.new
+    base = samples.start
+    outer = token_weights
     if importance.through_ratio:
         new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
-        live, owner, base = samples.of_chunks(live), samples.of_chunks(owner), samples.generator
+        live = samples.of_chunks(live)
+        owner = samples.of_chunks(owner)
+        base = samples.generator
         outer = trusted
     new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
     term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], clip)
@@ -115,7 +122,8 @@ def _by_sample(
     samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
 ) -> Tensor:
     """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
-    new, advantages = torch.where(live, samples.new, torch.zeros_like(samples.new)), samples.advantages[samples.owner]
+    new = torch.where(live, samples.new, torch.zeros_like(samples.new))
+    advantages = samples.advantages[samples.owner]
     if ratio == "detached":
         term = clip.of(_log_ratio(samples, new.detach(), live, importance, ratio).exp()) * advantages * new
     else:
@@ -128,7 +136,9 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
     if of == "token" and not importance.through_ratio:
         return clamped_log_ratio(new, samples.start)
     start = samples.by_chunk(samples.start)
-    base = samples.generator if importance.through_ratio else start
+    base = start
+    if importance.through_ratio:
+        base = samples.generator
     if of != "sequence":
         return samples.by_token(clamped_log_ratio(samples.by_chunk(new), base))
     own = samples.of_chunks(samples.own[samples.owner])
@@ -142,5 +152,6 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
     ratio = _log_ratio(samples, samples.new.detach(), samples.counted, importance, of).exp()
-    clipped, advantages = clip.of(ratio), samples.advantages[samples.owner]
+    clipped = clip.of(ratio)
+    advantages = samples.advantages[samples.owner]
     return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))

@@ -141,8 +141,10 @@ class Objective:
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
             log_ratio = clamped_log_ratio(samples.by_chunk(samples.start), samples.generator)
-            counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
-            of, estimates = owner[counted], ESTIMATORS[self.divergence](log_ratio[counted])
+            counted = samples.of_chunks(samples.counted)
+            owner = samples.of_chunks(samples.owner)
+            of = owner[counted]
+            estimates = ESTIMATORS[self.divergence](log_ratio[counted])
             sizes_of = torch.bincount(of, minlength=samples.lengths.numel())
             divergence = REDUCTIONS[self.reduction](estimates, of, sizes_of)
             likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
@@ -176,7 +178,9 @@ class Objective:
 
     def sample_scale(self, group_size: int) -> float:
         """c_i of the loss −Σ_i c_i · value_i / D, for a sample of a whole group of `group_size`; see `aggregation`."""
-        return 1.0 if self.aggregation == "token" or not self.count_dropped else 1.0 / group_size
+        if self.aggregation == "token" or not self.count_dropped:
+            return 1.0
+        return 1.0 / group_size
 
     def batch_divisor(
         self, *, groups: int, samples: int, tokens: int, dropped_samples: int, dropped_tokens: int
@@ -200,7 +204,9 @@ class Objective:
         are none or the objective has no gate. A step is gated by the m from before it: so neither packing nor order can
         matter.
         """
-        return level if self.gate is None else next_level(level, likelihoods, self.gate)
+        if self.gate is None:
+            return level
+        return next_level(level, likelihoods, self.gate)
 
 
 PRESETS: Mapping[str, Objective] = {name: Objective(name, **parts()) for name, parts in METHODS.items()}

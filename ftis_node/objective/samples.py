@@ -31,15 +31,21 @@ class Samples:
 
     def by_chunk(self, values: Tensor) -> Tensor:
         """Sum of each chunk's tokens: `[T]` → `[C]`."""
-        return values if self.chunks is None else segment_sum(values, self.chunks, self.generator.numel())
+        if self.chunks is None:
+            return values
+        return segment_sum(values, self.chunks, self.generator.numel())
 
     def by_token(self, values: Tensor) -> Tensor:
         """The value of each token's chunk: `[C]` → `[T]`."""
-        return values if self.chunks is None else values[self.chunks]
+        if self.chunks is None:
+            return values
+        return values[self.chunks]
 
     def of_chunks(self, values: Tensor) -> Tensor:
         """The value that all tokens of a chunk share: `[T]` → `[C]`."""
-        return values if self.chunks is None else values[first_of(self.chunks)]
+        if self.chunks is None:
+            return values
+        return values[first_of(self.chunks)]
 
     def sum_counted(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted tokens: `[T]` → `[N]`."""
@@ -72,9 +78,12 @@ def pack(
     policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
     """
     new = tokens["new"]
-    weights = torch.ones_like(advantages) if weights is None else weights
-    ended = torch.zeros_like(lengths, dtype=torch.bool) if ended is None else ended
-    own = torch.ones_like(lengths, dtype=torch.bool) if own is None else own
+    if weights is None:
+        weights = torch.ones_like(advantages)
+    if ended is None:
+        ended = torch.zeros_like(lengths, dtype=torch.bool)
+    if own is None:
+        own = torch.ones_like(lengths, dtype=torch.bool)
     if chunks is None:
         tokens = {**tokens, "generator": generator}
     check(lengths, tokens, {"advantages": advantages, "weights": weights, "ended": ended, "own": own})
@@ -83,8 +92,11 @@ def pack(
         chunks = chunks.to(new.device)
     # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
     dtype = torch.promote_types(new.dtype, torch.float32)
-    lengths, ended, own = lengths.to(new.device), ended.to(new.device, torch.bool), own.to(new.device, torch.bool)
-    owner, counted = owners(lengths), torch.ones_like(new, dtype=torch.bool)
+    lengths = lengths.to(new.device)
+    ended = ended.to(new.device, torch.bool)
+    own = own.to(new.device, torch.bool)
+    owner = owners(lengths)
+    counted = torch.ones_like(new, dtype=torch.bool)
     written = lengths if written is None else written.to(new.device)
     if not count_end:
         counted[lengths.cumsum(0)[ended] - 1] = False

@@ -68,4 +68,6 @@ def _verdict(dropped: float) -> str | None:
     """`none`, `most` or neither, by the share of the negatives that was dropped."""
     if dropped == 0:
         return "none"
-    return "most" if dropped > 0.5 else None
+    if dropped > 0.5:
+        return "most"
+    return None

@@ -53,7 +53,9 @@ def linear_modules(model: Any) -> dict[str, nn.Module]:
 def inputs_and_outputs(module: nn.Module) -> tuple[int, int]:
     """The numbers of inputs and outputs of a linear module."""
     first, second = module.weight.shape  # type: ignore[misc]
-    return (first, second) if isinstance(module, Conv1D) else (second, first)
+    if isinstance(module, Conv1D):
+        return first, second
+    return second, first
 
 
 def head_of(model: Any) -> str:

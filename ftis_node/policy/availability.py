@@ -18,7 +18,9 @@ from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
 
 HUB_SECONDS = 3.0
-_CONFIG, _TOKENIZER, _WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+_CONFIG = "config.json"
+_TOKENIZER = "tokenizer.json"
+_WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 _ELSEWHERE = "download it elsewhere, copy the folder here and pass --model FOLDER"
 
@@ -61,7 +63,9 @@ def cached(source: str, *files: str) -> Path | None:
     if found is None:
         return None
     needed = list(files) or [_TOKENIZER, *_weights(source)]
-    return found.parent if all(_in_cache(source, name) is not None for name in needed) else None
+    if all(_in_cache(source, name) is not None for name in needed):
+        return found.parent
+    return None
 
 
 def offered(source: str, seconds: float = HUB_SECONDS) -> None:
@@ -72,7 +76,9 @@ def offered(source: str, seconds: float = HUB_SECONDS) -> None:
     """
     url = f"{constants.ENDPOINT}/{source}/resolve/main/{_CONFIG}"
     token = get_token()
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    headers = {}
+    if token:
+        headers = {"authorization": f"Bearer {token}"}
     try:
         code = get_session().head(url, headers=headers, timeout=seconds, follow_redirects=False).status_code
     except Exception as error:  # as above
@@ -142,4 +148,6 @@ def _weights(source: str) -> list[str]:
 
 def _in_cache(source: str, file: str) -> Path | None:
     found = try_to_load_from_cache(source, file)
-    return Path(found) if isinstance(found, str) else None
+    if isinstance(found, str):
+        return Path(found)
+    return None

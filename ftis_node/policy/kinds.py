@@ -71,7 +71,9 @@ def refuse_config(config: Mapping[str, Any], name: str) -> None:
 
 
 def _names(value: object) -> list[str]:
-    return [value] if isinstance(value, str) else [str(one) for one in value]  # type: ignore[attr-defined]
+    if isinstance(value, str):
+        return [value]
+    return [str(one) for one in value]  # type: ignore[attr-defined]
 
 
 def _refuse_without_config(folder: Path, name: str) -> None:
@@ -88,7 +90,9 @@ def _refuse_without_config(folder: Path, name: str) -> None:
     if (folder / "manifests").is_dir():
         fix = "Name a file in it: the one after FROM in `ollama show --modelfile NAME`."
         raise UsageError(f"{name} is the store of Ollama.", fix)
-    why = "it is empty" if not any(folder.iterdir()) else "config.json is missing"
+    why = "config.json is missing"
+    if not any(folder.iterdir()):
+        why = "it is empty"
     raise UsageError(f"The folder {name} holds no model ({why}).", _OURS)
 
 
@@ -122,4 +126,6 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}

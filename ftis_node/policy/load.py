@@ -34,7 +34,8 @@ from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.tokenizer.declared import declare_ends
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
-_GROWTH, _TEMPLATE = 256, 1 << 14  # by what a tokenizer replaces; characters of its template
+_GROWTH = 256  # by what a tokenizer replaces
+_TEMPLATE = 1 << 14  # characters of its template
 
 # How long the hub may take to show that it is there.
 _HUB_SECONDS = 5.0
@@ -67,7 +68,9 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
     """The ends that transformers' `generate` stops at: those of the generation config, or else of config.json."""
     for name in ("generation_config.json", "config.json"):
         file = cached_file(source, name, **where, **_IF_THERE)
-        told = json.loads(Path(file).read_text(encoding="utf-8")) if file is not None else {}
+        told = {}
+        if file is not None:
+            told = json.loads(Path(file).read_text(encoding="utf-8"))
         ends = told.get("eos_token_id", (told.get("text_config") or {}).get("eos_token_id"))
         if ends is not None:
             return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
@@ -122,7 +125,9 @@ def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
 def own_attention(config: Any) -> str:
     """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+    if getattr(kind, "_supports_sdpa", True):
+        return "sdpa"
+    return "eager"
 
 
 @contextmanager
@@ -132,7 +137,8 @@ def _cast_later() -> Iterator[dict[nn.Module, torch.dtype]]:
     By itself it casts a model as a whole, which takes the memory of a whole one. Yields the modules of these matrices,
     and the dtypes that they are to have.
     """
-    plan, casts = PreTrainedModel._get_dtype_plan, {}
+    plan = PreTrainedModel._get_dtype_plan
+    casts = {}
 
     def later(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
         given: dict[str, torch.dtype | None] = plan(model, dtype)
@@ -168,7 +174,8 @@ def make_policy(
     torch.manual_seed(settings.seed)
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # of the whole process
-    casts = {} if casts is None else casts
+    if casts is None:
+        casts = {}
     if settings.lora:
         model = _with_lora(model, settings, casts)
     if settings.quantisation == "nf4":
@@ -194,8 +201,9 @@ def make_policy(
 
 def checkpoint_activations(model: Any) -> None:
     """Make a model of transformers compute its layers again in the backward pass; its method has two names."""
-    new, old = "activation_checkpointing", "gradient_checkpointing"  # transformers 5.17 has the old one
-    name = new if hasattr(model, f"{new}_enable") else old
+    name = "gradient_checkpointing"  # transformers 5.17 has this one
+    if hasattr(model, "activation_checkpointing_enable"):
+        name = "activation_checkpointing"
     getattr(model, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
 
 
@@ -225,7 +233,9 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
     """transformers fills what a file of weights lacks with random numbers."""
     if missing := sorted(found["missing_keys"]):
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        more = ""
+        if missing[1:]:
+            more = f" and {len(missing) - 1} more"
         what = f"The weights of {name} lack {missing[0]}{more}, and would be random there."
         fix = "Download or copy the model again, whole; or mend its config.json, if that describes another model."
         raise UserError(what, fix)
@@ -252,7 +262,9 @@ def choose_device(wanted: str) -> torch.device:
         UsageError: there is no such device.
     """
     if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = "cpu"
+        if torch.cuda.is_available():
+            wanted = "cuda"
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -263,7 +275,9 @@ def choose_device(wanted: str) -> torch.device:
         what = "There is no usable CUDA device."
         raise UsageError(what, "Use --device cpu; or ask `ftis-node doctor` what is wrong.")
     # torch refuses some calls for a card without a number
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    if device.type == "cuda":
+        return torch.device("cuda", device.index or 0)
+    return device
 
 
 def use_device(wanted: str) -> torch.device:
@@ -276,7 +290,9 @@ def use_device(wanted: str) -> torch.device:
 
 def half_dtype(device: torch.device) -> Dtype:
     """The dtype of two bytes that a GPU computes in: float16 before Ampere, which emulates bfloat16 slowly."""
-    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+    if torch.cuda.get_device_capability(device) >= (8, 0):
+        return "bfloat16"
+    return "float16"
 
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:

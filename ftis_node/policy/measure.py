@@ -84,7 +84,8 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
-    heads, intermediate = config.num_attention_heads, getattr(config, "intermediate_size", None)
+    heads = config.num_attention_heads
+    intermediate = getattr(config, "intermediate_size", None)
     return Geometry(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),

@@ -83,7 +83,9 @@ def source_of(name: str) -> str:
     found = file_of(name)
     if found is not None:
         file, folder = found
-        return str(file) if folder is None else f"{file}{_TOKENIZER}{folder}"
+        if folder is None:
+            return str(file)
+        return f"{file}{_TOKENIZER}{folder}"
     try:
         return resolve(name)
     except UsageError:
@@ -99,7 +101,9 @@ def lasting(name: str) -> str:
     """The name to write down, which means the same model wherever a command is given: of a folder the whole path."""
     source = source_of(name)
     local = file_of(name) is not None or Path(source).is_dir()
-    return source if local and Path(source).parent != BUILT_IN_DIR else name
+    if local and Path(source).parent != BUILT_IN_DIR:
+        return source
+    return name
 
 
 def public_name(name: str) -> str:

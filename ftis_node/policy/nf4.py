@@ -23,7 +23,8 @@ from ftis_node.host.quiet import without
 from ftis_node.installed import to_install
 
 # Rows for which bitsandbytes takes one kernel and another; units in the last place that sums in another order may cost.
-_ROWS, _ROUNDING = (4, 48), 4
+_ROWS = (4, 48)
+_ROUNDING = 4
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class NF4Linear(nn.Module):
     def __init__(self, linear: nn.Linear, device: torch.device, dtype: torch.dtype | None = None) -> None:
         """Quantise the weight of `linear`, as `dtype` has it, on `device`. Its bias is taken over as it is."""
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self.bias = linear.bias
         packed, self._scales = kernels().quantize_4bit(
             linear.weight.detach().to(device, dtype).contiguous(),
@@ -64,7 +66,9 @@ class NF4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
-        return product if self.bias is None else product + self.bias
+        if self.bias is None:
+            return product
+        return product + self.bias
 
 
 class _Product(torch.autograd.Function):

@@ -30,7 +30,9 @@ try:
 except ImportError:  # before torch 2.10
     varlen_attn = None  # type: ignore[assignment]
 # Keys may have fewer heads than queries. Before torch 2.12 it takes them without a word.
-_FEWER = {"enable_gqa": True} if varlen_attn and "enable_gqa" in signature(varlen_attn).parameters else {}  # type: ignore[truthy-function]
+_FEWER = {}
+if varlen_attn is not None and "enable_gqa" in signature(varlen_attn).parameters:
+    _FEWER = {"enable_gqa": True}
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -155,10 +157,13 @@ class Packing:
     def mask(self, window: int | None) -> Tensor:
         """Which keys (prompt, then own) each token of a completion sees: bool `[N, 1, width, prompt + width]`."""
         prompts, completions, owner = self._tables
-        (rows, width), device = completions.filled.shape, owner.device
-        there, own = prompts.filled[owner][:, None], torch.arange(width, device=device)
+        rows, width = completions.filled.shape
+        device = owner.device
+        there = prompts.filled[owner][:, None]
+        own = torch.arange(width, device=device)
         between = own[:, None] - own
-        prompt, past = there.expand(rows, width, -1), between >= 0
+        prompt = there.expand(rows, width, -1)
+        past = between >= 0
         if window is not None:
             place = there.sum(2, keepdim=True) + own[:, None]  # of each token in its sequence
             prompt = prompt & (place - torch.arange(there.shape[2], device=device) < window)
@@ -201,7 +206,8 @@ class Packing:
         """
         lengths = np.concatenate([self.prompts, self.completions])
         tokens = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
-        prompts, own = tokens[: len(self.prompts)], tokens[len(self.prompts) :]
+        prompts = tokens[: len(self.prompts)]
+        own = tokens[len(self.prompts) :]
         seen = prompts + [np.concatenate([prompts[p], one]) for p, one in zip(self.owner, own, strict=True) if len(one)]
         sizes = lengths[lengths > 0], np.asarray([len(each) for each in seen])
         ends = (np.concatenate([[0], np.cumsum(each)]) for each in sizes)
@@ -215,7 +221,9 @@ def unpackable(model: Any) -> str:
         return "the model's attention is its own"
     if not {"full_attention", "sliding_attention"} >= set(getattr(model.config, "layer_types", None) or ()):
         return "its attention is of several kinds"
-    return "its attention caps its scores" if getattr(model.config, "attn_logit_softcapping", None) else ""
+    if getattr(model.config, "attn_logit_softcapping", None):
+        return "its attention caps its scores"
+    return ""
 
 
 class LaidOut(NamedTuple):
@@ -237,7 +245,8 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
     sampled = [which for group in groups for which in group.sampled]
     owner = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
-    lengths, counts = np.asarray([len(p) for p in prompts]), np.asarray([len(c) - 1 for c in completions])
+    lengths = np.asarray([len(p) for p in prompts])
+    counts = np.asarray([len(c) - 1 for c in completions])
     ends = np.cumsum(lengths)
     begins = ends[-1] + np.cumsum(counts) - counts
     positions = [np.arange(length) for length in lengths]
@@ -300,7 +309,8 @@ def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, bias: Tensor | None) -> Tensor:
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    key = repeat_kv(key, groups)
+    value = repeat_kv(value, groups)
     return scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None, scale=scaling)
 
 

@@ -40,7 +40,9 @@ class Policy:
     @property
     def causal_lm(self) -> Any:
         """The transformers model itself; LoRA layers, if any, sit inside it."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        if isinstance(self.model, PeftModel):
+            return self.model.get_base_model()
+        return self.model
 
     @cached_property
     def vocabulary(self) -> int:
@@ -51,7 +53,9 @@ class Policy:
 
     @property
     def kind(self) -> str:
-        return "lora" if isinstance(self.model, PeftModel) else "full"
+        if isinstance(self.model, PeftModel):
+            return "lora"
+        return "full"
 
     @property
     def dtype(self) -> torch.dtype:

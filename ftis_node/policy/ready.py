@@ -27,13 +27,16 @@ _NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite
 # fewer digits it is a multiple of what rounding alone does, between bounds: for this project's layouts of what the
 # model's own padded batch does, for a refusal of the model of what another attention kernel does.
 _EXACT = 1e-3
-_NOISE, _LEAST = 2.5, 0.03
-_MOST, _MOST_OF_MODEL = 0.2, 1.0
+_NOISE = 2.5
+_LEAST = 0.03
+_MOST = 0.2
+_MOST_OF_MODEL = 1.0
 _UNKNOWN = 0.1  # where rounding cannot be measured
 
 # And of their gradients, relative. In bf16 rounding alone gave 0.02 to 0.06; halves give 0.5. They are taken some
 # layers below the head: each kind of layer is among these, and rounding adds up over few.
-_SLOPE_EXACT, _SLOPE = 1e-3, 0.4
+_SLOPE_EXACT = 1e-3
+_SLOPE = 0.4
 _SLOPE_LAYERS = 8
 
 # The probe: tokens of each prompt and of its completions, from texts that have some variety; else ids are random.
@@ -70,7 +73,8 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
         raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
     probe = _probe(policy, texts)
     try:
-        padded, plain = _logprobs(policy, probe), _plain_logprobs(policy, probe)
+        padded = _logprobs(policy, probe)
+        plain = _plain_logprobs(policy, probe)
         policy.model.train()
         training = _logprobs(policy, probe[:1])
     except Exception as error:  # as many kinds as there are architectures
@@ -111,11 +115,15 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 
 def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
-    model, config = policy.causal_lm, policy.causal_lm.config
+    model = policy.causal_lm
+    config = policy.causal_lm.config
     if why := unpackable(model):
         return policy, f"padded, which takes longer, for {why}"
-    packed, why, refused = replace(policy, packed=True), "", ""
-    flash, before = policy.device.type == "cuda" and policy.dtype != torch.float32, config._attn_implementation
+    packed = replace(policy, packed=True)
+    why = ""
+    refused = ""
+    flash = policy.device.type == "cuda" and policy.dtype != torch.float32
+    before = config._attn_implementation
     with _narrow(model):
         expected = _passed(policy, probe)
         fastest, *slower = ATTENTIONS
@@ -128,7 +136,9 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
         else:
             model.set_attn_implementation(before)
             return policy, f"padded, which takes longer, for packing gives something else ({why})"
-        kernels = _fused(expected, packed, probe, tolerance) if policy.graphs and understood(model) else ""
+        kernels = ""
+        if policy.graphs and understood(model):
+            kernels = _fused(expected, packed, probe, tolerance)
     return packed, f"packed{', by FlashAttention' if name == fastest else refused} ({why}){kernels}"
 
 
@@ -168,7 +178,9 @@ def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         logprobs = completion_logprobs(policy, probe, 1.0)[0]
         value = (logprobs * torch.linspace(-1, 2, len(logprobs), device=policy.device)).sum()
-        slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True) if trained else ()
+        slopes: tuple[Tensor, ...] = ()
+        if trained:
+            slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)
     return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *(slope.flatten().float() for slope in slopes)])
 
 
@@ -176,7 +188,8 @@ def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
     """The first two trained matrices of the last layers, else of the model."""
     embedding = policy.causal_lm.get_input_embeddings().weight
     first = max(0, int(getattr(policy.causal_lm.config.get_text_config(), "num_hidden_layers", 0)) - _SLOPE_LAYERS)
-    all_of_them, near = [], []
+    all_of_them = []
+    near = []
     for name, parameter in policy.model.named_parameters():
         if parameter.requires_grad and parameter.dim() > 1 and parameter is not embedding:
             all_of_them.append(parameter)
@@ -195,7 +208,8 @@ def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed]
     apart = _apart(expected[0], logprobs)
     if not apart <= tolerance:
         return False, _compared(apart, tolerance)
-    off, most = float((slope - expected[1]).norm()), _SLOPE_EXACT if policy.dtype == torch.float32 else _SLOPE
+    off = float((slope - expected[1]).norm())
+    most = _SLOPE_EXACT if policy.dtype == torch.float32 else _SLOPE
     if not off <= most * float(expected[1].norm()):
         return False, f"the gradient differs by {off / float(expected[1].norm()):.2g} of itself"
     return True, _compared(apart, tolerance)
@@ -257,7 +271,9 @@ def _tolerance_of_model(policy: Policy, probe: list[Prefixed], plain: Tensor) ->
 
 
 def _allowed(noise: float, most: float) -> float:
-    return min(max(_NOISE * noise, _LEAST), most) if noise > 0 else _UNKNOWN
+    if noise > 0:
+        return min(max(_NOISE * noise, _LEAST), most)
+    return _UNKNOWN
 
 
 def _probe(policy: Policy, texts: Sequence[str]) -> list[Prefixed]:

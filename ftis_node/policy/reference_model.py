@@ -68,7 +68,8 @@ class _Tempered(LogitsProcessor):  # type: ignore[misc]
 @contextlib.contextmanager
 def _plain_settings(model: Any) -> Iterator[None]:
     """Without what a model's folder says of sampling (penalties, top-k): it would fill in what is not named."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+    kept = model.generation_config
+    model.generation_config = GenerationConfig()
     try:
         yield
     finally:

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 # where nothing has fitted yet, all of them where nothing smaller is left to try.
 WAITS = (1.0, 5.0, 15.0)
 # So many attempts must succeed before more is tried again; twice as many each time that this fails, up to the last.
-GROW_AFTER, GROW_AFTER_MOST = 10, 160
+GROW_AFTER = 10
+GROW_AFTER_MOST = 160
 
 # Words of a failed allocation, in small letters. They come from CUDA, ROCm, XPU and MPS, their libraries, C++, and
 # PyTorch's allocator for the CPU on Linux and elsewhere. A library's handle takes memory too: where
@@ -47,14 +48,16 @@ class Room:
     """
 
     def __init__(self, most: int, size: int | None = None) -> None:
-        self.most, self.size = most, min(most, size or most)
+        self.most = most
+        self.size = min(most, size or most)
         self._fitted = self._grown = False  # whether this size has ever fitted; whether it came of growing
         self._waited = self._successes = 0  # since the last success; since the last change of size
         self._grow_after = GROW_AFTER
 
     def fine(self) -> None:
         """It fitted."""
-        self._fitted, self._waited = True, 0
+        self._fitted = True
+        self._waited = 0
         self._successes += 1
         if self.size < self.most and self._successes >= self._grow_after:
             self._change(min(self.most, 2 * self.size), grown=True)
@@ -85,8 +88,10 @@ class Room:
         return True
 
     def _change(self, size: int, *, grown: bool) -> None:
-        self.size, self._grown = size, grown
-        self._fitted, self._successes = False, 0
+        self.size = size
+        self._grown = grown
+        self._fitted = False
+        self._successes = 0
 
 
 def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) -> T:

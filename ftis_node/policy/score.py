@@ -77,7 +77,8 @@ class _Head(torch.autograd.Function):
             found = []
             for number, columns in enumerate(parts):
                 x = _logits(hidden[tokens], weight, bias, columns, temperature, cap)
-                chosen, top = x.gather(1, place[:, number, None]), x.amax(1, keepdim=True)
+                chosen = x.gather(1, place[:, number, None])
+                top = x.amax(1, keepdim=True)
                 e = x.sub_(top).exp()
                 found.append(torch.stack([chosen[:, 0], top[:, 0], e.sum(1), x.mul_(e).sum(1)], 1))
                 if kept is not None:
@@ -85,11 +86,15 @@ class _Head(torch.autograd.Function):
             chosen, top, z, mean = torch.stack(found, 2).unbind(1)  # of each block: its Σ e and Σ e·x, x = logit − top
             most = top.amax(1, keepdim=True)
             fall = top - most
-            mean, z = ((mean + fall * z) * fall.exp()).sum(1), (z * fall.exp()).sum(1)
+            mean = ((mean + fall * z) * fall.exp()).sum(1)
+            z = (z * fall.exp()).sum(1)
             log_z[tokens] = most[:, 0] + z.log()
             logprobs[tokens] = chosen.where(here, 0).sum(1) - log_z[tokens]
             entropy[tokens] = z.log() - mean / z
-        ctx.kept, ctx.vocabulary, ctx.temperature, ctx.cap = kept, vocabulary, temperature, cap
+        ctx.kept = kept
+        ctx.vocabulary = vocabulary
+        ctx.temperature = temperature
+        ctx.cap = cap
         ctx.save_for_backward(hidden, weight, bias, targets, log_z)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -146,7 +151,9 @@ def _logits(
     """Tempered logits of some columns, fp32 `[tokens, columns]`, within ±cap / temperature."""
     logits = linear(hidden, weight[columns], None if bias is None else bias[columns]).float()
     logits = logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-    return logits if temperature == 1 else logits.div_(temperature)
+    if temperature == 1:
+        return logits
+    return logits.div_(temperature)
 
 
 def _place(targets: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:

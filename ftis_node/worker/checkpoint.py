@@ -17,7 +17,9 @@ from ftis_node.policy.room import out_of_memory
 from ftis_node.text import rounded
 
 # Files of a checkpoint, and the key of LoRA's alpha in the metadata of the weights: no tensor shows it.
-WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
+WEIGHTS = "trainable.safetensors"
+OPTIMISER = "optimiser.safetensors"
+ALPHA = "lora_alpha"
 _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.2  # free main memory that a snapshot needs, as a multiple of the checkpoint's size
@@ -58,7 +60,8 @@ class Checkpointer:
 
     def write(self, directory: str) -> None:
         """As `save`, the latest snapshot, once. Call it from any thread."""
-        snapshot, self._snapshot = self._snapshot, {}
+        snapshot = self._snapshot
+        self._snapshot = {}
         self._write(snapshot, Path(directory))
 
     def restore(self, directory: str, steps: int) -> None:

@@ -58,12 +58,16 @@ class Worker:
     @property
     def pid(self) -> int | None:
         """The process id; None without a running process, because the system reuses ids."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        if self._process is not None and self._process.poll() is None:
+            return self._process.pid
+        return None
 
     def owing_seconds(self) -> float:
         """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
         asked = [since for _, _, since in list(self._waiting.values())]
-        return max(0.0, time.monotonic() - min(asked)) if asked else 0.0
+        if asked:
+            return max(0.0, time.monotonic() - min(asked))
+        return 0.0
 
     def start(self, log: IO[bytes] | None = None, threads: int | None = None) -> None:
         """Spawn the process.
@@ -164,4 +168,6 @@ def error_of(fault: Fault) -> FtisError:
     """The error to raise here: the engine's own if a person can fix it, else a `WorkerFault`."""
     if fault.kind == "UsageError":
         return UsageError(fault.what, fault.fix)
-    return UserError(fault.what, fault.fix) if fault.fix else WorkerFault(f"{fault.kind}: {fault.what}")
+    if fault.fix:
+        return UserError(fault.what, fault.fix)
+    return WorkerFault(f"{fault.kind}: {fault.what}")

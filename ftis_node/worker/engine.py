@@ -131,7 +131,8 @@ class Engine:
             self.own_task = JsonLines(own_data, reward=own_reward).load()
         known = {"group": RUN_DEFAULTS["group"], "prompt_tokens": self.task.prompt_tokens}
         known |= {"completion_tokens": self.task.completion_tokens, **(caps or {})}
-        workload, learned = Workload(**known, batch_groups=settings.batch_groups), remembered or {}
+        workload = Workload(**known, batch_groups=settings.batch_groups)
+        learned = remembered or {}
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(settings, self.task.name, workload.completion_tokens)
         shape = geometry(settings.model)
@@ -144,7 +145,8 @@ class Engine:
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
         self._sizes = sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
-        spare, memory = plan.budget - plan.memory.training, plan.memory
+        spare = plan.budget - plan.memory.training
+        memory = plan.memory
         stays = spare >= memory.sampling, spare >= memory.sampling + memory.kv_cache
         self._before_training = (let_go, vacate, lambda: None)[sum(stays)]
         self._planned(self._settings, self._sizes)
@@ -180,18 +182,22 @@ class Engine:
             UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule is not
                 available; or the objective is unknown.
         """
-        self.run, task, own = run, self.task, self.own_task
+        self.run = run
+        task = self.task
+        own = self.own_task
         self.packets = packets = packets_of(run, self.policy.tokenizer, self._settings, self.policy.vocabulary)
         episodes = Episodes.of(self.policy.tokenizer, run.template, packets.chat, run.turns)
         self.close()
         scorer, self._side_scorer = (self._scorers.enter_context(scoring(run.reward, task.scorer)) for _ in range(2))
-        count, cap = self._settings.eval_prompts, run.completion_tokens
+        count = self._settings.eval_prompts
+        cap = run.completion_tokens
         where = (run, packets, self.policy.name, self._context)
         with doing("tokenising the prompts"):
             prompts, asked = prompts_of(*where, task, count)
         self._rows = TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
         room = Room(self._sizes.generation_batch, self._settings.generation_batch)
-        self.evaluations, held_out = Evaluations(run, packets, room), task.asked(count)
+        self.evaluations = Evaluations(run, packets, room)
+        held_out = task.asked(count)
         self.evaluations.sets[None] = EvaluationSet(asked, held_out, run.reward, cap, episodes, task.scorer)
         if own is not None:
             prompts, asked = prompts_of(*where, own, count, own=True)
@@ -266,7 +272,9 @@ class Engine:
         There are none if this node can train on none of its completions: right answers that its tokenizer cannot read
         would take others' place in a batch and teach nothing.
         """
-        return self._rewards(self._rows, row, packet, self._side_scorer) if self.packets.readable(packet) else []
+        if self.packets.readable(packet):
+            return self._rewards(self._rows, row, packet, self._side_scorer)
+        return []
 
     def close(self) -> None:
         """End the scoring processes, if any; `open` starts others."""
@@ -291,7 +299,8 @@ class Engine:
         taken = self.training_groups(groups)
         with self._phase("train"):
             report = self.learner.step(taken)
-        server, mine = self.policy.server, report.diagnostics.sources.get(m.OWN, {})
+        server = self.policy.server
+        mine = report.diagnostics.sources.get(m.OWN, {})
         told = {"generator": server.told(mine) if server is not None else None, "device": self.usage.step_ended()}
         return msgspec.structs.replace(report, columns=self._columns.taken(), **told, **figures(groups))
 
@@ -304,7 +313,9 @@ class Engine:
 
     def training_groups(self, groups: Sequence[m.StepGroup]) -> list[TrainingGroup]:
         """The same groups in the learner's form."""
-        mine = self._own_rows.prompts if self._own_rows is not None else ()
+        mine: Sequence[list[int]] = ()
+        if self._own_rows is not None:
+            mine = self._own_rows.prompts
         return [
             TrainingGroup((mine if group.own else self.prompts)[group.row], [self._part(part) for part in group.parts])
             for group in groups
@@ -375,7 +386,8 @@ class Engine:
         """
         # the owner's rows stay in this process: no server reads them
         policy = self.policy if asked is self._rows else replace(self.policy, server=None)
-        prompts, group = [asked.prompts[row] for row in rows], asked.completions
+        prompts = [asked.prompts[row] for row in rows]
+        group = asked.completions
         sampling = Sampling(self.run.completion_tokens, self.run.temperature, self.packets.ends)
         made = fitting(
             lambda batch: generate(policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
@@ -385,7 +397,8 @@ class Engine:
         )
         if asked.episodes is None:
             return made
-        examples, room = [asked.examples[row] for row in rows], self._generating
+        examples = [asked.examples[row] for row in rows]
+        room = self._generating
         shown = (policy, asked.episodes, prompts, made, examples, asked.scorer, sampling)
         return greedy.play(*shown, room=room, noise=noise)
 

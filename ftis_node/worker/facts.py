@@ -19,7 +19,9 @@ from ftis_node.worker.messages import ModelFacts, Sizes
 def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan, sizes: Sizes) -> ModelFacts:
     """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`, or as
     `refuse_unwritable`."""
-    tokenizer, tags, prompts = policy.tokenizer, "".join(TAGS), [task.prompt(row) for row in task.train]
+    tokenizer = policy.tokenizer
+    tags = "".join(TAGS)
+    prompts = [task.prompt(row) for row in task.train]
     backend = backend_of(tokenizer)
     refuse_unwritable(backend, policy.name, prompts)
     refuse_special(tokenizer, tags_of(task.reward), policy.name)

@@ -28,7 +28,9 @@ from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with
 from ftis_node.tokenizer.codec import Codec, Unreadable
 from ftis_node.worker.messages import GroupText, ReadableGroup
 
-TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # longest text of one completion to show
+# The longest text of one completion to show.
+TEXT_TOKENS = 1024
+TEXT_LETTERS = 4000
 
 
 class Slot(NamedTuple):
@@ -165,7 +167,8 @@ class TextPackets:
         The run's cap holds for these, too: what this model would have been cut off at is cut, and a finished one that
         is longer is not trained on.
         """
-        found, cap = self._codec.from_text(completion, own=own), self._run.completion_tokens
+        found = self._codec.from_text(completion, own=own)
+        cap = self._run.completion_tokens
         if isinstance(found, Unreadable) or (found.finished and len(found) > cap):
             return None
         if len(found) <= cap:
@@ -202,7 +205,9 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
         UsageError: the model does not have it.
     """
     if run is not None and not run.text:
-        return chat_with(tokenizer, run.chat, run.turns) if run.chat else None
+        if run.chat:
+            return chat_with(tokenizer, run.chat, run.turns)
+        return None
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 

@@ -395,7 +395,9 @@ def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     """Read one message, blocking; None at the end of the stream."""
     header = _exactly(connection, HEADER.size)
     body = _exactly(connection, HEADER.unpack(header)[0]) if header else None
-    return decoded(body, kind) if body else None
+    if body:
+        return decoded(body, kind)
+    return None
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:

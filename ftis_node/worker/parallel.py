@@ -70,11 +70,13 @@ class Ranks:
 
     def _start(self, asked: m.Load) -> m.ModelFacts:
         """Load here and in every rank; from then on they have the same weights."""
-        devices, threads = asked.settings.devices, None
+        devices = asked.settings.devices
+        threads = None
         if len(devices) > 1 and devices[0] == "cpu":
             threads = max(1, torch.get_num_threads() // len(devices))
             torch.set_num_threads(threads)
-        self._load, self._others = asked, [Worker(_leave) for _ in devices[1:]]
+        self._load = asked
+        self._others = [Worker(_leave) for _ in devices[1:]]
         for rank in self._others:
             rank.start(threads=threads)
         facts: m.ModelFacts = self._here(asked)
@@ -120,7 +122,8 @@ class Ranks:
         """Each rank's answer to its own of the requests."""
         asked = [rank.ask(request) for rank, request in zip(self._others, requests[1:], strict=True)]
         waits: list[Callable[[], Any]] = [partial(self._here, requests[0]), *(one.result for one in asked)]
-        answers, errors = [], []
+        answers = []
+        errors = []
         for wait in waits:
             try:
                 answers.append(wait())

@@ -13,7 +13,7 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, OptimiserName, Workload
+from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, Dtype, OptimiserName, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.load import choose_device, half_dtype
@@ -54,7 +54,9 @@ def settle(
         refuse_unsaveable("adamw8bit", asked.device)
     chosen = asked.answer()
     if settings.engine == "vllm" and (not chosen.lora or chosen.quantisation == "nf4"):
-        trains = "LoRA layers on weights of four bits" if chosen.lora else "all weights"
+        trains = "all weights"
+        if chosen.lora:
+            trains = "LoRA layers on weights of four bits"
         what = f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}."
         fix = "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise)."
         raise UsageError(what, fix)
@@ -98,7 +100,9 @@ class Question:
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
         four_bit, fused = (find_spec(name) is not None for name in ("bitsandbytes", "liger_kernel"))
-        half = half_dtype(self.device) if kind == "cuda" else "bfloat16"
+        half: Dtype = "bfloat16"
+        if kind == "cuda":
+            half = half_dtype(self.device)
         asked = (self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
         return plan(*asked, four_bit=four_bit, fused=fused and self.wishes.engine == "native", half=half)
 
@@ -106,7 +110,9 @@ class Question:
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
     """Raise UsageError before the training starts if no checkpoint can hold the optimiser's state."""
     if (reason := unsaveable(optimiser, device)) is not None:
-        other = "adamw8bit" if optimiser == "adamw" else "adamw"
+        other = "adamw"
+        if optimiser == "adamw":
+            other = "adamw8bit"
         what = f"The optimiser {optimiser} cannot be used here: {reason}"
         raise UsageError(what, f"Use --set optimiser={other}, or install the versions in constraints.txt.")
 
@@ -132,7 +138,9 @@ def wishes(settings: Settings) -> Wishes:
 def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:
     """The home's values that are valid for this budget in bytes and that the settings leave open."""
     holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
-    names = (*_TRAINED, *_LEARNED) if holds else _TRAINED
+    names: tuple[str, ...] = _TRAINED
+    if holds:
+        names = (*_TRAINED, *_LEARNED)
     return {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
 
 
@@ -150,9 +158,14 @@ def memory_budget(settings: Settings, device: torch.device, *, bare: bool = Fals
     """
     if device.type != "cuda":
         memory = psutil.virtual_memory()
-        free, limit = round(memory.available * CPU_SHARE), memory_limit(settings, memory.total)
+        free = round(memory.available * CPU_SHARE)
+        limit = memory_limit(settings, memory.total)
         # A limit in GB may exceed the memory that is free now; a share of the total may not.
-        return free if limit is None else limit if settings.vram_gb is not None else min(limit, free)
+        if limit is None:
+            return free
+        if settings.vram_gb is not None:
+            return limit
+        return min(limit, free)
     free, total = torch.cuda.mem_get_info(device)
     free += min(total - free, CONTEXT_BYTES["cuda"]) if bare else 0
     free -= DISPLAY_BYTES if shows(device) else 0
@@ -179,4 +192,6 @@ def memory_limit(settings: Settings, total: int) -> int | None:
     """Bytes that the settings allow of `total`; None: they name no limit."""
     if settings.vram_gb is not None:
         return round(settings.vram_gb * GB)
-    return None if settings.vram_share is None else round(settings.vram_share * total)
+    if settings.vram_share is None:
+        return None
+    return round(settings.vram_share * total)

@@ -56,7 +56,9 @@ class Checkpoint:
     def home(self) -> Path | None:
         """The node's home that contains it; None outside a home."""
         home = self.path.resolve().parent.parent
-        return home if (home / "run.toml").is_file() else None
+        if (home / "run.toml").is_file():
+            return home
+        return None
 
     @property
     def lora(self) -> bool:
@@ -93,7 +95,9 @@ def find_checkpoint(name: str) -> Checkpoint | None:
             return _read(path)
         except CheckpointError as error:
             raise UserError(str(error), "Name another checkpoint, or the home, for its newest sound one.") from error
-    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    directory = path
+    if (path / "checkpoints").is_dir():
+        directory = path / "checkpoints"
     found = complete(directory)[::-1]
     for place, candidate in enumerate(found):
         try:
@@ -223,6 +227,8 @@ def _task_of(path: Path) -> str:
     """The task of the home that contains a checkpoint; empty outside a home."""
     run_file = path.resolve().parent.parent / "run.toml"
     try:
-        return load_run_file(run_file).run.task if run_file.is_file() else ""
+        if run_file.is_file():
+            return load_run_file(run_file).run.task
+        return ""
     except UsageError:
         return ""

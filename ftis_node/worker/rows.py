@@ -54,7 +54,8 @@ class Evaluations:
     def __init__(self, run: Run, packets: Packets, room: Room) -> None:
         self.sets: dict[str | None, EvaluationSet] = {}
         self.room = room
-        self._run, self._packets = run, packets
+        self._run = run
+        self._packets = packets
 
     def add(self, name: str, task: Task, count: int | None, policy: Policy, context: Context) -> int:
         """Add so many of a task's held-out questions, or all, and return how many there are.

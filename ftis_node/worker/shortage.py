@@ -37,17 +37,22 @@ def refuse_shortage(
     """
     if chosen.fits:
         return
-    asked, need = question(settings, workload, remembered, shape), chosen.memory.total
+    asked = question(settings, workload, remembered, shape)
+    need = chosen.memory.total
     free, total = _memory(asked.device)
     limit = memory_limit(settings, total)
     by_limit = limit is not None and limit < need
     if asked.device.type != "cuda" and not by_limit:
         return
     given = f"it may use {rounded(limit)}" if limit is not None and by_limit else f"{rounded(chosen.budget)} are free"
-    fitting = [_more(settings, need, total)] if by_limit and free >= need else []
+    fitting = []
+    if by_limit and free >= need:
+        fitting = [_more(settings, need, total)]
     fitting += [*_wishes(settings, asked), *_smaller(settings.model, remembered, asked)]
     what = f"{settings.model} does not fit: to train it takes {rounded(need)} at least, and {given}."
-    fix = f"What would fit: {_either(fitting)}." if fitting else "Use a smaller model: `ftis-node fit` says what fits."
+    fix = "Use a smaller model: `ftis-node fit` says what fits."
+    if fitting:
+        fix = f"What would fit: {_either(fitting)}."
     if by_limit:
         raise UsageError(what, fix)
     raise UserError(what, fix)  # memory may become free later, so a supervisor tries again
@@ -89,4 +94,6 @@ def _either(ways: list[str]) -> str:
 def _memory(device: torch.device) -> tuple[int, int]:
     """The bytes that a higher limit could use, on a CPU all memory; and those there are."""
     total = psutil.virtual_memory().total
-    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (total, total)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    return total, total

@@ -40,5 +40,6 @@ class Usage:
         now = self._clock()
         total = now - (now if self._since is None else self._since)
         parts = {part: self._spent[part] for part in (*WORK, "score")}
-        self._since, self._spent = now, defaultdict(float)
+        self._since = now
+        self._spent = defaultdict(float)
         return DeviceSeconds(total, **parts, idle=max(0.0, total - sum(parts[part] for part in WORK)))

@@ -31,7 +31,9 @@ def bucket(count: int) -> int:
 
     More of them would waste less of the device's work, and cost more captures; each costs about four tokens' time.
     """
-    step = max(8, 1 << (count - 1).bit_length() - 2) if count > 8 else 8
+    step = 8
+    if count > 8:
+        step = max(8, 1 << (count - 1).bit_length() - 2)
     return -(-count // step) * step
 
 
@@ -72,8 +74,12 @@ class SharedCache:
             like: of the device and dtype of keys and values, `[…, head_dim]`.
             static: whether shapes come in buckets; then the width of prompts is a multiple of `ALIGNED`.
         """
-        self.static, self.heads, self.size = static, heads, size
-        self._dim, self._layers, self._like = like.shape[-1], layers, like.new_empty(0)
+        self.static = static
+        self.heads = heads
+        self.size = size
+        self._dim = like.shape[-1]
+        self._layers = layers
+        self._like = like.new_empty(0)
         self._own: list[Tensor] = []
         self._prompts: list[Tensor] = []
         self._flat: list[tuple[Tensor, Tensor]] = []
@@ -98,7 +104,8 @@ class SharedCache:
             return [self._like.new_zeros(shape) for _ in range(self._layers)]
 
         size = self.size
-        self._own, self._prompts = room(size.rows, size.tokens), room(size.prompts, size.width)
+        self._own = room(size.rows, size.tokens)
+        self._prompts = room(size.prompts, size.width)
         # `[2 (keys, values), places · heads, tokens, head_dim]`
         both = zip(self._own, self._prompts, strict=True)
         self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in both]
@@ -106,12 +113,19 @@ class SharedCache:
 
     def vacate(self) -> None:
         """Free it."""
-        self._own, self._prompts, self._flat = [], [], []
+        self._own = []
+        self._prompts = []
+        self._flat = []
 
     def clear(self, rows: int, group: int) -> None:
         """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
-        self.rows, self._count, self._group = rows, 0, group
-        self._owner[:], self._prompt[:], self._start[:], self._filled[:] = -1, -1, 0, 0
+        self.rows = rows
+        self._count = 0
+        self._group = group
+        self._owner[:] = -1
+        self._prompt[:] = -1
+        self._start[:] = 0
+        self._filled[:] = 0
         for part in (*self._own, *self._prompts):
             part.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
         self._bias[:, : self.size.width] = 0.0
@@ -144,14 +158,17 @@ class SharedCache:
         """
         used = self._used()
         self._prompt[~used] = -1
-        free, new = iter(np.flatnonzero(~used).tolist()), {}
+        free = iter(np.flatnonzero(~used).tolist())
+        new = {}
         for number, one in zip(numbers.tolist(), which.tolist(), strict=True):
             if number not in self._prompt:
                 place = next(free)
-                self._prompt[place], new[place] = number, one
+                self._prompt[place] = number
+                new[place] = one
         at = {number: place for place, number in enumerate(self._prompt.tolist()) if number >= 0}
         self._owner[places] = [at[number] for number in numbers.tolist()]
-        self._start[places], self._filled[places] = mask.sum(1)[which], 0
+        self._start[places] = mask.sum(1)[which]
+        self._filled[places] = 0
         width = mask.shape[1]
         hidden = np.full((len(places), self._bias.shape[1]), -np.inf, np.float32)
         hidden[:, self.size.width - width : self.size.width][mask[which].astype(np.bool_)] = 0.0
@@ -173,7 +190,8 @@ class SharedCache:
         for values in (self._owner, self._start, self._filled):
             values[:rows] = values[order]
         self._owner[rows:] = -1
-        self.rows, self._count = rows, 0
+        self.rows = rows
+        self._count = 0
         return order
 
     def settle(self) -> None:
@@ -182,7 +200,8 @@ class SharedCache:
         used = self._used()
         most = max(1, int(used.sum()))
         self._count = max(self._count, min(self.size.prompts, bucket(most))) if self.static else most
-        far, free = self._count + np.flatnonzero(used[self._count :]), np.flatnonzero(~used[: self._count])
+        far = self._count + np.flatnonzero(used[self._count :])
+        free = np.flatnonzero(~used[: self._count])
         self._gather_prompts(far, free[: len(far)])
         alive = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[alive], minlength=self._count)
@@ -216,14 +235,16 @@ class SharedCache:
         moved = np.arange(self.size.prompts)
         moved[far] = to
         self._owner[self._owner >= 0] = moved[self._owner[self._owner >= 0]]
-        self._prompt[to], self._prompt[far] = self._prompt[far], -1
+        self._prompt[to] = self._prompt[far]
+        self._prompt[far] = -1
 
     def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
         """Copy lines of tables `[keys and values, places, …]`, or `[places, …]`."""
         if len(to):
             moved = np.stack([source, to])
             both = np.concatenate([moved, moved + len(self._of(parts[0])) // 2], 1)
-            index, few = torch.from_numpy(both).to(self._bias.device), len(to)
+            index = torch.from_numpy(both).to(self._bias.device)
+            few = len(to)
             for part in parts:
                 lines = self._of(part)
                 mine = index if part.dim() > 2 else index[:, :few]
@@ -231,7 +252,9 @@ class SharedCache:
 
     @staticmethod
     def _of(part: Tensor) -> Tensor:
-        return part.flatten(0, 1).flatten(1) if part.dim() > 2 else part
+        if part.dim() > 2:
+            return part.flatten(0, 1).flatten(1)
+        return part
 
     # --- for each token -------------------------------------------------------------------------------------------
 
@@ -261,9 +284,13 @@ class SharedCache:
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
-        rows, dim, read, width = self.rows, self._dim, self._read, self.size.width
+        rows = self.rows
+        dim = self._dim
+        read = self._read
+        width = self.size.width
         own, prompts = self._flat[layer]
-        own, prompts = own[:, : rows * self.heads, :read], prompts[:, : self._count * self.heads]
+        own = own[:, : rows * self.heads, :read]
+        prompts = prompts[:, : self._count * self.heads]
         query = query.reshape(rows * self.heads, -1, dim)  # queries that share a key head together
         of_prompt = _products(self._by_prompt(query), prompts[0])
         scores = torch.cat([self._by_row(of_prompt, query.shape[1]), _products(query, own[0])], -1)

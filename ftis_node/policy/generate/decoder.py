@@ -52,7 +52,8 @@ class _Linear:
             return cls(_weight(module), module.bias)
         if type(module) is not LoraLinear or type(module.base_layer) not in (nn.Linear, NF4Linear):
             raise NotUnderstoodError(type(module).__name__)
-        weight, bias = _weight(module.base_layer), module.base_layer.bias
+        weight = _weight(module.base_layer)
+        bias = module.base_layer.bias
         active = [name for name in module.active_adapters if name in module.lora_A]
         if module.disable_adapters or module.merged or not active:
             return cls(weight, bias)
@@ -66,7 +67,9 @@ class _Linear:
     def __call__(self, x: Tensor) -> Tensor:
         weight = self.weight
         out = functional.linear(x, weight, self.bias) if isinstance(weight, Tensor) else weight.product(x, self.bias)
-        return out if self.down is None else self.adapt(out, x)
+        if self.down is None:
+            return out
+        return self.adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add its output to `total`."""
@@ -82,12 +85,15 @@ class _Linear:
     def adapt(self, out: Tensor, x: Tensor, low: Tensor | None = None) -> Tensor:
         """Add what the LoRA layer adds; low: what its down matrix makes of x, where that is known."""
         assert self.down is not None and self.up is not None
-        low = functional.linear(x, self.down) if low is None else low
+        if low is None:
+            low = functional.linear(x, self.down)
         return out.addmm_(low, self.up.T, alpha=self.scale)
 
 
 def _weight(module: Any) -> Any:
-    return module if type(module) is NF4Linear else module.weight
+    if type(module) is NF4Linear:
+        return module
+    return module.weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +111,17 @@ class _Joined:
     def of(cls, *modules: Any) -> _Joined:
         parts = [_Linear.of(module) for module in modules]
         weights = [part.weight if isinstance(part.weight, Tensor) else None for part in parts]
-        weight, bias = in_one(weights), in_one([part.bias for part in parts])
+        weight = in_one(weights)
+        bias = in_one([part.bias for part in parts])
         plain = all(part.bias is None for part in parts)
         whole = None if weight is None or (bias is None and not plain) else _Linear(weight, bias)
         return cls(parts, whole, in_one([part.down for part in parts if part.down is not None]))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs of all side by side, `[rows, Σ outputs]`."""
-        return torch.cat([part(x) for part in self.parts], 1) if self.whole is None else self._fused(self.whole, x)
+        if self.whole is None:
+            return torch.cat([part(x) for part in self.parts], 1)
+        return self._fused(self.whole, x)
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
         """The output of each, `[rows, outputs]`."""
@@ -129,7 +138,8 @@ class _Joined:
         if not adapted:
             return out
         low = None if self.downs is None else functional.linear(x, self.downs)
-        first, rank = 0, 0
+        first = 0
+        rank = 0
         for part, size in zip(self.parts, self._sizes(), strict=True):
             mine = out[:, first : first + size]
             first += size
@@ -173,7 +183,8 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         return cls(
             before_attention=_Norm.of(layer.input_layernorm),
@@ -202,7 +213,8 @@ class _Weights:
 
     @classmethod
     def of(cls, model: Any) -> _Weights:
-        decoder, head = model.model, model.lm_head
+        decoder = model.model
+        head = model.lm_head
         if type(decoder.embed_tokens) is not nn.Embedding or type(head) is not nn.Linear:
             raise NotUnderstoodError("an embedding or head of another kind")
         layers = [_Layer.of(layer) for layer in decoder.layers]
@@ -243,8 +255,10 @@ class Decoder:
         """
         self._weights = _Weights.of(model)
         self._at = _places(self._weights)  # now: a tensor can get other memory
-        self._vocabulary, self.static = vocabulary, static
-        embedding, heads = self._weights.embedding, model.config.num_key_value_heads
+        self._vocabulary = vocabulary
+        self.static = static
+        embedding = self._weights.embedding
+        heads = model.config.num_key_value_heads
         positions = torch.arange(size.width + size.tokens, device=embedding.device)
         cos, sin = self._weights.rotary(embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
@@ -285,7 +299,8 @@ class Decoder:
             gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
         self.cache.advance()
-        x, bias = weights.norm(x), None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
+        x = weights.norm(x)
+        bias = None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
         if self._logits is None:
             return functional.linear(x, weights.head[: self._vocabulary], bias)
         logits = self._logits[: len(x)]
@@ -296,7 +311,8 @@ class Decoder:
         return logits
 
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shape, keys = (len(h), -1, cos.shape[-1]), self.cache.heads
+        shape = (len(h), -1, cos.shape[-1])
+        keys = self.cache.heads
         if layer.query_norm is None or layer.key_norm is None:
             heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
         else:
@@ -317,4 +333,6 @@ def _places(part: Any) -> Any:
         return _places(part.packed)
     if isinstance(part, (list, tuple)):
         return tuple(map(_places, part))
-    return tuple(map(_places, vars(part).values())) if is_dataclass(part) else part
+    if is_dataclass(part):
+        return tuple(map(_places, vars(part).values()))
+    return part

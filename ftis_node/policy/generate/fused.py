@@ -39,7 +39,8 @@ def in_one(parts: Sequence[Tensor | None]) -> Tensor | None:
     there = [part for part in parts if part is not None]
     if not there or len(there) < len(parts):
         return None
-    first, end = there[0], there[0].storage_offset()
+    first = there[0]
+    end = there[0].storage_offset()
     for part in there:
         alike = (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype) and part.is_contiguous()
         place = part.untyped_storage().data_ptr(), part.storage_offset()

@@ -72,11 +72,13 @@ def by_modules(
 def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many."""
     completions = [completion for group in groups for completion in group.completions]
-    longest, each = max(len(completion) for completion in completions), len(groups[0].completions)
+    longest = max(len(completion) for completion in completions)
+    each = len(groups[0].completions)
     ids = torch.zeros(len(completions), longest, dtype=torch.long)
     for row, completion in enumerate(completions):
         ids[row, : len(completion)] = torch.from_numpy(completion.astype(np.int64))
-    ids, prompts = ids.to(policy.device), [group.prompt for group in groups]
+    ids = ids.to(policy.device)
+    prompts = [group.prompt for group in groups]
     size = Size(len(ids), len(prompts), max(map(len, prompts)), longest, each)
     under_way = _Decoding(policy, _rounded(size) if policy.graphs else size)
     under_way.begin(len(ids), each)
@@ -96,7 +98,8 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
 
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[list[Completion]]:
     """Draw tokens until all rows have ended."""
-    vocabulary, sampling = waiting.policy.vocabulary, waiting.sampling
+    vocabulary = waiting.policy.vocabulary
+    sampling = waiting.sampling
     places = _Places(under_way, waiting)
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
@@ -122,9 +125,14 @@ class _Places:
     """
 
     def __init__(self, under_way: _Decoding | _Modules, waiting: WaitingRows) -> None:
-        policy, sampling = waiting.policy, waiting.sampling
-        self._under_way, self._waiting, self._noise, self._device = under_way, waiting, waiting.noise, policy.device
-        self._cap, self._most = sampling.max_new_tokens, _LOOK_EVERY[policy.device.type]
+        policy = waiting.policy
+        sampling = waiting.sampling
+        self._under_way = under_way
+        self._waiting = waiting
+        self._noise = waiting.noise
+        self._device = policy.device
+        self._cap = sampling.max_new_tokens
+        self._most = _LOOK_EVERY[policy.device.type]
         self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
         self._ends[list(sampling.eos)] = True
         count = under_way.rows
@@ -160,18 +168,25 @@ class _Places:
 
     def _size(self, alive: int) -> int:
         """Static shapes have few numbers of rows."""
-        return bucket(alive) if self._under_way.static else alive
+        if self._under_way.static:
+            return bucket(alive)
+        return alive
 
     def _enter(self, places: Ids, numbers: Ids, read: Read, token: Tensor, logprob: Tensor) -> None:
         self._under_way.enter(places, numbers, read, self._waiting.group)
         self.drawn.append((numbers, np.zeros_like(numbers), token, logprob))
-        self._number, self._steps = self._number.copy(), self._steps.copy()  # others are of what was drawn
-        self._number[places], self._steps[places], self._over[places] = numbers, 1, self._cap == 1
+        self._number = self._number.copy()  # others are of what was drawn
+        self._steps = self._steps.copy()
+        self._number[places] = numbers
+        self._steps[places] = 1
+        self._over[places] = self._cap == 1
         self.token = self.token.index_copy(0, torch.from_numpy(places).to(self._device), token)
         self._unseen = [self.token]
 
     def _keep(self, order: Ids) -> None:
-        self._number, self._steps, self._over = self._number[order], self._steps[order], self._over[order]
+        self._number = self._number[order]
+        self._steps = self._steps[order]
+        self._over = self._over[order]
         index = torch.from_numpy(order).to(self._device)
         self.token = self.token[index]
         self._unseen = [token[index] for token in self._unseen]
@@ -209,7 +224,8 @@ def _table(drawn: Sequence[tuple[Ids, Ids, Tensor, Tensor]], rows: int, tokens: 
     """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
     number, step = (np.concatenate([one[part] for one in drawn]) for part in (0, 1))
     real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
-    ids, logprobs = np.zeros((rows, tokens), dtype=np.int64), np.zeros((rows, tokens), dtype=np.float32)
+    ids = np.zeros((rows, tokens), dtype=np.int64)
+    logprobs = np.zeros((rows, tokens), dtype=np.float32)
     where = number[real], step[real]
     ids[where] = torch.cat([one[2] for one in drawn]).cpu().numpy()[real]
     logprobs[where] = torch.cat([one[3] for one in drawn]).cpu().numpy()[real]
@@ -235,7 +251,8 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
 
 def _rounded(size: Size) -> Size:
     """What calls of about this size need."""
-    width, tokens = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS, -(-size.tokens // ALIGNED) * ALIGNED
+    width = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS
+    tokens = -(-size.tokens // ALIGNED) * ALIGNED
     return size._replace(width=width, tokens=tokens, prompts=min(size.rows, bucket(size.prompts)))
 
 
@@ -251,9 +268,13 @@ class _Decoding:
     def __init__(self, policy: Policy, size: Size) -> None:
         self.static = policy.graphs
         self.decoder = Decoder(policy.causal_lm, policy.vocabulary, size, static=self.static)
-        self.cache, self.step = self.decoder.cache, self.decoder.step
-        self.leave, self.shrink, self.settle = self.cache.leave, self.cache.shrink, self.cache.settle
-        self._device, self._occupied = policy.device, False
+        self.cache = self.decoder.cache
+        self.step = self.decoder.step
+        self.leave = self.cache.leave
+        self.shrink = self.cache.shrink
+        self.settle = self.cache.settle
+        self._device = policy.device
+        self._occupied = False
         self._lay: Any = None  # where the places lay when graphs were captured
         self._graphs: Graphs | None = None
 
@@ -263,7 +284,8 @@ class _Decoding:
             lie = self.decoder.occupy()
             if self.static and lie != self._lay:
                 self._graphs = Graphs(self._device)  # the old ones would read what now is something else's
-            self._lay, self._occupied = lie, True
+            self._lay = lie
+            self._occupied = True
         self.cache.clear(rows, group)
 
     def vacate(self) -> None:
@@ -284,7 +306,9 @@ class _Decoding:
     def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The function of these, which steps all rows once; by CUDA graphs where shapes are static. kind: its name."""
         shape = self.cache.grow()
-        return self._graphs((kind, shape), function, *inputs) if self._graphs else function(*inputs)
+        if self._graphs:
+            return self._graphs((kind, shape), function, *inputs)
+        return function(*inputs)
 
 
 class _Modules:
@@ -294,8 +318,11 @@ class _Modules:
     gaps = 0.25  # dropping rows copies the cache
 
     def __init__(self, policy: Policy, rows: int) -> None:
-        self.rows, self._alive = rows, np.zeros(rows, np.bool_)
-        self._model, self._vocabulary, self._device = policy.causal_lm, policy.vocabulary, policy.device
+        self.rows = rows
+        self._alive = np.zeros(rows, np.bool_)
+        self._model = policy.causal_lm
+        self._vocabulary = policy.vocabulary
+        self._device = policy.device
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long)
 
@@ -308,7 +335,8 @@ class _Modules:
 
     def enter(self, places: Ids, numbers: Ids, read: Read, group: int) -> None:
         """All rows, behind their prompts."""
-        self._cache, mask = read.cache, torch.from_numpy(read.mask).to(self._device).long()
+        self._cache = read.cache
+        mask = torch.from_numpy(read.mask).to(self._device).long()
         if group > 1:
             self._cache.reorder_cache(torch.arange(len(mask), device=self._device).repeat_interleave(group))
         self._mask = mask.repeat_interleave(group, 0)
@@ -320,7 +348,9 @@ class _Modules:
         order = closing_up(self._alive)
         index = torch.from_numpy(order).to(self._device)
         self._cache.reorder_cache(index)
-        self._mask, self._positions, self._alive = self._mask[index], self._positions[index], self._alive[order]
+        self._mask = self._mask[index]
+        self._positions = self._positions[index]
+        self._alive = self._alive[order]
         return order
 
     def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -41,8 +41,10 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """As transformers', but its empty tensors are made on the device: those would be uploaded, and the host waits."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = key_states.new_empty(0), value_states.new_empty(0)
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.keys = key_states.new_empty(0)
+        self.values = value_states.new_empty(0)
         self.is_initialized = True
 
 
@@ -61,8 +63,10 @@ def read(
         cache: an empty one; None: one for `decoder`. width: least one of the prompts' table.
     """
     ids, mask = left_padded(prompts, ALIGNED if policy.graphs else 1, width)
-    known, cache = mask.numpy().astype(np.bool_), _growing() if cache is None else cache
-    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    known = mask.numpy().astype(np.bool_)
+    cache = _growing() if cache is None else cache
+    ids = ids.to(policy.device)
+    mask = mask.to(policy.device)
     logits = policy.causal_lm(
         input_ids=ids,
         attention_mask=mask,
@@ -130,7 +134,8 @@ class WaitingRows:
             some = min(count, began + len(token) - number)
             mine = slice(number - began, number - began + some)
             yield np.arange(number, number + some), read, token[mine], logprob[mine]
-            count, self.left = count - some, self.left - some
+            count = count - some
+            self.left = self.left - some
             if mine.stop == len(token):
                 self._read = None
 

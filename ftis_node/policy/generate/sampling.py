@@ -73,6 +73,8 @@ def not_finite(policy: Policy) -> FtisError:
     sound = all(bool(weight.isfinite().all()) for weight in policy.model.parameters() if weight.is_floating_point())
     if not sound or policy.dtype == torch.float32:
         return DivergedError(f"The log-probs of {policy.name} are not finite in {name}; its weights have diverged.")
-    other = "bfloat16 (slow before Ampere) or float32" if policy.dtype == torch.float16 else "float32"
+    other = "float32"
+    if policy.dtype == torch.float16:
+        other = "bfloat16 (slow before Ampere) or float32"
     what = f"{policy.name} is not finite in {name}, though its weights are."
     return UsageError(what, f"Its activations are too large for that dtype: use --set dtype={other}.")

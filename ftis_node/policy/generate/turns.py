@@ -31,7 +31,8 @@ class _Episode:
 
     def so_far(self) -> Completion:
         given = np.array(self.given, np.bool_)
-        ids, logprobs = np.array(self.ids, np.uint32), np.array(self.logprobs, np.float32)
+        ids = np.array(self.ids, np.uint32)
+        logprobs = np.array(self.logprobs, np.float32)
         return Completion(ids, logprobs, self.finished, given=given if given.any() else None)
 
     def answer(self, answer: Completion) -> None:
@@ -69,14 +70,17 @@ def go_on(
     """
     prompt_of = [prompt for prompt, group in enumerate(first) for _ in group]
     episodes = [_Episode(number, prompt) for number, prompt in enumerate(prompt_of)]
-    waiting, answers = episodes, [answer for group in first for answer in group]
+    waiting = episodes
+    answers = [answer for group in first for answer in group]
     while waiting:
         for episode, answer in zip(waiting, answers, strict=True):
             episode.answer(answer)
             if not episode.finished:
                 episode.over = len(episode.ids) >= cap
                 continue
-            ids = following(episode.prompt, episode.so_far()) if episode.answers < turns else ()
+            ids: Sequence[int] = ()
+            if episode.answers < turns:
+                ids = following(episode.prompt, episode.so_far())
             if ids and len(episode.ids) + len(ids) < cap:
                 episode.go_on(ids)
             else:

@@ -50,12 +50,16 @@ logger = logging.getLogger(__name__)
 FLAGS = "--logprobs-mode processed_logprobs --generation-config vllm"
 LORA_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank}"
 KEY = "VLLM_API_KEY"
-ANSWER_SECONDS, SAMPLE_SECONDS, LOOK_SECONDS = 10.0, 1800.0, 0.2
+ANSWER_SECONDS = 10.0
+SAMPLE_SECONDS = 1800.0
+LOOK_SECONDS = 0.2
 # Seconds in which a server that did not answer is left alone; doubled each time up to the last.
 RESTS = (2.0, 60.0)
 # Mean |difference| in nats between a server's log-probs and ours for the same weights: above it they are others.
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.15, torch.float16: 0.05}
-PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 8, 12, 2.0  # a sharp model says the same at 0.7 and 1
+PROBES = 8
+PROBE_TOKENS = 12
+PROBE_TEMPERATURE = 2.0  # a sharp model says the same at 0.7 and 1
 
 
 class AwayError(Exception):
@@ -123,7 +127,8 @@ class Server:
             return
         if self._in_vain:
             logger.warning("The vLLM server %s is back: it samples for this node again.", self.url)
-        self.away, self._in_vain = None, 0
+        self.away = None
+        self._in_vain = 0
 
     def prepare(self, policy: Policy, step: int) -> None:
         """Give it the weights of this step, if it is there; to be called before each work for it."""
@@ -176,7 +181,8 @@ class Server:
             raise AwayError(str(error)) from None
         with _sense():
             base = next(model for model in models["data"] if model.get("parent") is None)
-            self._model, longest = str(base["id"]), int(base.get("max_model_len") or tokens)
+            self._model = str(base["id"])
+            longest = int(base.get("max_model_len") or tokens)
         if longest < tokens:
             what = f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}."
             raise UsageError(what, f"Start it with --max-model-len {tokens} or more.")
@@ -217,7 +223,8 @@ class Server:
 
     def _publish(self, policy: Policy, step: int) -> None:
         """Give it the policy's layers."""
-        old, name = self._name, f"ftis-{step}-{uuid.uuid4().hex[:8]}"
+        old = self._name
+        name = f"ftis-{step}-{uuid.uuid4().hex[:8]}"
         self._clean()
         try:
             policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
@@ -226,7 +233,8 @@ class Server:
         rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
         told = {"lora_name": name, "lora_path": str(self.folder / name)}
         self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
-        self._name, self._step = name, step
+        self._name = name
+        self._step = step
         if old:
             with contextlib.suppress(RefusedError):  # a server that was started anew does not know it
                 self._ask("/v1/unload_lora_adapter", {"lora_name": old})
@@ -304,7 +312,9 @@ class Server:
         if self.away != why:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
         self._in_vain += 1
-        self.away, self._step, self._until = why, None, time.monotonic() + backoff(self._in_vain, *RESTS)
+        self.away = why
+        self._step = None
+        self._until = time.monotonic() + backoff(self._in_vain, *RESTS)
 
 
 def server_of(settings: Settings) -> Server | None:
@@ -368,10 +378,12 @@ def _sense() -> Iterator[None]:
 
 
 def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) -> Completion:
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    ids = choice.get("token_ids")
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     if not ids or logprobs is None or len(ids) != len(logprobs):
         raise RefusedError(0, "it told no token ids, or not as many log-probs")
-    token_ids, values = np.asarray(ids, np.uint32), np.asarray(logprobs, np.float32)
+    token_ids = np.asarray(ids, np.uint32)
+    values = np.asarray(logprobs, np.float32)
     if len(ids) > sampling.max_new_tokens or token_ids.max() >= vocabulary:
         raise RefusedError(0, "it sampled ids that the model has not, or too many")
     if not np.isfinite(values).all():

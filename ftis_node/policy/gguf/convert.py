@@ -30,7 +30,8 @@ class _GgufTensors:
     """The weights of a file as float32, some rows at a time."""
 
     def __init__(self, file: Path, header: GgufHeader, family: Family) -> None:
-        self.header, self.family = header, family
+        self.header = header
+        self.family = family
         self.bytes = np.memmap(file, mode="r", dtype=np.uint8)
 
     def rows(self, name: str, every: int = 1) -> Iterator[np.ndarray[Any, Any]]:
@@ -54,7 +55,8 @@ class _GgufTensors:
 
     def _order(self, name: str, stored: Stored) -> np.ndarray[Any, Any]:
         """The rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs."""
-        order, height = np.arange(_height(stored)), _height(stored)
+        order = np.arange(_height(stored))
+        height = _height(stored)
         part = name.split(".")[-2]
         if not self.family.paired or part not in ("attn_q", "attn_k"):
             return order
@@ -99,7 +101,8 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
     """
     header = read(file)
     family = FAMILIES[header.facts["general.architecture"]]
-    weights, names = _GgufTensors(file, header, family), named(header, family)
+    weights = _GgufTensors(file, header, family)
+    names = named(header, family)
     factors: list[float] = []
     if FREQUENCIES in header.tensors:
         factors = np.concatenate(list(weights.rows(FREQUENCIES)), axis=None).tolist()
@@ -161,12 +164,14 @@ def _write_weights(
     table: dict[str, Any] = {"__metadata__": facts}
     end = 0
     for name in names:
-        begin, end = end, end + 2 * weights.header.tensors[names[name]].elements
+        begin = end
+        end += 2 * weights.header.tensors[names[name]].elements
         table[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     out.write(len(text).to_bytes(8, "little") + text)
-    done, told = 0, time.monotonic()
+    done = 0
+    told = time.monotonic()
     for stored in names.values():
         for values in weights.rows(stored):
             half = torch.from_numpy(values).to(torch.bfloat16)

@@ -26,7 +26,8 @@ _SANDWICH = {
 }
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 FREQUENCIES = "rope_freqs.weight"
 _FIRST_CONTEXT = 8192  # of Llama 3, before its positions were scaled
 
@@ -87,7 +88,9 @@ def names_in(part: str, family: Family) -> str | None:
     name = parts.get(layer[2] if layer else path)
     if name is None:
         return None
-    return f"blk.{layer[1]}.{name}.{kind}" if layer else f"{name}.{kind}"
+    if layer:
+        return f"blk.{layer[1]}.{name}.{kind}"
+    return f"{name}.{kind}"
 
 
 def configuration(header: GgufHeader, family: Family, factors: list[float]) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
         UserError: there is no room, or the work was ended.
     """
     place = cache_dir() / "gguf"
-    sources = _small_files(tokenizer) if tokenizer is not None else []
+    sources = []
+    if tokenizer is not None:
+        sources = _small_files(tokenizer)
     seen = place / f"{_seal(_stamp(one) for one in (file, *sources))}.seen"
     with suppress(OSError):
         known = place / seen.read_text(encoding="utf-8")
@@ -153,7 +155,8 @@ def _opened(file: Path) -> GgufHeader:
         raise UsageError(what, "Name a GGUF file, or the folder that holds config.json and the weights.") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.", "Check its permissions.") from None
-    facts, family = header.facts, header.facts["general.architecture"]
+    facts = header.facts
+    family = header.facts["general.architecture"]
     parts = facts.get("split.count", 1)
     if parts != 1:
         what = f"{file} is one of {parts} parts of a model."

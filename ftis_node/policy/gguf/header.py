@@ -17,7 +17,8 @@ HEADER_MAX = 1 << 27  # bytes before the tensors
 DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _ALIGNMENT_MAX = 1 << 16
-_TEXT, _LIST = 8, 9
+_TEXT = 8
+_LIST = 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -110,7 +111,8 @@ def _placed(
     rows: list[tuple[str, tuple[int, ...], int, int]], begin: int, end: int, blocks: dict[int, tuple[int, int]]
 ) -> Iterator[tuple[str, Stored]]:
     """Tensors that lie in the file, and none over another: so together they are no larger than the file."""
-    names, spans = set(), []
+    names = set()
+    spans = []
     for name, shape, kind, offset in rows:
         if name in names:
             raise UnusableFile(f"it has the tensor {name!a} twice")
@@ -176,13 +178,17 @@ class _Reader:
         if kind == _TEXT:
             count = self.count(ITEMS_MAX, 8, "texts in a list")
             texts = (self.text() for _ in range(count))
-            return list(texts) if wanted else sum(1 for _ in texts)
+            if wanted:
+                return list(texts)
+            return sum(1 for _ in texts)
         if kind not in _SCALARS:
             raise UnusableFile(f"it has a list of an unknown kind ({kind})")
         form = _SCALARS[kind]
         count = self.count(ITEMS_MAX, struct.calcsize(form), "numbers in a list")
         packed = self.take(count * struct.calcsize(f"<{form}"))
-        return list(struct.unpack(f"<{count}{form}", packed)) if wanted else count
+        if wanted:
+            return list(struct.unpack(f"<{count}{form}", packed))
+        return count
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, quantisation, and offset from where the tensors begin."""

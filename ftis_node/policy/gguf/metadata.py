@@ -45,7 +45,8 @@ def architecture(config: Any, model: str) -> str:
 
 def names_for(parts: Iterable[str], config: Any, model: str) -> dict[str, str]:
     """The names in a file of a model's parameters. Raises UsageError for one that the family has not."""
-    family, found = FAMILIES[architecture(config, model)], {}
+    family = FAMILIES[architecture(config, model)]
+    found = {}
     for part in parts:
         name = names_in(part, family)
         if name is None or (part == HEAD and config.tie_word_embeddings):
@@ -62,7 +63,8 @@ def factors_of(config: Any) -> list[float]:
     before, low, high = (
         rope[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
     )
-    made, half = [], _across(config) // 2
+    made = []
+    half = _across(config) // 2
     for place in range(half):
         turns = before * rope["rope_theta"] ** (-place / half) / (2 * math.pi)
         kept = min(1.0, max(0.0, (turns - low) / (high - low)))
@@ -143,7 +145,8 @@ def _refuse_unlike(
         with TemporaryDirectory() as folder:
             write_tokenizer(header, Path(folder))
             (Path(folder) / "config.json").write_text(json.dumps(made), encoding="utf-8")
-            words, again = load_tokenizer(folder), AutoConfig.from_pretrained(folder)
+            words = load_tokenizer(folder)
+            again = AutoConfig.from_pretrained(folder)
     except UnusableFile as error:
         raise refused(model, str(error)) from None
     for name in (*(made.keys() - _OTHERWISE), *_UNSAID, *_CAPS):

@@ -14,14 +14,19 @@ FILES = (
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
 )
 # Kinds of tokens: special ones; others that are never split; rows without one; bytes.
-_PLAIN, _CONTROL, _OWN, _UNUSED, _BYTE = 1, 3, 4, 5, 6
+_PLAIN = 1
+_CONTROL = 3
+_OWN = 4
+_UNUSED = 5
+_BYTE = 6
 _NEVER = -1000.0  # the score of what no merge makes
 _LONGEST = 1024  # characters of a token
 
 _PARTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN, _LLAMA = _PARTS % "", _PARTS % "{1,3}"
+_QWEN = _PARTS % ""
+_LLAMA = _PARTS % "{1,3}"
 # How text is split before merges, by llama.cpp's names: a pattern, or how ByteLevel itself does it.
 _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN),
@@ -131,7 +136,8 @@ def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     merges = facts.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise UnusableFile("its tokenizer has no merges")
-    added, pattern = _added(facts, words), _SPLITS[before]
+    added = _added(facts, words)
+    pattern = _SPLITS[before]
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
     whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
@@ -191,9 +197,13 @@ def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
     kinds = []
     for place, word in enumerate(words):
-        kind = _PLAIN if place in known else _UNUSED
+        kind = _UNUSED
+        if place in known:
+            kind = _PLAIN
         if place in added:
-            kind = _CONTROL if added[place]["special"] else _OWN
+            kind = _OWN
+            if added[place]["special"]:
+                kind = _CONTROL
         elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", word):
             kind = _BYTE
         kinds.append(kind)
