@@ -1,6 +1,5 @@
 """`ftis-node doctor` says what it saw and what to do, whatever is broken, and changes nothing."""
 
-import asyncio
 import json
 import os
 import threading
@@ -38,7 +37,7 @@ from tests.support.begun import begun
 from tests.support.cli import Cli
 from tests.support.served import Quiet, served, taken_port
 from tests.support.statuses import answered
-from tests.support.swarm import RUN, member
+from tests.support.swarm import RUN
 
 
 @pytest.fixture
@@ -353,16 +352,6 @@ def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
     run_files.new(tmp_path / "run.toml")
     found = seen(models.tokenizer, a_case(tmp_path))
     assert list(found) == ["ok"] and load_run_file(tmp_path / "run.toml").run.id.hex() in found["ok"].text
-
-
-async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
-    peers = next(check for check in listed("doctor") if check.subject == "peers")
-    async with member(1, tmp_path) as node:
-        given = Given({"host": "127.0.0.1", "quic": False})
-        case = case_of(JoinOptions(Home(tmp_path / "home"), peers=(node.address,)), given.on(Home(tmp_path / "home")))
-        found = await asyncio.to_thread(lambda: list(examine(case, [peers])))
-    assert {one.subject: one.verdict for one in found}["peer"] == "ok"
-    assert [(origin, file.run.id) for origin, file in case.runs] == [("--peers", RUN.id)]
 
 
 # --- the home, its disk and the port ----------------------------------------------------------------------------------

@@ -52,14 +52,6 @@ def test_loading_tells_what_a_run_must_know() -> None:
     assert run_of(facts).task == "arithmetic"
 
 
-def test_opening_gives_the_digest_of_every_prompt() -> None:
-    engine = Engine()
-    digests = engine.open(run_of(engine.load(settings(), "arithmetic"))).prompt_digests
-    tokenizer = engine.policy.tokenizer
-    expected = [prompt_digest(prompt_ids(tokenizer, TASK.template, example.question)) for example in TASK.train]
-    assert digests == b"".join(expected)
-
-
 def test_groups_can_be_read_by_people(engine: Engine) -> None:
     generated = engine.generate([3]).groups[0]
     completions = completions_of(generated)
@@ -149,33 +141,6 @@ def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None
     assert overall["samples"] == 24
     assert overall["ratio_p1"] == pytest.approx(1, abs=1e-3) and overall["ratio_max"] == pytest.approx(1, abs=1e-3)
     assert any(not torch.equal(value, before[name]) for name, value in engine.learner.state()[0].items())
-
-
-def test_steps_teach_the_model_what_is_rewarded() -> None:
-    """Rewards for a short completion, on one prompt: completions get shorter."""
-    engine = opened_engine(learning_rate=2e-3, objective="grpo")
-
-    def mean_length(generated: messages.Generated) -> float:
-        return sum(sum(decode(group.packet).lengths) for group in generated.groups) / 64
-
-    rows = [4] * 8
-    before = mean_length(engine.generate(rows))
-    for _ in range(15):
-        made = [
-            messages.ScoredPacket(group.packet, [float(length < before) for length in decode(group.packet).lengths])
-            for group in engine.generate(rows).groups
-        ]
-        engine.step(batch_of(rows, made))
-    assert mean_length(engine.generate(rows)) < before - 1
-
-
-def test_the_plan_fills_in_what_the_settings_leave_open_and_is_told() -> None:
-    engine = Engine()
-    plan = engine.load(settings(), "arithmetic").plan
-    assert plan.fits and not plan.lora and plan.dtype == "float32" and plan.reasons
-    assert 0 < plan.memory.total <= plan.budget
-    told = {name: getattr(engine._settings, name) for name in ("lora", "dtype", "optimiser", "micro_batch_tokens")}
-    assert told == {name: getattr(plan, name) for name in told}
 
 
 def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> None:

@@ -105,9 +105,11 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypa
     assert tokens_of(with_graphs) == tokens_of(without)
 
 
-def test_weights_that_change_between_two_calls_are_used_as_they_are() -> None:
-    policy = replace(twin(policy_of("qwen2")), graphs=True)
-    lay_in_one(policy.causal_lm)
+@pytest.mark.parametrize(("kind", "graphs"), [("qwen2", True), ("lora", False)])
+def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, graphs: bool) -> None:
+    policy = replace(twin(policy_of(kind)), graphs=graphs)
+    if graphs:
+        lay_in_one(policy.causal_lm)
     before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     with torch.no_grad():
         for parameter in policy.model.parameters():

@@ -88,12 +88,6 @@ def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[
             assert at_once.sources[name] == pytest.approx(figures, rel=1e-9)
 
 
-def test_all_shares_are_zero_when_nothing_teaches() -> None:
-    summary: Any = gather(ARITHMETIC, [[("me", 0.0, [0.0]), ("a", -1.0, [-5.0])]]).summary()
-    assert [figures["loss_share"] for figures in summary.sources.values()] == [0.0, 0.0]
-    assert (summary.overall["negatives"], summary.overall["filtered"]) == (2, 1)
-
-
 def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
     diagnostics = gather(ARITHMETIC, [[("me", 1.0, [0.0])]])
     before: Any = diagnostics.summary()

@@ -17,7 +17,6 @@ from ftis_node.packet import (
     MAX_GROUP,
     MAX_PACKET_BYTES,
     Completion,
-    Group,
     Packet,
     PacketError,
     TextPacket,
@@ -146,18 +145,6 @@ def test_decoding_copies_no_records() -> None:
     whole = np.frombuffer(data, np.uint8)
     assert np.shares_memory(packet.token_ids, whole) and np.shares_memory(packet.logprobs, whole)
     assert not packet.token_ids.flags.writeable
-
-
-def test_completions_come_in_order_with_their_own_tokens() -> None:
-    completions = list(small_packet().completions())
-    assert [completion.token_ids.tolist() for completion in completions] == [[5, 9], [1, 2, 3], [9]]
-    assert [completion.logprobs.tolist() for completion in completions] == [[-0.5, -0.25], [-1, -2, -3], [0]]
-    assert [completion.finished for completion in completions] == [True, False, True]
-    assert [len(completion) for completion in completions] == [2, 3, 1]
-
-
-def test_a_group_is_known_by_author_round_and_slot() -> None:
-    assert Group(b"author", 11, small_packet(), b"digest", b"data").key == (b"author", 7, 2)
 
 
 def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet:

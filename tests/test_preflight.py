@@ -20,7 +20,6 @@ from ftis_node.preflight.checks import refused
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
 from ftis_node.tasks import load_task, source_of
-from tests.support.begun import begun
 from tests.support.swarm import identity
 
 HEAVY = ("torch", "transformers", "hivemind.p2p")
@@ -126,14 +125,6 @@ def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: py
     with pytest.raises(UsageError, match="line 1, is not JSON"):
         source_of("gsm8k", eval_data=bad).check()
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("flags", [{"model": "tiny-a"}, {"model": "tiny-b", "lora": False}])
-def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, Any]) -> None:
-    begun(tmp_path / "home", 7, "tiny-b", "lora")
-    [problem] = checked(tmp_path, flags, task="arithmetic").problems
-    assert "are of another model, or trained otherwise: tiny-b (lora)" in problem.what
-    assert checked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()
 
 
 def test_the_same_mistake_is_one() -> None:

@@ -14,7 +14,7 @@ from ftis_node.node.checkpointing import ReputationFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting
-from ftis_node.swarm.known import Known, Outcome
+from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.reputation import Reputation
@@ -341,7 +341,3 @@ def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() ->
     bob.gossip.answer(gossip.ftis_pb2.ExchangeRequest(mentions=[mention]), MALLORY.author)
     [lacking] = bob.gossip._sessions[MALLORY.author].lacking.values()
     assert lacking.held.bit_length() <= 8 * ((RUN.slots + 7) // 8)
-
-
-def test_known_announcements_agree_on_their_size() -> None:
-    assert Known(bare(key(1), 0), b"x" * 10, 0.0, 0.0, None).size == 10 + 42 * 3
