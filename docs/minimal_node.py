@@ -8,7 +8,7 @@ and the other's. First all is done once without the other's. A model is only tol
 Left out, and where it is in `ftis_node/`:
 
     the network     who is there and has what, signatures, bans         swarm/, proto/PACKET.md
-    waiting         here both take turns; there each waits briefly      node/stepper.py
+    waiting         here both take turns; there each waits briefly      node/vertical.py
     other models    other tokenizers, LoRA, four bits, GPUs, packing    policy/, learner/, tokenizer/
     other tasks     here sums of one digit                              tasks/
     other losses    by name or by part; who is trusted how far          objective/, methods/, swarm/reputation.py

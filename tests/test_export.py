@@ -28,7 +28,7 @@ from ftis_node.cli import app
 from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.model import export
-from ftis_node.node.stepper import Progress
+from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints

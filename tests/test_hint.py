@@ -41,7 +41,7 @@ async def test_row_46_a_wrong_hint_is_a_fault_by_some_rules(
     node = stepper(tmp_path, others=1, run=RUN.model_copy(update={"reward": rule}), worker=Judge())
     for slot in range(3):
         group = scored(1, 0, slot, boot_seconds(), MIXED).group
-        node.score_later(group, boot_seconds(), hint)
-        await node.scored()
-    assert (node.reputation.banned(group.author) is not None) is banned
-    assert node.reputation.report(group.author).refused == ({"wrong hint": 3} if banned else {})
+        node.source.inbox.score_later(group, boot_seconds(), hint)
+        await node.source.inbox.scored()
+    assert (node.means.reputation.banned(group.author) is not None) is banned
+    assert node.means.reputation.report(group.author).refused == ({"wrong hint": 3} if banned else {})

@@ -175,14 +175,15 @@ def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
     still: dict[str, Any] = {"unix": lambda: 0.0, "reputation": Reputation(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
     made = stepper(path, **fixed | still | options)
     assert isinstance(made.source, HorizontalSource)
-    made.source.parts = made_parts = parts()
-    made.source.pool = made_parts.pool
+    made.source.parts = parts()
     return made, made.source
 
 
 def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path) -> None:
     (node, source), now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
-    heard = Gossip(Table(600.0, lambda: 0.0), RUN, identity(9).author, node.reputation, lambda *_: False, lambda: None)
+    heard = Gossip(
+        Table(600.0, lambda: 0.0), RUN, identity(9).author, node.means.reputation, lambda *_: False, lambda: None
+    )
     for who in (identity(1), identity(2)):
         refs = [PacketRef(slot, bytes(32), 100, 1) for slot in range(RUN.slots)]
         made = announce(who, run_id=RUN.id, round=now * 1000, policy_step=0, issued_at=now, packets=refs[::2])
@@ -190,7 +191,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
     assert heard.counts["new"] == 2
     alone = OwnSlots(RUN, identity(9).author)
     assert [source.slots(1, now) for _ in range(7)] == [alone.take(1, now, {}) for _ in range(7)]
-    established(node.reputation, AUTHORS[0])
+    established(node.means.reputation, AUTHORS[0])
     for slot, author in enumerate(AUTHORS):
         assert source.add(part(author, slot, 0)) and source.add(part(author, slot + 1, 1, round=2))
     counts = source.parts.counts(source._newcomers())
@@ -204,7 +205,7 @@ async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, mon
         trained.append((len(batch.own), len(batch.foreign)))
 
     monkeypatch.setattr(node, "train", train)
-    monkeypatch.setattr(node, "generate", None)  # it would fail
+    monkeypatch.setattr(source, "make", None)  # it would fail
     for author in AUTHORS[:3]:
         source.add(part(author, 1, 0))
     assert await node.step(asyncio.Event()) is None and not trained, "half a batch"
@@ -229,21 +230,22 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, m
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
     store.add([(made.group, made.group.data)], own=False)
     came: list[Group] = []
-    node = SimpleNamespace(pool=parts().pool, score_later=lambda group, born: came.append(group))
+    inbox = SimpleNamespace(score_later=lambda group, born: came.append(group))
+    node = SimpleNamespace(pool=parts().pool, source=SimpleNamespace(inbox=inbox))
     assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
 async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (node, source), asked = horizontal(tmp_path), []
-    monkeypatch.setattr(node, "patience", lambda missing: asked.append(missing) or 0.0)
+    monkeypatch.setattr(source.maker, "patience", lambda missing: asked.append(missing) or 0.0)
     await source._wait(asyncio.Event())
     for author in AUTHORS[:3]:
         source.add(part(author, 1, 0))
     await source._wait(asyncio.Event())
     for author in AUTHORS[:2]:
         source.add(part(author, 2, 0))
-    node.unix = lambda: float(EPOCH)  # both groups can be closed now
+    node.means.unix = lambda: float(EPOCH)  # both groups can be closed now
     await source._wait(asyncio.Event())
     assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
 
@@ -256,10 +258,10 @@ async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_
             return Generated([ScoredPacket(one.data, [0.0, 1.0]) for one in groups], 0.0, 9)
 
     clock = Clock()
-    node, _ = horizontal(tmp_path, clock=clock, worker=Slow())
-    assert len(await node.generate(RUN.slots - 1)) == RUN.slots - 1
-    assert len(await node.generate(RUN.slots)) == 1, "the epoch has one row left"
-    assert list(node._group_seconds) == [8.0, 8.0]
+    node, source = horizontal(tmp_path, clock=clock, worker=Slow())
+    assert len(await source.make(RUN.slots - 1)) == RUN.slots - 1
+    assert len(await source.make(RUN.slots)) == 1, "the epoch has one row left"
+    assert list(node.means.pace.groups) == [8.0, 8.0]
 
 
 def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path:
     closed = part(AUTHORS[0], 1, 0)
     source.parts.close(key_of(closed.group), Newcomers())
     assert set(node.want().rows or ()) == rows - {closed.group.row}
-    node.own_only = True
+    node.means.own_only = True
     assert node.want().groups == 0
 
 

@@ -69,7 +69,8 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     record = node.home.runtime()
     assert record is not None and str(record.pid) in begun.stdout
     daemon = psutil.Process(record.pid)
-    assert daemon.nice() == 5 and all(child.nice() == 5 for child in daemon.children())
+    slow = [child.name() for child in daemon.children() if child.nice() == 5]
+    assert daemon.nice() == 0 and len(slow) == 1, "only what samples and trains gives way: peers are answered at once"
     printed = (node.home.path / "output.log").read_bytes()
     again = run_cli("join", "--detach", *home, *PLACE)
     assert (node.home.path / "output.log").read_bytes().startswith(printed), "it is the running one's"

@@ -301,7 +301,7 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     await saving.flush()
     engine.close()
     log.close()
-    node.store.close()
+    node.means.store.close()
     home.close()
 
 

@@ -178,7 +178,7 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     commands.finish()
     commands.resume()
     assert commands.finishing and commands.ending and commands.flush.is_set() and not commands.stopping.is_set()
-    commands.stop()
+    commands.stop(0.0)
     assert commands.phase is Phase.STOPPING and commands.stopping.is_set()
     assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
 

@@ -13,6 +13,7 @@ import pytest
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.assembly import refill_pool
 from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
+from ftis_node.node.maker import beside
 from ftis_node.node.progress import Progress
 from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds
@@ -81,7 +82,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
 ) -> None:
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
     node, author, came = stepper(tmp_path, max_age=600.0), identity(1).author, {}
-    node.progress = Progress.from_facts(Progress(step_seconds=pace).facts())
+    node.means.progress = Progress.from_facts(Progress(step_seconds=pace).facts())
     arrived, ages = [], (500.0, 2300.0, 3500.0, 3700.0)
     for round, age in enumerate(ages):
         body = packet(author, round, 0)
@@ -90,10 +91,11 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     def score(group: Group, born: float, right: int | None = None) -> None:
         came[group.key] = boot_seconds() - born
 
-    node.score_later = score  # type: ignore[method-assign]
-    await node.on_groups(arrived)
+    inbox = node.source.inbox
+    inbox.score_later = score  # type: ignore[method-assign]
+    await inbox.on_groups(arrived)
     came.clear()
-    refill_pool(SimpleNamespace(store=node.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    refill_pool(SimpleNamespace(store=node.means.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
     assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 
@@ -101,7 +103,7 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
     node = stepper(tmp_path)
     ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
     assert node.pool.add(ours) and node.pool.add(theirs)
-    node.reputation.ban(theirs.group.author, "it lied")
+    node.means.reputation.ban(theirs.group.author, "it lied")
     assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
 
 
@@ -116,8 +118,8 @@ async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_p
     assert node.pool.add(theirs) and len(node.pool) == 1
     roster.hear([encode(Removal(**who).signed_by(founder))], founder.author)
     assert len(node.pool) == 0 and node.pool.take(9) == []
-    node.score_later(dataclasses.replace(later.group, author=ann.author), later.born)
-    await node.scored()
+    node.source.inbox.score_later(dataclasses.replace(later.group, author=ann.author), later.born)
+    await node.source.inbox.scored()
     assert len(node.pool) == 0, "nor what was scored meanwhile"
 
 
@@ -125,9 +127,9 @@ def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=0)
     assert node.idle_share() is None, "no step yet"
     for _ in range(8):
-        node._device.append(DeviceSeconds(total=3.0, idle=3.0))  # long ago
+        node.device.append(DeviceSeconds(total=3.0, idle=3.0))  # long ago
     for total, idle in ((1.0, 0.5), *7 * ((1.0, 0.0),)):
-        node._device.append(DeviceSeconds(total=total, idle=idle))
+        node.device.append(DeviceSeconds(total=total, idle=idle))
     assert node.idle_share() == pytest.approx(0.5 / 8)
 
 
@@ -148,8 +150,8 @@ def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
     assert progress.foreign_groups_used["somebody"] == 5
 
 
-async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting(tmp_path: Path) -> None:
-    node, order = stepper(tmp_path, others=0), []
+async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting() -> None:
+    order = []
 
     async def work() -> dict[str, Any]:
         order.append("asked")
@@ -157,12 +159,12 @@ async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting(tmp_path
         order.append("answered")
         return {"done": True}
 
-    assert await node._beside(work(), lambda: order.append("written")) == {"done": True}
+    assert await beside(work(), lambda: order.append("written")) == {"done": True}
     assert order == ["asked", "written", "answered"]
 
 
-async def test_where_the_disk_is_full_the_worker_is_not_waited_for(tmp_path: Path) -> None:
-    node, cancelled = stepper(tmp_path, others=0), asyncio.Event()
+async def test_where_the_disk_is_full_the_worker_is_not_waited_for() -> None:
+    cancelled = asyncio.Event()
 
     async def work() -> dict[str, Any]:
         try:
@@ -175,7 +177,7 @@ async def test_where_the_disk_is_full_the_worker_is_not_waited_for(tmp_path: Pat
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
-        await node._beside(work(), full)
+        await beside(work(), full)
     await asyncio.wait_for(cancelled.wait(), 60)
 
 
@@ -193,12 +195,12 @@ async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses
     node = stepper(tmp_path, others=1, worker=Dull(), own_share=0.0 if listens else None)
     waits = scored(1, 0, 0, boot_seconds())
     node.pool.add(waits)
-    monkeypatch.setattr(node.store, "settle", full)
-    node.score_later(scored(2, 0, 0, 0.0).group, boot_seconds())
+    monkeypatch.setattr(node.means.store, "settle", full)
+    node.source.inbox.score_later(scored(2, 0, 0, 0.0).group, boot_seconds())
     step = node.step(asyncio.Event())
     if not listens:
-        await asyncio.wait(node.scoring)
-        monkeypatch.setattr(node, "generate", _nothing)
+        await asyncio.wait(node.source.inbox.scoring)
+        monkeypatch.setattr(node.source, "make", _nothing)
     with pytest.raises(sqlite3.OperationalError):
         await asyncio.wait_for(step, 60)
     assert node.pool.waiting() == {waits.group.author: 1}

@@ -95,11 +95,11 @@ async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_its
             for slot, (row, made) in enumerate(groups):
                 group = admit(context, keys[author], made.packet, announced=(7, slot))
                 assert isinstance(group, Group)
-                node.score_later(group, boot_seconds(), right_of(made.rewards))
+                node.source.inbox.score_later(group, boot_seconds(), right_of(made.rewards))
                 unread += not engine.score(row, made.packet)
-        await node.scored()
-        assert not node.reputation.left_alone()
-        assert all(not node.reputation.report(key).refused for key in keys.values())
+        await node.source.inbox.scored()
+        assert not node.means.reputation.left_alone()
+        assert all(not node.means.reputation.report(key).refused for key in keys.values())
     assert unread or cap > 12
 
 

@@ -217,7 +217,7 @@ class Settings(BaseModel):
     ] = False
     """Pause while the machine runs on its battery, and while another program uses this node's GPU."""
     nice: Annotated[int, Flag("Scheduling priority, 0 to 19: 19 yields to everything else.")] = Field(0, ge=0, le=19)
-    """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
+    """Scheduling priority of the compute process; at 19 it gives way to everything else. Peers are answered at once."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     """[GB] Limit of checkpoints, packets and logs; damaged checkpoints come on top. Default: none."""
     checkpoint_minutes: float | None = Field(None, ge=0, allow_inf_nan=False)

@@ -20,9 +20,11 @@ from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.node.demand import announced_age
+from ftis_node.node.means import Means
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup, StepBatch
-from ftis_node.node.stepper import Stepper
+from ftis_node.node.stepper import Stepper, source_for
+from ftis_node.node.vertical import VerticalSource
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
 from ftis_node.store.checkpoints import Checkpoints, labelled
@@ -90,25 +92,31 @@ class Participant:
         self.swarm = MemorySwarm(
             network,
             self._identity.author,
-            Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived)),
+            Trade(
+                context,
+                store,
+                lambda: self.stepper.want(),
+                lambda arrived: self.stepper.source.inbox.on_groups(arrived),
+            ),
             clock,
             max_age=announced_age(run, self.settings.max_age) if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
         )
-        self.stepper = Stepper(
+        means = Means(
             context=context,
             own_only=own_only,
-            identity=self._identity,
+            author=self._identity.author,
             settings=self.settings,
             store=store,
             worker=self.meter,
             reputation=Reputation(clock, self.settings.defences),
             clock=clock,
+            age_clock=clock,
             unix=clock,
             swarm=self.swarm,
-            rng=self._rng("pool"),
         )
+        self.stepper = Stepper(means, source_for(means, self._rng("pool")))
         self.swarm.next_round = first_round
         self.meter.run = run
         if self.spec.payloads:
@@ -121,32 +129,36 @@ class Participant:
     async def write(self) -> None:
         """A script at its own pace: it makes one step's groups after another, and never trains."""
         while True:
-            await self.stepper.generate(self.quota())
+            await self.stepper.source.make(self.quota())
 
     # --- lock step ------------------------------------------------------------------------------------------------
 
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
-        batch, share = self.stepper.batch_groups, self.settings.own_share
-        if self.stepper.own_only or self.stepper.run.parts > 1:
+        means = self.stepper.means
+        batch, share = means.batch_groups, self.settings.own_share
+        if means.own_only or means.run.parts > 1:
             return batch  # with parts, of each of them a part
         return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
 
     def begin_round(self) -> None:
         """A pool for this round alone, in which groups without a signal count as they do among one's own."""
         rng = self._rng(f"pool/{self.stepper.progress.step}")
+        assert isinstance(self.stepper.source, VerticalSource)
         self.stepper.source.pool = Pool(lambda: math.inf, asyncio.get_running_loop().time, rng, keep_all=True)
         self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
     async def gather(self, own: list[OwnGroup]) -> StepBatch:
         """The batch of this round: what it made itself, and what it takes of the others."""
-        if self.stepper.own_only:
+        means = self.stepper.means
+        if means.own_only:
             return StepBatch(own, [])
         await self.swarm.collect()
-        await self.stepper.scored()
-        batch, parts = self.stepper.batch_groups, self.stepper.run.parts
-        count = batch * (parts - 1) if parts > 1 else batch - len(own)
-        return StepBatch(own, self.stepper.pool.take(count, self.stepper.newcomers()))
+        await self.stepper.source.inbox.scored()
+        if means.run.parts > 1:  # in lock step the parts of one round and slot form a group
+            others = self.stepper.pool.take(means.batch_groups * (means.run.parts - 1), means.newcomers())
+            return StepBatch(own, others, key=lambda group: group.key[1:])
+        return StepBatch(own, self.stepper.pool.take(means.batch_groups - len(own), means.newcomers()))
 
     async def close(self) -> None:
         """Ends what it started."""
@@ -203,7 +215,7 @@ class Participant:
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
             "lab": {**counts, "round": self.swarm.next_round},
-            "standing": self.stepper.reputation.facts(),
+            "standing": self.stepper.means.reputation.facts(),
         }
         checkpoints.commit(partial, facts)
 
@@ -216,8 +228,8 @@ class Participant:
         checkpoints.set_aside(after=step)
         path, facts = found
         await self.compute.call(Restore(str(path), step))
-        self.stepper.progress = Progress.from_facts(facts["progress"])
-        self.stepper.reputation.take_up(facts.get("standing", {"authors": {}}))
+        self.stepper.means.progress = Progress.from_facts(facts["progress"])
+        self.stepper.means.reputation.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
 

@@ -178,7 +178,7 @@ class Trial:
             began = asyncio.get_running_loop().time()
             for node in self._nodes:
                 node.begin_round()
-            made = await asyncio.gather(*(node.stepper.generate(node.quota()) for node in self._nodes))
+            made = await asyncio.gather(*(node.stepper.source.make(node.quota()) for node in self._nodes))
             pairs = zip(self._nodes, made, strict=True)
             batches = [(node, await node.gather(own)) for node, own in pairs if not node.member.script]
             told = await asyncio.gather(*(self._step(node, batch, began) for node, batch in batches))

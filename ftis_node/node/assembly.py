@@ -14,10 +14,11 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import forever
 from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
 from ftis_node.node.demand import announced_age
+from ftis_node.node.means import Means
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.run_source import roster_of
-from ftis_node.node.stepper import Stepper
+from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
@@ -68,7 +69,7 @@ class Components:
 
     def go_by(self, settings: Settings) -> None:
         """Go by these settings from now on, as far as a running node can."""
-        self.stepper.settings = settings
+        self.stepper.means.settings = settings
         self.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
         self.swarm.reports.telling = settings.tells_of_itself(private=bool(self.run_file.run.founder))
         self.saving.minutes = settings.checkpoint_minutes
@@ -129,7 +130,7 @@ def build_components(
     """Create all parts of a node. The swarm is not started yet.
 
     Args:
-        flush: see `Stepper`. describe: see `Swarm`.
+        flush: see `Means`. describe: see `Swarm`.
     """
     run = run_file.run
     quota = quotas(settings, facts.checkpoint_bytes)
@@ -148,17 +149,17 @@ def build_components(
         run_file=run_file,
         reputation=reputation,
         max_age=announced_age(run, settings.max_age),
-        trade=Trade(context, store, lambda: stepper.want(), lambda arrived: stepper.on_groups(arrived)),
+        trade=Trade(context, store, lambda: stepper.want(), lambda arrived: stepper.source.inbox.on_groups(arrived)),
         peer_cache=home.peers,
         roster=roster_of(home, run, identity, invitation),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
     )
-    stepper = Stepper(
+    means = Means(
         context=context,
         reputation=reputation,
         own_only=opened.own_only,
-        identity=identity,
+        author=identity.author,
         settings=settings,
         store=store,
         worker=worker,
@@ -167,6 +168,7 @@ def build_components(
         own_data=facts.own_rows > 0,
         welcomes=swarm.membership.welcomes,
     )
+    stepper = Stepper(means, source_for(means))
     components = Components(
         home=home,
         run_file=run_file,
@@ -195,7 +197,7 @@ def go_on_from(components: Components, restored: Progress | None, facts: ModelFa
     Args:
         restored: None: start with the model's own weights.
     """
-    components.stepper.progress = restored or Progress()
+    components.stepper.means.progress = restored or Progress()
     components.metrics.write(
         "started",
         step=components.stepper.progress.step,
@@ -228,7 +230,7 @@ def refill_pool(components: Components) -> None:
         verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
         group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
         if group is not None and not pool.knows(group.key):
-            components.stepper.score_later(group, born)
+            components.stepper.source.inbox.score_later(group, born)
 
 
 async def open_network(

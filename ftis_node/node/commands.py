@@ -4,6 +4,7 @@ hours, the battery, and other programs on its GPU."""
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from enum import Enum, auto
@@ -142,7 +143,8 @@ class Commands:
     """The present commands.
 
     phase: FINISHING or STOPPING last. hold: why the node is not to train, None if it is.
-    stopping: set in the phase STOPPING. flush: set if the running step is to wait for nothing.
+    stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`).
+    flush: set if the running step is to wait for nothing.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
@@ -150,6 +152,7 @@ class Commands:
         self.hold = Hold.OWNER if paused else None
         self.stopping = asyncio.Event()
         self.flush = asyncio.Event()
+        self.deadline = 0.0
         self._schedule = schedule
         self._came = asyncio.Event()
         self._give(self.phase, self.hold)
@@ -176,7 +179,9 @@ class Commands:
             return self._schedule.why or ""
         return ""
 
-    def stop(self) -> None:
+    def stop(self, seconds: float) -> None:
+        """End the node within so many seconds."""
+        self.deadline = time.monotonic() + seconds
         self.stopping.set()
         self._give(Phase.STOPPING, self.hold)
 
@@ -213,5 +218,8 @@ class Commands:
     def _give(self, phase: Phase, hold: Hold | None) -> None:
         self.phase = phase
         self.hold = hold
-        (self.flush.set if hold is not None or self.ending else self.flush.clear)()
+        if hold is not None or self.ending:
+            self.flush.set()
+        else:
+            self.flush.clear()
         self._came.set()

@@ -47,7 +47,7 @@ class ComputeProcess:
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
         Args:
-            started: called when there is a new process.
+            started: called when there is a new process, and in a pause, when there is none.
         """
         self.worker = Worker()
         self.loaded: ModelFacts | None = None
@@ -55,7 +55,7 @@ class ComputeProcess:
         self.restarts = 0
         self.options = options
         self._home = home
-        self._started = started
+        self.note = started
         self._failures = self._written = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # times and messages
         self._learned: LearnedSizes
@@ -69,39 +69,54 @@ class ComputeProcess:
         """
         self._learned = LearnedSizes(self._home.plan, settings.model)
         self.worker = Worker()
-        with contextlib.ExitStack() as stack:
-            output = self.options.output
-            self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
-        self._started()
+        output = self.options.output
+        if output is None:
+            self.worker.start(nice=settings.nice)
+        else:
+            with output.open("ab") as log:
+                self.worker.start(log, nice=settings.nice)
+        self.note()
         self._watching = asyncio.create_task(self._watch(self.worker))
-        run = run_file.run if run_file is not None else None
-        files = self.options.files()
         if settings.engine == "vllm" and settings.vllm_folder is None:
             settings = settings.model_copy(update={"vllm_folder": str(self._home.vllm)})
-        self.loaded = facts = await self.worker.call(
-            Load(
-                settings=settings,
-                task=self.options.task_of(run_file),
-                data=files["data"],
-                eval_data=files["eval_data"],
-                reward=self.options.reward_of(run_file),
-                template=None if run_file is not None else self.options.template,
-                code=self.options.task is not None,
-                own_data=str(self.options.own_data.resolve()) if self.options.own_data is not None else None,
-                own_reward=self.options.own_reward or "integer",
-                caps=run.caps if run is not None else {},
-                remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
-                must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
-            )
-        )
+        facts = await self.worker.call(self._load(settings, run_file))
+        self.loaded = facts
         if facts.unwritable:
             logger.warning(UNWRITABLE, settings.model, facts.task, facts.unwritable)
-        if few := told_if_few(facts.held_out):
+        few = told_if_few(facts.held_out)
+        if few:
             logger.warning("%s", few)
         if facts.own_rows:
             logger.warning(OWN_ROWS, facts.own_rows)
         for reason in facts.plan.reasons:
-            (logger.info if facts.plan.fits else logger.warning)("%s", reason)
+            logger.log(logging.INFO if facts.plan.fits else logging.WARNING, "%s", reason)
+
+    def _load(self, settings: Settings, run_file: RunFile | None) -> Load:
+        """The request to load the task and the model; what the run says, if it is known, nobody else says."""
+        options = self.options
+        files = options.files()
+        template = options.template
+        caps: dict[str, int] = {}
+        if run_file is not None:
+            template = None
+            caps = run_file.run.caps
+        own_data = None
+        if options.own_data is not None:
+            own_data = str(options.own_data.resolve())
+        return Load(
+            settings=settings,
+            task=options.task_of(run_file),
+            data=files["data"],
+            eval_data=files["eval_data"],
+            reward=options.reward_of(run_file),
+            template=template,
+            code=options.task is not None,
+            own_data=own_data,
+            own_reward=options.own_reward or "integer",
+            caps=caps,
+            remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+            must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
+        )
 
     @property
     def facts(self) -> ModelFacts:

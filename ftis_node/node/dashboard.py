@@ -99,7 +99,7 @@ class Dashboard:
     async def _save(self, _: Mapping[str, str]) -> Mapping[str, object]:
         """Save what the node has learned, after the running step; see `Saving.ask`."""
         components = self._components()
-        if components is not None and not components.stepper.resting:  # one that rests saved before
+        if components is not None and not components.stepper.means.resting:  # one that rests saved before
             components.saving.ask(components.stepper.progress.step)
         return self._status()
 
@@ -167,7 +167,7 @@ class _Texts:
                 asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
                 try:
                     async with asyncio.timeout(TEXT_SECONDS):
-                        texts = await stepper.worker.call(Texts(asked))
+                        texts = await stepper.means.worker.call(Texts(asked))
                 except (WorkerDied, WorkerFault, TimeoutError):
                     pass  # it restarts or is very busy: show the texts known so far
                 else:

@@ -92,6 +92,6 @@ def pooled_age(max_age: float, step_seconds: float) -> float:
 
 def announced_age(run: Run, max_age: float) -> float:
     """Seconds for which announcements are kept: `max_age`, or as long as the parts of a horizontal run are of use."""
-    if run.parts > 1:
+    if run.common:
         return max(max_age, EPOCHS * run.epoch)
     return max_age

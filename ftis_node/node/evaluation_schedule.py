@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
-from ftis_node.node.stepper import Compute, Stepper
+from ftis_node.node.means import Compute, Means
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.tasks.rewards import FORMS, form_of
 from ftis_node.text import duration
@@ -56,17 +56,17 @@ class EvaluationSchedule:
         """Drop the evaluations after this step, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
-    async def evaluate(self, worker: Compute, stepper: Stepper, metrics: MetricsLog, since_start: float) -> None:
+    async def evaluate(self, worker: Compute, means: Means, metrics: MetricsLog, since_start: float) -> None:
         """Evaluate, and log the results."""
         parts = self.parts()
         found = await worker.call(Evaluate(part=self._asked % parts, parts=parts))
         own: Evaluation | None = None
-        if stepper.own_data_groups:
+        if means.own_data_groups:
             own = await worker.call(Evaluate(OWN_DATA))
         seconds = found.seconds + (own.seconds if own is not None else 0.0)
-        progress = stepper.progress
+        progress = means.progress
         progress.evaluated(found.pass_at_1)
-        self.taken(progress.step, found, seconds, parts, rule=stepper.run.reward)
+        self.taken(progress.step, found, seconds, parts, rule=means.run.reward)
         also = {}
         if own is not None:
             logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)

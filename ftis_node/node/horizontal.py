@@ -5,126 +5,152 @@ batch. Then it waits as little as any step, and takes the fullest groups as they
 hostile costs parts and no time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ftis_node.node.demand import WAIT_SECONDS, waiting_in
+from ftis_node.node.inbox import Inbox
+from ftis_node.node.maker import Maker
+from ftis_node.node.means import Means
 from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of
-from ftis_node.swarm.pool import Newcomers, Scored, Want
-
-if TYPE_CHECKING:
-    from ftis_node.node.stepper import Stepper
+from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
 
 class HorizontalSource:
     """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
 
-    def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.parts = Parts(node.run, node.age_clock, rng, node.takes)
-        self.pool = self.parts.pool
-        self._node = node
-        self._slots = OwnSlots(node.run, node.author)
+    def __init__(self, means: Means, rng: random.Random | None) -> None:
+        self.parts = Parts(means.run, means.age_clock, rng, means.takes)
+        self.inbox = Inbox(means, self.add)
+        self.maker = Maker(means)
+        self._means = means
+        self._slots = OwnSlots(means.run, means.author)
         self._mine: dict[Key, OwnGroup] = {}  # own parts of open groups
+
+    @property
+    def pool(self) -> Pool:
+        """The parts of others that wait."""
+        return self.parts.pool
 
     @property
     def _whole(self) -> int:
         """The parts of a batch, however many groups they make."""
-        return self._node.batch_groups * self._node.run.parts
+        return self._means.batch_groups * self._means.run.parts
 
     def _epoch(self) -> int:
-        return self._node.run.epoch_at(self._node.unix())
+        return self._means.run.epoch_at(self._means.unix())
 
     def add(self, scored: Scored) -> bool:
         return self.parts.add(scored)
+
+    async def make(self, count: int) -> list[OwnGroup]:
+        """As `VerticalSource.make`."""
+        return await self.maker.generate(count, self.slots)
 
     def want(self) -> Want:
         """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
         newcomers = self._newcomers()
         most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
-        if (room := waiting.left(2)) is not None:
+        room = waiting.left(2)
+        if room is not None:
             newcomers.room = max(0, room)
-        epochs = (self._epoch(), max(0, self._epoch() - 1))
-        others = (key for epoch in epochs for key in self._keys(epoch) if not self.parts.closed(key))
-        rows = dict.fromkeys(row for _, row in (*self.parts.fullest(self._mine), *others))
-        return Want(most - waiting.groups - len(self._node.scoring), newcomers, most, rows)
+        keys = self.parts.fullest(self._mine)
+        for epoch in (self._epoch(), max(0, self._epoch() - 1)):
+            keys += [key for key in self._keys(epoch) if not self.parts.closed(key)]
+        rows = dict.fromkeys(row for _, row in keys)
+        return Want(most - waiting.groups - len(self.inbox.scoring), newcomers, most, rows)
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""
-        run = self._node.run
-        row_of = self._node.context.row_of
+        run = self._means.run
+        row_of = self._means.context.row_of
         return [(epoch, row_of(b"", 0, slot, epoch * run.epoch)) for slot in range(run.slots)]
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
-        newcomers = self._node.newcomers()
+        newcomers = self._means.newcomers()
         if newcomers.room is not None:
-            newcomers.room *= self._node.run.parts
+            newcomers.room *= self._means.run.parts
         return newcomers
 
     def slots(self, count: int, issued_at: int) -> list[int]:
         """As `VerticalSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
         author nothing."""
-        counts = self.parts.counts(self._newcomers())
-        run = self._node.run
-        keys = self._keys(run.epoch_at(issued_at))
-        admitted = [run.parts if self.parts.closed(key) else counts[key] for key in keys]
-        return self._slots.take(count, issued_at, dict(enumerate(admitted)))
+        run = self._means.run
+        admitted = self.parts.counts(self._newcomers())
+        by_slot = {}
+        for slot, key in enumerate(self._keys(run.epoch_at(issued_at))):
+            by_slot[slot] = admitted[key]
+            if self.parts.closed(key):
+                by_slot[slot] = run.parts
+        return self._slots.take(count, issued_at, by_slot)
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """As `VerticalSource.batch`."""
-        node = self._node
-        node.raise_failed()
-        made = 0
+        means = self._means
+        self.inbox.raise_failed()
         most = self._most()
-        while not node.pressed(stopping) and made < most and self._lacking():
-            parts = await node.generate(min(most - made, math.ceil(node.batch_groups / 2)))
-            made += len(parts)
-            self._mine |= {key: one for one in parts if not self.parts.closed(key := key_of(one.group))}
-            node.swarm.wake()
-            if not parts:  # the epoch has no more rows
-                break
-        generated = node.clock()
-        if not node.own_only:
+        await self._make_parts(most, stopping)
+        generated = means.clock()
+        if not means.own_only:
             await self._wait(stopping)
         if stopping.is_set() or (most == 0 and self._lacking()):
             return None
         own, foreign = self._take(self._newcomers())
         if own or foreign:
-            return StepBatch(own, foreign, wait=node.clock() - generated)
-        if not node.flush.is_set():  # the epoch's rows are all answered and trained on
-            node.waiting_for = "the rows of the next epoch"
-            await node.arrival(stopping)
-            node.waiting_for = ""
+            return StepBatch(own, foreign, wait=means.clock() - generated, key=key_of)
+        if not means.flush.is_set():  # the epoch's rows are all answered and trained on
+            means.waiting_for = "the rows of the next epoch"
+            await self.inbox.arrival(stopping)
+            means.waiting_for = ""
         return None
+
+    async def _make_parts(self, most: int, stopping: asyncio.Event) -> None:
+        """Make own parts, up to `most`, until enough groups can be closed."""
+        at_a_time = math.ceil(self._means.batch_groups / 2)
+        made = 0
+        while not self.inbox.hurries(stopping) and made < most and self._lacking():
+            parts = await self.make(min(most - made, at_a_time))
+            made += len(parts)
+            for one in parts:
+                if not self.parts.closed(key_of(one.group)):
+                    self._mine[key_of(one.group)] = one
+            self._means.swarm.wake()
+            if not parts:  # the epoch has no more rows
+                break
 
     def _most(self) -> int:
         """The most own parts of a step: as many as fill a batch, or the share that the settings give."""
-        share = self._node.settings.own_share
-        return math.ceil((1.0 if share is None else share) * self._whole)
+        share = self._means.settings.own_share
+        if share is None:
+            return self._whole
+        return math.ceil(share * self._whole)
 
     def _lacking(self) -> int:
         """The parts that the groups that can be closed lack to fill a batch."""
         waiting = self.parts.by_group()
-        ready = self.parts.ready(self._mine, self._epoch())
-        return max(0, self._whole - sum(len(waiting.get(key, ())) + (key in self._mine) for key in ready))
+        there = 0
+        for key in self.parts.ready(self._mine, self._epoch()):
+            there += len(waiting.get(key, ())) + (key in self._mine)
+        return max(0, self._whole - there)
 
     async def _wait(self, stopping: asyncio.Event) -> None:
         """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch."""
-        node = self._node
-        share = min(self._lacking(), node.batch_groups)  # of each group one part
-        deadline = node.clock() + (WAIT_SECONDS if node.settings.own_share == 0 else node.patience(share))
-        while not node.pressed(stopping) and self._lacking() and node.clock() < deadline:
-            await node.arrival(stopping, deadline - node.clock())
+        means = self._means
+        patience = WAIT_SECONDS
+        if means.settings.own_share != 0:
+            share = min(self._lacking(), means.batch_groups)  # of each group one part
+            patience = self.maker.patience(share)
+        deadline = means.clock() + patience
+        while not self.inbox.hurries(stopping) and self._lacking() and means.clock() < deadline:
+            await self.inbox.arrival(stopping, deadline - means.clock())
 
     def _take(self, newcomers: Newcomers) -> tuple[list[OwnGroup], list[Scored]]:
         """Close groups until a batch is full: those that are ready, then the fullest. A group without a signal counts
@@ -137,10 +163,11 @@ class HorizontalSource:
                 break
             mine = self._mine.pop(key, None)
             theirs = self.parts.close(key, newcomers)
-            if mine is None and not _signal(theirs):
-                self._node.store.settle([one.group.key for one in theirs], "no-signal")
+            if mine is not None:
+                own.append(mine)
+            elif not _signal(theirs):
+                self._means.store.settle([one.group.key for one in theirs], "no-signal")
                 continue
-            own += [mine] if mine is not None else []
             foreign += theirs
         return own, foreign
 

@@ -20,10 +20,11 @@ from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Signs
+from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.progress import OTHERS
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe import answers
-from ftis_node.observe.answers import CheckpointStatus, Kind, Status
+from ftis_node.observe.answers import Kind, Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
@@ -77,24 +78,26 @@ class StepLog:
         )
 
 
-def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: CheckpointStatus) -> Status:
+def joined(status: Status, parts: Components, evaluations: EvaluationSchedule) -> Status:
     """The status of a node that has joined its run."""
-    progress = stepper.progress
-    last = stepper.last
+    stepper = parts.stepper
+    means = stepper.means
+    progress = means.progress
     pool = stepper.pool
+    swarm = parts.swarm
     return msgspec.structs.replace(
         status,
         **{name: getattr(progress, name) for name in _OF_PROGRESS},
-        checkpoint=checkpoint,
+        **_latest(stepper.last),
+        addresses=swarm.membership.own_addresses,
+        curve=list(evaluations.curve),
+        pass_at_1_due=evaluations.due_seconds(),
+        checkpoint=parts.saving.status(),
         foreign_groups_used=dict(progress.foreign_groups_used),
-        filtered_fraction=last.report.diagnostics.foreign.get("filtered_fraction") if last else None,
-        own_reward=last.batch.own_reward if last else None,
-        foreign_reward=last.batch.foreign_reward if last else None,
-        step_seconds=stepper.step_seconds(),
+        step_seconds=means.pace.step_seconds(),
         idle_share=stepper.idle_share(),
-        last_step=last_step(last) if last else None,
-        totals=msgspec.to_builtins(stepper.totals),
-        waiting_for=stepper.waiting_for or None,
+        totals=msgspec.to_builtins(means.totals),
+        waiting_for=means.waiting_for or None,
         pool=answers.PoolStatus(len(pool), pool.no_signal, pool.expired),
         peers=len(swarm.membership.active_view),
         bytes_in=swarm.traffic.bytes_in,
@@ -103,8 +106,20 @@ def joined(status: Status, stepper: Stepper, swarm: Swarm, checkpoint: Checkpoin
         process=answers.Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
         refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
         announcements=dict(swarm.gossip.counts),
-        own_groups_refused=stepper.own_refused,
+        own_groups_refused=stepper.source.maker.refused,
     )
+
+
+def _latest(last: TakenStep | None) -> dict[str, Any]:
+    """The status's part on the latest step; nothing before the first."""
+    if last is None:
+        return {}
+    return {
+        "filtered_fraction": last.report.diagnostics.foreign.get("filtered_fraction"),
+        "own_reward": last.batch.own_reward,
+        "foreign_reward": last.batch.foreign_reward,
+        "last_step": last_step(last),
+    }
 
 
 def signs(
@@ -117,13 +132,18 @@ def signs(
     """
     membership = parts.swarm.membership
     stepper = parts.stepper
+    maker = stepper.source.maker
     roster = parts.swarm.roster
-    why = ""
+    shut_out = ""
     if roster is not None:
-        why = roster.shut_out
-    private = roster is not None
-    skipped = membership.skipped()
-    told = [f"{peer_id(peer)}: {reason}" for peer, reason in skipped.items() if private or not membership.active_view]
+        shut_out = with_names(roster.shut_out, names)
+    skipped: list[str] = []
+    if roster is not None or not membership.active_view:
+        for peer, reason in membership.skipped().items():
+            skipped.append(with_names(f"{peer_id(peer)}: {reason}", names))
+    bad_steps = 0
+    if stepper.last is not None:
+        bad_steps = stepper.last.report.bad_steps
     return Signs(
         peers=len(membership.active_view),
         sought=sought,
@@ -133,16 +153,16 @@ def signs(
         checkpoint_bytes=parts.saving.next_bytes,
         faults=compute.faults(FAULT_SECONDS),
         stalled=stalled,
-        bad_steps=stepper.last.report.bad_steps if stepper.last is not None else 0,
+        bad_steps=bad_steps,
         idle_steps=stepper.idle_steps,
-        signals=(len(stepper.signals), sum(stepper.signals)),
+        signals=(len(maker.signals), sum(maker.signals)),
         pass_at_1=stepper.progress.pass_at_1,
         other_protocol=len(membership.majors),
-        own_refused=stepper.own_unsound,
+        own_refused=maker.unsound,
         clock=membership.sessions.clock_difference(membership.active_view),
         replayed=parts.swarm.gossip.counts[Outcome.REPLAYED],
-        shut_out=with_names(why, names) if why else "",
-        skipped=[with_names(one, names) for one in told],
+        shut_out=shut_out,
+        skipped=skipped,
         home=parts.home.flag,
         copied=parts.swarm.gossip.copied,
     )

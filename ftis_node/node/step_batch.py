@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
-from ftis_node.config.run import Run
 from ftis_node.packet import Group
 from ftis_node.step_report import BatchReport, Digests
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.parts import key_of
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
 
@@ -75,11 +74,12 @@ class OwnGroup:
 
 
 class StepBatch(NamedTuple):
-    """The groups of a step. wait: seconds for foreign groups."""
+    """The groups of a step. wait: seconds for foreign groups. key: parts of equal keys form one group."""
 
     own: Sequence[OwnGroup]
     foreign: Sequence[Scored]
     wait: float = 0.0
+    key: Callable[[Group], Hashable] = attrgetter("key")
 
 
 def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
@@ -96,23 +96,18 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
     )
 
 
-def step_groups(
-    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], run: Run
-) -> list[StepGroup]:
-    """Groups in the engine's form. In a horizontal run the parts of one row of an epoch form one group; in lock step
-    those of one round and slot."""
-    parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
-    for scored in foreign:
+def step_groups(batch: StepBatch, weights: Mapping[bytes, float]) -> list[StepGroup]:
+    """The groups of a batch in the engine's form. weights: of each foreign author's samples in the loss."""
+    parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in batch.own]
+    for scored in batch.foreign:
         group = scored.group
         part = GroupPart(peer_id(group.author), group.data, scored.rewards, weights[group.author])
         parts.append((group, part))
-    groups: dict[tuple[bytes | int, ...], tuple[int, list[GroupPart]]] = {}
+    groups: dict[Hashable, StepGroup] = {}
     for group, part in parts:
-        key: tuple[bytes | int, ...] = group.key
-        if run.parts > 1:
-            key = key_of(group) if run.common else group.key[1:]
-        groups.setdefault(key, (group.row, []))[1].append(part)
-    return [StepGroup(row, together) for row, together in groups.values()]
+        found = groups.setdefault(batch.key(group), StepGroup(group.row, []))
+        found.parts.append(part)
+    return list(groups.values())
 
 
 def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:

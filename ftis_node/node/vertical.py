@@ -1,18 +1,15 @@
 """The batches of a vertical run: whole groups, each of one author."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
-from typing import TYPE_CHECKING
 
 from ftis_node.node.demand import Demand, foreign, own_part, waiting_in
-from ftis_node.node.step_batch import StepBatch
+from ftis_node.node.inbox import Inbox
+from ftis_node.node.maker import Maker
+from ftis_node.node.means import Means
+from ftis_node.node.step_batch import OwnGroup, StepBatch
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
-
-if TYPE_CHECKING:
-    from ftis_node.node.stepper import Stepper
 
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
@@ -24,91 +21,107 @@ class VerticalSource:
     pool: the foreign groups that wait.
     """
 
-    def __init__(self, node: Stepper, rng: random.Random | None) -> None:
-        self.pool = Pool(node.pooled_age, node.age_clock, rng, takes=node.takes)
-        self._node = node
+    def __init__(self, means: Means, rng: random.Random | None) -> None:
+        """
+        Args:
+            rng: draws from the pool.
+        """
+        self.pool = Pool(means.pooled_age, means.age_clock, rng, takes=means.takes)
+        self.inbox = Inbox(means, self.add)
+        self.maker = Maker(means)
+        self._means = means
         self._demand = Demand()
 
     def add(self, scored: Scored) -> bool:
         """Add a foreign group to the pool; False if it is not for training."""
         return self.pool.add(scored)
 
+    async def make(self, count: int) -> list[OwnGroup]:
+        """Generate, store and announce up to `count` own groups; see `Maker.generate`."""
+        return await self.maker.generate(count, self.slots)
+
     def slots(self, count: int, issued_at: int) -> list[int]:
         """The slots of a round of up to `count` own groups, at a unix time; none if there is nothing to make."""
-        return list(range(min(count, self._node.run.slots)))
+        return list(range(min(count, self._means.run.slots)))
 
     # --- demand ---------------------------------------------------------------------------------------------------
 
     def want(self) -> Want:
         """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
-        node = self._node
-        batch = node.batch_groups
-        seconds = node.step_seconds()
-        newcomers = node.newcomers()
-        ahead = 1 + min(1.0, PREFETCH_SECONDS / seconds if seconds else 1.0)
-        part = batch - self._own_part()
+        means = self._means
+        newcomers = means.newcomers()
+        batches = 2.0
+        seconds = means.pace.step_seconds()
+        if seconds:
+            batches = 1 + min(1.0, PREFETCH_SECONDS / seconds)
         waiting = waiting_in(self.pool, newcomers)
-        waiting = waiting._replace(groups=waiting.groups + len(node.scoring))
-        if (room := waiting.left(ahead)) is not None:
+        waiting = waiting._replace(groups=waiting.groups + len(self.inbox.scoring))
+        room = waiting.left(batches)
+        if room is not None:
             newcomers.room = max(0, room)
-        return Want(foreign(part, ahead, waiting), newcomers, 2 * batch)
+        part = means.batch_groups - self._own_part()
+        return Want(foreign(part, batches, waiting), newcomers, 2 * means.batch_groups)
 
     def own_quota(self) -> int:
         """The groups of the next batch that this node generates before it waits for foreign ones."""
-        node = self._node
+        means = self._means
         part = self._own_part()
-        if node.own_only or node.settings.own_share is not None:
+        if means.own_only or means.settings.own_share is not None:
             return part
-        return self._demand.own(node.batch_groups, part, waiting_in(self.pool, node.newcomers()))
+        return self._demand.own(means.batch_groups, part, waiting_in(self.pool, means.newcomers()))
 
     def _own_part(self) -> int:
         """This node's share of a batch, in groups, if peers supply theirs."""
-        node = self._node
-        share = 1.0 if node.own_only else node.settings.own_share
-        recent = node.swarm.recent_authors(max(RECENT_SECONDS, 4 * node.step_seconds()))
-        return own_part(node.batch_groups, share, node.reputation.heads(recent))
+        means = self._means
+        share = means.settings.own_share
+        if means.own_only:
+            share = 1.0
+        recent = means.swarm.recent_authors(max(RECENT_SECONDS, 4 * means.pace.step_seconds()))
+        return own_part(means.batch_groups, share, means.reputation.heads(recent))
 
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
         """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing."""
-        node = self._node
-        newcomers = self._node.newcomers()
-        own = await node.generate(self.own_quota())
-        generated = node.clock()
-        others = await self._gather(node.batch_groups - len(own), stopping, newcomers)
-        waited = node.clock() - generated
+        means = self._means
+        newcomers = means.newcomers()
+        own = await self.make(self.own_quota())
+        generated = means.clock()
+        others = await self._gather(means.batch_groups - len(own), stopping, newcomers)
+        waited = means.clock() - generated
         if stopping.is_set():
             self.pool.put_back(others)
             return None
         self.note_supply()
         try:
-            node.raise_failed()
-            replaces = not node.flush.is_set() and node.settings.own_share != 0
-            own += await node.generate(node.batch_groups - len(own) - len(others) if replaces else 0)
+            self.inbox.raise_failed()
+            if not means.flush.is_set() and means.settings.own_share != 0:
+                own += await self.make(means.batch_groups - len(own) - len(others))
         except Exception:
             self.pool.put_back(others)  # a new compute process will repeat the step
             raise
-        if own or others:
-            return StepBatch(own, others, waited)
-        return None
+        if not own and not others:
+            return None
+        return StepBatch(own, others, waited)
 
     def note_supply(self) -> None:
         """Note the groups that came since the latest batch; call it when the next one is assembled."""
-        self._demand.stepped(self.pool.added, waiting_in(self.pool, self._node.newcomers()))
+        self._demand.stepped(self.pool.added, waiting_in(self.pool, self._means.newcomers()))
 
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
-        """Take groups from the pool; wait for more as long as `Stepper.patience` says. A node that generates nothing
+        """Take groups from the pool; wait for more as long as `Maker.patience` says. A node that generates nothing
         has no limit."""
-        node = self._node
+        means = self._means
         taken = self.pool.take(count, newcomers)
-        node.swarm.wake()
-        listens = node.settings.own_share == 0
-        deadline = math.inf if listens else node.clock() + node.patience(count - len(taken))
-        while len(taken) < count and node.clock() < deadline and not node.pressed(stopping):
+        means.swarm.wake()
+        listens = means.settings.own_share == 0
+        deadline = math.inf
+        if not listens:
+            deadline = means.clock() + self.maker.patience(count - len(taken))
+        while len(taken) < count and means.clock() < deadline and not self.inbox.hurries(stopping):
             if listens:
-                node.waiting_for = f"groups of others ({len(taken)} of {count})"
-            await node.arrival(stopping, deadline - node.clock())
+                means.waiting_for = f"groups of others ({len(taken)} of {count})"
+            await self.inbox.arrival(stopping, deadline - means.clock())
             taken += self.pool.take(count - len(taken), newcomers)
-        node.waiting_for = ""
+        means.waiting_for = ""
         return taken

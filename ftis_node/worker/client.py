@@ -69,12 +69,13 @@ class Worker:
             return max(0.0, time.monotonic() - min(asked))
         return 0.0
 
-    def start(self, log: IO[bytes] | None = None, threads: int | None = None) -> None:
+    def start(self, log: IO[bytes] | None = None, threads: int | None = None, nice: int = 0) -> None:
         """Spawn the process.
 
         Args:
             log: for its output; by default this process's stderr.
             threads: of the CPU that it may use; by default as many as it finds.
+            nice: its scheduling priority, and that of the processes that it starts.
         """
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -87,6 +88,8 @@ class Worker:
                 start_new_session=True,
                 env={**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
             )
+        if nice > os.getpriority(os.PRIO_PROCESS, 0):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self._reader = threading.Thread(target=self._read, args=(self._connection, self._process), daemon=True)
         self._reader.start()
 

@@ -250,7 +250,7 @@ class StepGroup(msgspec.Struct, frozen=True):
     """
 
     row: int
-    parts: Sequence[GroupPart]
+    parts: list[GroupPart]
     own: bool = False
 
 

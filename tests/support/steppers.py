@@ -1,12 +1,14 @@
 """A stepper without a compute process and without a swarm."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.stepper import Compute, Stepper
+from ftis_node.node.means import Compute, Means
+from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
@@ -55,20 +57,22 @@ def stepper(
     **settings: object,
 ) -> Stepper:
     """A stepper that hears of so many other authors."""
-    return Stepper(
+    means = Means(
         context=context or AdmissionContext(run=run, prompt_digests=bytes(80)),
         own_only=own_only,
-        identity=identity or Identity.load_or_create(path / "key"),
+        author=(identity or Identity.load_or_create(path / "key")).author,
         settings=Settings.model_validate({"batch_groups": BATCH, **settings}),
         store=PacketStore(path / "store.sqlite", run.id, 1 << 20),
         worker=worker or Worker(),
         reputation=reputation or Reputation(boot_seconds),
         swarm=Hearsay(others),
-        clock=clock,
+        clock=clock or time.monotonic,
+        age_clock=clock or boot_seconds,
         unix=unix,
         own_data=own_data,
         welcomes=welcomes,
     )
+    return Stepper(means, source_for(means))
 
 
 def vertical(node: Stepper) -> VerticalSource:

@@ -25,7 +25,8 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
-from ftis_node.node.stepper import Stepper
+from ftis_node.node.means import Means
+from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
@@ -134,20 +135,23 @@ class WholeNode:
         context = AdmissionContext(self.run, digests)
         identity = Identity.load_or_create(folder / "key")
         store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
-        trade = Trade(context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived))
+        trade = Trade(
+            context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.source.inbox.on_groups(arrived)
+        )
         swarm = MemorySwarm(
             Network(), identity.author, trade, boot_seconds, max_age=math.inf, rng=random.Random(0), on_demand=True
         )
-        self.stepper = Stepper(
+        means = Means(
             context=context,
             own_only=False,
-            identity=identity,
+            author=identity.author,
             settings=settings,
             store=store,
             worker=InProcess(self.engine),
             reputation=Reputation(boot_seconds, ()),
             swarm=swarm,
         )
+        self.stepper = Stepper(means, source_for(means))
 
     async def step(self) -> dict[str, Any]:
         """A whole step; returns its metrics."""

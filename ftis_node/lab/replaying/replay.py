@@ -25,7 +25,7 @@ from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, S
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.checkpointing import facts_of, layers_of
 from ftis_node.node.progress import Progress as Taken
-from ftis_node.node.step_batch import OwnGroup, describe, step_groups
+from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event, older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import slow_bar
@@ -34,6 +34,7 @@ from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.parts import key_of
 from ftis_node.swarm.pool import Scored
 from ftis_node.tasks import source_of
 from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
@@ -231,7 +232,10 @@ class _Replay:
         own, others, replaced = map(self._read, (there.own, there.foreign, there.replaced))
         foreign = [Scored(one.group, tuple(one.rewards), born=0.0) for one in others]
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
-        groups = step_groups(own, foreign, weights, self._run)
+        step = StepBatch(own, foreign)
+        if self._run.common:
+            step = step._replace(key=key_of)
+        groups = step_groups(step, weights)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         batch = describe(own, foreign)
         self._taken.add_step(len(own), batch.authors, report)

@@ -16,6 +16,7 @@ from ftis_node.lab.simulation.scenario import Machine, Scenario, draw_machine
 from ftis_node.lab.simulation.store import CONTEXT, RUN, Reader, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.demand import OWN_SHARE_FLOOR
+from ftis_node.node.means import Means
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper, exchange_interval
 from ftis_node.node.vertical import VerticalSource
@@ -63,7 +64,10 @@ class SimulatedNode:
             reputation=reputation,
             max_age=settings.max_age,
             trade=Trade(
-                CONTEXT, self.store, lambda: self.stepper.want(), lambda arrived: self.stepper.on_groups(arrived)
+                CONTEXT,
+                self.store,
+                lambda: self.stepper.want(),
+                lambda arrived: self.stepper.source.inbox.on_groups(arrived),
             ),
             traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, reputation.established, network.packet_scale),
             enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
@@ -170,10 +174,10 @@ class Rhythm(Stepper):
 
     def __init__(self, node: SimulatedNode, tally: Tally, rng: random.Random) -> None:
         self._machine = node.transport.machine
-        super().__init__(
+        means = Means(
             context=CONTEXT,
             own_only=False,
-            identity=node.identity,
+            author=node.identity.author,
             settings=tally.scenario.settings,
             store=cast(PacketStore, node.store),
             worker=ModelledCompute(self._machine, rng, tally.scenario),
@@ -181,7 +185,8 @@ class Rhythm(Stepper):
             swarm=node.swarm,
             clock=boot_seconds,
         )
-        self.source = self._planning = PlannedSource(self, rng)
+        self._planning = PlannedSource(means, rng)
+        super().__init__(means, self._planning)
         self._tally = tally
         self._rng = rng
 
@@ -192,20 +197,20 @@ class Rhythm(Stepper):
             midway: it has trained among others before: it announces its share of a step, and is in the middle of it.
         """
         if midway:
-            quota = math.ceil(OWN_SHARE_FLOOR * self.settings.batch_groups)
+            quota = math.ceil(OWN_SHARE_FLOOR * self.means.settings.batch_groups)
             seconds = quota * self._machine.group_seconds + self._machine.train_seconds
-            self._step_seconds.append(seconds)
-            self.swarm.interval = exchange_interval(seconds)
-            await self.generate(quota)
+            self.means.pace.steps.append(seconds)
+            self.means.swarm.interval = exchange_interval(seconds)
+            await self.source.make(quota)
             await asyncio.sleep(self._rng.random() * seconds)
         stopping = asyncio.Event()
         while True:
             await self.step(stopping)
 
     async def train(self, batch: StepBatch, began: float) -> TakenStep:
-        now = self.clock()
+        now = self.means.clock()
         step = Step(
-            wanted=self.settings.batch_groups - self._planning.planned,
+            wanted=self.means.settings.batch_groups - self._planning.planned,
             taken=[scored.group.key for scored in batch.foreign],
             ages=[now - scored.born for scored in batch.foreign],
             waited=batch.wait,
