@@ -119,7 +119,8 @@ def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine) -> 
     for text, readable in (("1)", False), ("1(", True)):
         packet = written(engine, text, False)
         assert (
-            packets.readable(packet) is readable and (packets.completions(packet, own=False) == [None]) is not readable
+            packets.read(packet).readable() is readable
+            and (packets.read(packet).completions(own=False) == [None]) is not readable
         )
 
 

@@ -82,7 +82,7 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
     content = replace(packet, prompt_digest=context.digest_of_row(0), author_digest=author_digest(b"x"))
     assert isinstance(admit(context, b"x", encode(content)), Group)
     example = scripted.engine.task.train[0]
-    read = scripted.engine.packets.completions(answer.packet, own=False)
+    read = scripted.engine.packets.read(answer.packet).completions(own=False)
     for written, completion, reward in zip(packet.completions(), read, answer.rewards, strict=True):
         assert completion is not None and completion.chunks is not None
         assert completion.chunks.tolist() == list(range(len(completion)))  # a chunk for each token

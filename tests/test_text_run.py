@@ -135,7 +135,7 @@ def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source:
         assert isinstance(packet, Packet)
         prompt = text.task.prompt(text.task.train[row])
         data = as_text(packet, prompt, text_context.run)
-        read = text.packets.completions(data, own=source == "own")
+        read = text.packets.read(data).completions(own=source == "own")
         # Pads and newlines that a token run has inside a completion end one in a text run; equal groups are compared.
         same = all(
             one is not None and one.chunks is None and np.array_equal(one.token_ids, other.token_ids)
@@ -179,7 +179,7 @@ def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: Opened) 
     packets = text_packets(engine, context.run, completion_bytes=5)
     made = [completion(text, engine.policy.tokenizer) for text in ("1234", "12345", "123456789")]
     data = packets.write(Slot(AUTHOR, 7, 0, 1), "", [], made)
-    told = [(one.text, one.finished) for one in packets.texts(data)]
+    told = [(one.text, one.finished) for one in packets.read(data).texts()]
     assert told == [("1234", True), ("12345", False), ("12345", False)]
     assert refusal(context, data, completion_bytes=5) is None
 
@@ -196,7 +196,7 @@ def test_a_token_without_text_ends_a_completion_unfinished(chars: Opened) -> Non
     (first, second) = decode(data).completions()
     assert isinstance(first, TextCompletion) and first.pieces.tolist() == [1, 0] and not first.finished
     assert second.finished and refusal(context, data) is None
-    own, _ = packets.completions(data, own=True)
+    own, _ = packets.read(data).completions(own=True)
     assert own is not None and own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
 
 
@@ -209,7 +209,7 @@ def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars: Opened, numbe
     unfinished = completion(long, author.policy.tokenizer, end=False)
     packets = text_packets(author, context.run, completion_tokens=30)
     data = packets.write(slot, "", [], [completion(long, author.policy.tokenizer), unfinished])
-    finished, cut = text_packets(reader, context.run, completion_tokens=30).completions(data, own=False)
+    finished, cut = text_packets(reader, context.run, completion_tokens=30).read(data).completions(own=False)
     assert finished is None, "this model would have been cut off there"
     assert cut is not None and 0 < len(cut) <= 30 and not cut.finished
     assert cut.chunks is not None and len(cut.logprobs) == cut.chunks[-1] + 1
@@ -267,9 +267,9 @@ def test_packets_of_the_other_kind_are_refused(chars: Opened) -> None:
         found = admit(other, AUTHOR, encode(replace(decode(group.packet), run_id=other.run_id)))
         assert isinstance(found, Rejection) and found.reason is Reason.OTHER_VERSION
     with pytest.raises(PacketError, match="token ids"):
-        engine.packets.completions(group.packet, own=False)
+        engine.packets.read(group.packet).completions(own=False)
     with pytest.raises(PacketError, match="of text"):
-        tokens.packets.completions(engine.generate([0], AUTHOR, 7, 1).groups[0].packet, own=False)
+        tokens.packets.read(engine.generate([0], AUTHOR, 7, 1).groups[0].packet).completions(own=False)
 
 
 def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: Opened) -> None:

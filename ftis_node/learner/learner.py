@@ -1,6 +1,5 @@
 """One private optimiser step (arXiv 2605.22537, section 3): log-probs, loss, gradient, weights."""
 
-import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, coun
 from ftis_node.learner.fsdp import sharded
 from ftis_node.learner.loss_scale import HALVINGS, LossScale
 from ftis_node.learner.optimiser import Optimiser
-from ftis_node.learner.team import Team
+from ftis_node.learner.team import ALONE, Team
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
 from ftis_node.policy.policy import Policy
@@ -53,7 +52,7 @@ class Learner:
         temperature: float,
         own: str,
         task: str = "",
-        team: Team | None = None,
+        team: Team = ALONE,
     ) -> None:
         """
         Args:
@@ -69,8 +68,11 @@ class Learner:
         self.objective = objective
         self.temperature = temperature
         self.own = own
-        self._team = team
         self.in_shards = any(map(sharded, policy.model.parameters()))
+        self._team = team
+        # In shards the ranks meet in each pass; else each computes its share by itself.
+        self._within_pass = team if self.in_shards else ALONE
+        self._around_passes = ALONE if self.in_shards else team
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
@@ -80,7 +82,8 @@ class Learner:
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
         self.optimiser = Optimiser(self.trainable, settings, rate, team)
         self.loss_scale = LossScale(policy.dtype)
-        self._bad_steps = self._retries = 0
+        self._bad_steps = 0
+        self._retries = 0
         self._watch = FilterWatch()
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
@@ -104,20 +107,41 @@ class Learner:
     def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
         batch = Batch.of(groups, self.objective, self.own)
-        diagnostics = Diagnostics()
-        for source, samples in batch.idle.items():
-            diagnostics.add_idle(source, samples)
-        for source, samples in batch.unreadable.items():
-            diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
+        diagnostics = self._diagnostics(batch)
         retries = self._retries
-        used = self.room.size
         loss = 0.0
         norm = 0.0
-        skipped = None if batch.computed else "no group had a reward that differs from the others"
-        start: list[Tensor] = []
+        skipped: str | None = "no group had a reward that differs from the others"
+        size = self.room.size
+        if batch.computed:
+            loss, norm, skipped = self._updates(batch, diagnostics)
+            size = self.room.size
+            self._note_end(skipped)
+        self.steps += 1
+        summary = diagnostics.summary()
+        warnings = []
+        if not skipped and self.objective.threshold is not None:
+            warnings = self._watch.observe(summary.sources, own=self.own)
+        return StepReport(
+            loss=loss,
+            gradient_norm=norm,
+            tokens=sum(sample.sampled for sample in batch.computed),
+            seconds=time.perf_counter() - began,
+            skipped=skipped,
+            bad_steps=self._bad_steps,
+            diverged=self._bad_steps >= BAD_STEPS,
+            warnings=warnings,
+            micro_batch_tokens=size,
+            memory_retries=self._retries - retries,
+            diagnostics=summary,
+        )
+
+    def _updates(self, batch: Batch, diagnostics: Diagnostics) -> tuple[float, float, str | None]:
+        """Take the step's updates; return loss, norm and why nothing changed, as `_apply`, of the last one."""
         gate = self.gate
         usual_length = self.usual_length
-        for inner in range(self.objective.inner_steps if batch.computed else 0):
+        start: list[Tensor] = []
+        for inner in range(self.objective.inner_steps):
             with doing("training", len(batch.computed), "completions"):
                 computed, norm = self._gradient_without_overflow(batch, start)
             self._tell(diagnostics, computed, inner)
@@ -131,28 +155,16 @@ class Learner:
                 usual_length = next_length(self.usual_length, successes)
         self.gate = gate  # only now: all inner steps are gated alike
         self.usual_length = usual_length
-        self.steps += 1
-        if batch.computed:
-            self._bad_steps = self._bad_steps + 1 if skipped else 0
-            used = self.room.size
-            self.room.fine()
-            if not skipped:
-                self.loss_scale.fine()
-        summary = diagnostics.summary()
-        watched = not skipped and self.objective.threshold is not None
-        return StepReport(
-            loss=loss,
-            gradient_norm=norm,
-            tokens=sum(sample.sampled for sample in batch.computed),
-            seconds=time.perf_counter() - began,
-            skipped=skipped,
-            bad_steps=self._bad_steps,
-            diverged=self._bad_steps >= BAD_STEPS,
-            warnings=self._watch.observe(summary.sources, own=self.own) if watched else [],
-            micro_batch_tokens=used,
-            memory_retries=self._retries - retries,
-            diagnostics=summary,
-        )
+        return loss, norm, skipped
+
+    def _note_end(self, skipped: str | None) -> None:
+        """Note how a step ended that had something to compute."""
+        self.room.fine()
+        if skipped:
+            self._bad_steps += 1
+        else:
+            self._bad_steps = 0
+            self.loss_scale.fine()
 
     # --- the gradient ---------------------------------------------------------------------------------------------
 
@@ -163,9 +175,7 @@ class Learner:
         """
         for left in range(HALVINGS, -1, -1):
             computed = self.gradient_that_fits(batch, start)
-            norm = self.optimiser.gradient_norm() / self.loss_factor(batch)
-            if self._team is not None:
-                (norm,) = self._team.first(norm)
+            (norm,) = self._team.first(self.optimiser.gradient_norm() / self.loss_factor(batch))
             forward = [tensor for part in computed for tensor in (part.logprobs, part.terms.value)]
             if not left or not self.loss_scale.overflowed(norm, forward):
                 break
@@ -200,14 +210,11 @@ class Learner:
 
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         team = self._team
-        packed = self.policy.packed
-        if team is None:
-            return self._computed(batch.prompted, batch, start)
-        with contextlib.nullcontext() if self.in_shards else team.agreeing():
-            mine = self._computed(team.share(batch.prompted, packed), batch, start)
+        with self._around_passes.agreeing():
+            mine = self._computed(team.share(batch.prompted, self.policy.packed), batch, start)
         with team.bound(by_size=True):
             team.add_up(self.trainable)
-            return list(shared(mine, batch, team))
+            return shared(mine, batch, team)
 
     def _computed(self, mine: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         """Add the gradient of this rank's share; stop where one in float16 is not finite already, for no more mends it.
@@ -215,20 +222,21 @@ class Learner:
         In shards each pass exchanges weights, so all ranks make as many. One that fails within a pass, also for want of
         memory, ends all: the others wait for it there.
         """
+        team = self._within_pass
         parts = list(micro_batches(mine, self.room.size, self.policy.packed))
-        shards = self._team if self.in_shards else None
         first = batch.prompted[0]
         nothing = [Prompted(first.prompt_ids, [replace(first.samples[0], scale=0.0)])]
+        passes = parts + [nothing] * (team.most(len(parts)) - len(parts))
         computed: list[Computed] = []
-        for number in range(len(parts) if shards is None else shards.most(len(parts))):
-            with contextlib.nullcontext() if shards is None else shards.agreeing():
+        for part in passes:
+            with team.agreeing():
                 if not start:
                     check()
-            with contextlib.nullcontext() if shards is None else shards.bound(by_size=True):
-                computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
-                advance(len(computed[-1].samples), tokens=len(computed[-1].logprobs))
-                overflows = self.loss_scale.used and not math.isfinite(self.optimiser.gradient_norm())
-                if shards.most(int(overflows)) if shards is not None and self.loss_scale.used else overflows:
+            with team.bound(by_size=True):
+                one = self._backward(part, batch, start)
+                computed.append(one)
+                advance(len(one.samples), tokens=len(one.logprobs))
+                if self.loss_scale.used and team.most(int(not math.isfinite(self.optimiser.gradient_norm()))):
                     break
         return computed[: len(parts)]
 
@@ -236,18 +244,19 @@ class Learner:
         """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself.
 
         The first rank of a team decides for all.
+
+        Raises:
+            FtisError: a single sample does not fit into memory.
         """
         self.optimiser.drop_gradients()
         self._retries += 1
         longest = max(len(group.prompt_ids) + sample.tokens for group in batch.prompted for sample in group.samples)
         there = sum(group.cost(self.policy.packed) for group in batch.prompted)
-        rank, ranks = (self._team.rank, self._team.size) if self._team is not None else (0, 1)
         free_memory()
-        enough: float = rank == 0 and self.room.short(there // ranks, longest)
-        if self._team is not None:
-            enough, size = self._team.first(enough, self.room.size)
-            self.room.size = int(size)
-        if not enough:
+        enough = self._team.rank == 0 and self.room.short(there // self._team.size, longest)
+        decided, size = self._team.first(enough, self.room.size)
+        self.room.size = int(size)
+        if not decided:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
@@ -259,7 +268,9 @@ class Learner:
         own = torch.tensor([sample.source == self.own for sample in samples], device=device)
         new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
-        before = torch.cat([start[sample.index].to(device) for sample in samples]) if start else new.detach()
+        before = new.detach()
+        if start:
+            before = torch.cat([start[sample.index].to(device) for sample in samples])
         suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
         terms = self.objective.terms(
             new=new,
@@ -301,15 +312,28 @@ class Learner:
         loss = sum(part.loss for part in computed) * scale
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimiser.drop_gradients()
-            return loss, norm * scale, "loss or gradient was not finite" + " in float16" * self.loss_scale.used
+            why = "loss or gradient was not finite"
+            if self.loss_scale.used:
+                why += " in float16"
+            return loss, norm * scale, why
         factor = self.loss_factor(batch)
-        with self._team.bound() if self._team is not None else contextlib.nullcontext():
+        with self._team.bound():
             self.optimiser.step(norm=norm * factor, scale=scale / factor)
         return loss, norm * scale, None
 
     # --- diagnostics ----------------------------------------------------------------------------------------------
 
+    def _diagnostics(self, batch: Batch) -> Diagnostics:
+        """Diagnostics of the samples that are not computed; the others follow with `_tell`."""
+        diagnostics = Diagnostics()
+        for source, samples in batch.idle.items():
+            diagnostics.add_idle(source, samples)
+        for source, samples in batch.unreadable.items():
+            diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
+        return diagnostics
+
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
+        """Add micro-batches to the figures; inner: the number of the inner step."""
         for part in computed:
             sources = [sample.source for sample in part.samples]
             lengths = torch.tensor([sample.sampled for sample in part.samples])
@@ -336,7 +360,10 @@ class Learner:
             for place, sample in enumerate(part.samples)
             if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective)
         ]
-        return self.objective.next_gate(self.gate, torch.stack(successes) if successes else torch.empty(0))
+        likelihoods = torch.empty(0)
+        if successes:
+            likelihoods = torch.stack(successes)
+        return self.objective.next_gate(self.gate, likelihoods)
 
     # --- what outlives the process --------------------------------------------------------------------------------
 
@@ -346,7 +373,7 @@ class Learner:
         Args:
             live: no copies, but what the next step will change, wherever it is.
         """
-        with self._team.bound() if self._team is not None and self.in_shards else contextlib.nullcontext():
+        with self._within_pass.bound():
             weights, state = self.optimiser.state(live=live)
         levels = {_GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
         return weights, {**state, **levels, **self.loss_scale.state()}
@@ -357,10 +384,10 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        levels = {name: state.get(name, torch.empty(0)).tolist() for name in (_GATE, _LENGTH)}
         self.optimiser.restore(weights, {name: value for name, value in state.items() if "/" in name})
         self.loss_scale.restore(state)
-        self.gate, self.usual_length = (level[0] if level else None for level in levels.values())
+        self.gate = _value(state.get(_GATE))
+        self.usual_length = _value(state.get(_LENGTH))
         self.steps = steps
         self._bad_steps = 0
 
@@ -372,7 +399,18 @@ _LENGTH = "usual length"
 
 
 def _level(value: float | None) -> Tensor:
-    return torch.tensor([] if value is None else [value], dtype=torch.float64)
+    """A level as a tensor, `[1]`, or `[0]` if there is none."""
+    values = []
+    if value is not None:
+        values = [value]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _value(level: Tensor | None) -> float | None:
+    """Undo `_level`; None where it was not kept."""
+    if level is None or not len(level):
+        return None
+    return float(level[0])
 
 
 def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
@@ -384,23 +422,26 @@ def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
     return [found[index] for index in range(len(found))]
 
 
-def shared(mine: Sequence[Computed], batch: Batch, team: Team) -> list[Computed]:
+def shared(mine: list[Computed], batch: Batch, team: Team) -> list[Computed]:
     """The micro-batches of all ranks, in their order."""
+    if team.size == 1:
+        return mine
     tensors: dict[str, Tensor] = {}
     for number, one in enumerate(mine):
-        row = {name: getattr(one.terms, name) for name in _TERMS} | {
-            "index": torch.tensor([sample.index for sample in one.samples]),
-            "loss": torch.tensor([one.loss], dtype=torch.float64),
-            **{name: getattr(one, name) for name in _WITH_TERMS},
-        }
+        row = {name: getattr(one.terms, name) for name in _TERMS}
+        row |= {name: getattr(one, name) for name in _WITH_TERMS}
+        row["index"] = torch.tensor([sample.index for sample in one.samples])
+        row["loss"] = torch.tensor([one.loss], dtype=torch.float64)
         tensors |= {f"{number}/{name}": value for name, value in row.items()}
     everything: list[Computed] = []
     for found in team.gathered(tensors):
-        for number in range(len(found) // (len(_TERMS) + len(_WITH_TERMS) + 2)):
+        number = 0
+        while f"{number}/loss" in found:
             samples = [batch.computed[index] for index in found[f"{number}/index"].tolist()]
             terms = Terms(**{name: found[f"{number}/{name}"] for name in _TERMS})
             more = {name: found[f"{number}/{name}"] for name in _WITH_TERMS}
             everything.append(Computed(samples, terms, loss=float(found[f"{number}/loss"]), **more))
+            number += 1
     return everything
 
 

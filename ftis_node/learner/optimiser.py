@@ -16,7 +16,7 @@ from ftis_node.learner.batch import portions
 from ftis_node.learner.copies import copied
 from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
-from ftis_node.learner.team import Team
+from ftis_node.learner.team import ALONE, Team
 from ftis_node.policy.nf4 import bitsandbytes
 from ftis_node.policy.room import patiently
 
@@ -38,7 +38,7 @@ class Optimiser:
     """
 
     def __init__(
-        self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float, team: Team | None = None
+        self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float, team: Team = ALONE
     ) -> None:
         """
         Args:
@@ -49,7 +49,10 @@ class Optimiser:
         """
         self.updates = 0
         self._trainable = dict(trainable)
-        self._team = team if any(map(sharded, trainable.values())) else None  # then whose parts make up every parameter
+        self._team: Team = ALONE  # whose parts make up every parameter
+        if any(map(sharded, trainable.values())):
+            self._team = team
+        self._in_parts = self._team is not ALONE
         self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
         self._rate = learning_rate
         self._warmup = settings.warmup_steps
@@ -57,17 +60,17 @@ class Optimiser:
         self._moment = _MOMENT[settings.optimiser or "adamw"]
         masters = list(self._masters.values())
         self._retried = all(master.device.type in _FUSED for master in masters)
-        fused = {}
-        if self._retried and settings.optimiser != "adamw8bit":
-            fused = {"fused": True}
-        make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
-        self._adam = make(masters, lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, **fused)
+        options: dict[str, Any] = {"lr": learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        if settings.optimiser == "adamw8bit":
+            self._adam = _eight_bit()(masters, **options)
+        else:
+            self._adam = torch.optim.AdamW(masters, fused=self._retried or None, **options)
 
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
         gradients = self._gradients().values()
         cut = self._norm(gradient for gradient in gradients if sharded(gradient))
-        if self._team is not None:
+        if self._in_parts:
             cut = math.sqrt(self._team.total(cut**2))
         return math.hypot(cut, self._norm(gradient for gradient in gradients if not sharded(gradient)))
 
@@ -88,13 +91,14 @@ class Optimiser:
         factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
         for group in self._adam.param_groups:
             group["lr"] = self._rate * min(1.0, (self.updates + 1) / max(self._warmup, 1))
-        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else lambda attempt: attempt()
+        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else _once
         gradients = self._gradients()
         self.drop_gradients()
         for names in self._slices(gradients):
             trying(functools.partial(self._hand_over, names, gradients))
             if factor != 1:
-                torch._foreach_mul_([grad for name in names if (grad := self._masters[name].grad) is not None], factor)
+                masters = [self._masters[name] for name in names]
+                torch._foreach_mul_([master.grad for master in masters if master.grad is not None], factor)
             trying(functools.partial(self._update, names))
             with torch.no_grad():
                 for name in names:
@@ -102,8 +106,7 @@ class Optimiser:
                     if not self._alike(name):
                         self._part(self._trainable[name]).copy_(self._masters[name])
         self.updates += 1
-        if self._team is not None:
-            self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
+        self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
 
     def _hand_over(self, names: Sequence[str], gradients: dict[str, Tensor]) -> None:
         """Move gradients to the masters, in fp32. Called again, it goes on."""
@@ -144,7 +147,7 @@ class Optimiser:
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
-        if live or self._team is not None:
+        if live or self._in_parts:
             return weights, state
         return copied(weights), copied(state)
 
@@ -178,7 +181,7 @@ class Optimiser:
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""
-        if self._team is None:
+        if not self._in_parts:
             return value
         if value.shape != self._masters[name].shape:
             return value.to("cpu", copy=True)
@@ -186,13 +189,13 @@ class Optimiser:
 
     def _mine(self, name: str, value: Tensor) -> Tensor:
         """The way back."""
-        if self._team is None or value.shape != self._trainable[name].shape:
+        if not self._in_parts or value.shape != self._trainable[name].shape:
             return value
         return part_of(value, self._team.rank, self._team.size)
 
     def _part(self, tensor: Tensor) -> Tensor:
         """What this rank updates of a parameter, or of its gradient, in the same memory."""
-        if self._team is None or sharded(tensor):
+        if not self._in_parts or sharded(tensor):
             return local(tensor)
         return part_of(tensor.detach(), self._team.rank, self._team.size)
 
@@ -213,7 +216,8 @@ class Optimiser:
         new = [name for name in gradients if alone and not self._adam.state.get(self._masters[name])]
         known = [name for name in gradients if name not in new]
         yield from ([name] for name in new)
-        if alike := [name for name in known if self._alike(name)]:
+        alike = [name for name in known if self._alike(name)]
+        if alike:
             yield alike
         rest = (name for name in known if not self._alike(name))
         sizes = {name: parameter.numel() for name, parameter in self._trainable.items()}
@@ -226,6 +230,10 @@ def _master(parameter: Parameter, part: Tensor) -> Parameter:
             return parameter
         return Parameter(part)
     return Parameter(part.detach().float())
+
+
+def _once(attempt: Callable[[], None]) -> None:
+    attempt()
 
 
 def _eight_bit() -> Any:

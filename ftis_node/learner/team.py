@@ -185,6 +185,40 @@ class Team:
         return values
 
 
+class _Alone(Team):
+    """A team of one rank, in which nothing travels, and errors are whatever they are."""
+
+    def share(self, prompted: Sequence[Prompted], packed: bool) -> list[Prompted]:
+        return list(prompted)
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def bound(self, *, by_size: bool = False) -> Iterator[None]:
+        yield
+
+    def add_up(self, parameters: Mapping[str, Parameter]) -> None: ...
+
+    def first(self, *values: float) -> list[float]:
+        return list(values)
+
+    def broadcast_parts(self, tensors: Sequence[Tensor]) -> None: ...
+
+    def total(self, value: float) -> float:
+        return value
+
+    def most(self, value: int) -> int:
+        return value
+
+    def whole(self, part: Tensor, rows: int) -> Tensor:
+        return part
+
+
+ALONE = _Alone(0, 1)
+
+
 def _state(error: BaseException | None) -> int:
     if error is None:
         return _DONE

@@ -220,7 +220,7 @@ class Node:
         return transport
 
     async def _find_run(self, transport: Libp2p, bootstraps: Sequence[str]) -> RunFile | None:
-        """The run of the home, of a file or of a peer; None if this node begins one. Go by the settings for its task."""
+        """The run of the home, of a file or of a peer; None: this node begins one. Go by the settings for its task."""
         seeking = "Looking for its run."
         if bootstraps:
             patience = f"{self.settings.patience:g} s at most, or half an hour while one of them loads its model"

@@ -1,10 +1,11 @@
 """The compute process's operations: load, open a run, generate, score, step, evaluate, save, restore."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -17,11 +18,12 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
-from ftis_node.learner.team import Team
+from ftis_node.learner.team import ALONE, Team
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.graphs import failed
 from ftis_node.policy.generate.kept import let_go, vacate
@@ -40,7 +42,7 @@ from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.worker import messages as m
 from ftis_node.worker.checkpoint import ALPHA, Checkpointer
 from ftis_node.worker.facts import facts_of
-from ftis_node.worker.formats import Packets, Slot, group_text, packets_of, prompts_of
+from ftis_node.worker.formats import Packets, Reading, Slot, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
@@ -80,7 +82,7 @@ class Engine:
         self.own_task: Task | None = None  # of `own_data`; `open` reads it
         self._rows: TrainingRows  # the run's
         self._own_rows: TrainingRows | None = None
-        self._team: Team | None = None
+        self._team: Team = ALONE
         self._shards: Shards | None = None
         # Scorers of the run's rule, one per thread: some rules are processes that serve one caller at a time.
         self._side_scorer: Scorer
@@ -92,47 +94,35 @@ class Engine:
         """The token ids of the prompt of each row of the training data."""
         return self._rows.prompts
 
-    def load(
-        self,
-        settings: Settings,
-        task: str,
-        data: str | None = None,
-        eval_data: str | None = None,
-        caps: Mapping[str, int] | None = None,
-        remembered: Mapping[str, bool | int | str] | None = None,
-        reward: str | None = None,
-        template: str | None = None,
-        code: bool = False,
-        must_fit: bool = False,
-        own_data: str | None = None,
-        own_reward: str = "integer",
-        sizes: m.Sizes | None = None,
-    ) -> m.ModelFacts:
+    def load(self, settings: Settings, task: str, **asked: Any) -> m.ModelFacts:
         """Load the task, plan, then load the model.
 
         Args:
-            caps: prompt_tokens, completion_tokens and group of the run, if it is known already.
-            remembered: see `planning.settle`.
-            reward, template, code: see `tasks.load_task`.
-            must_fit: at a node's start: refuse a model that cannot be trained in the available memory, and a task that
-                rewards answers without skill.
-            own_data: a JSONL file of rows that only this node trains on; own_reward: their rule.
-            sizes: the largest batch sizes, where another rank has planned them.
+            asked: the other fields of `messages.Load`.
 
         Raises:
             UserError: the data or the model cannot be loaded.
         """
-        files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
+        return self._load(m.Load(settings=settings, task=task, **asked))
+
+    def _load(self, asked: m.Load) -> m.ModelFacts:
+        settings = asked.settings
+        files = {"data": asked.data, "eval_data": asked.eval_data}
+        paths = {name: Path(file) if file else None for name, file in files.items()}
         with doing("reading the task"):
-            self.task = load_task(task, **files, reward=reward, template=template, code=code)
-        if must_fit:
+            self.task = load_task(asked.task, **paths, reward=asked.reward, template=asked.template, code=asked.code)
+        if asked.must_fit:
             refuse_unskilled(self.task)
-        if own_data is not None:
-            self.own_task = JsonLines(own_data, reward=own_reward).load()
-        known = {"group": RUN_DEFAULTS["group"], "prompt_tokens": self.task.prompt_tokens}
-        known |= {"completion_tokens": self.task.completion_tokens, **(caps or {})}
-        workload = Workload(**known, batch_groups=settings.batch_groups)
-        learned = remembered or {}
+        if asked.own_data is not None:
+            self.own_task = JsonLines(asked.own_data, reward=asked.own_reward).load()
+        caps = {
+            "group": RUN_DEFAULTS["group"],
+            "prompt_tokens": self.task.prompt_tokens,
+            "completion_tokens": self.task.completion_tokens,
+            **(asked.caps or {}),
+        }
+        workload = Workload(**caps, batch_groups=settings.batch_groups)
+        learned = asked.remembered or {}
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(settings, self.task.name, workload.completion_tokens)
         shape = geometry(settings.model)
@@ -140,15 +130,12 @@ class Engine:
         refuse_run(settings.model, shape.context, workload.completion_tokens)
         use_device(settings.devices[0])
         self._settings, plan = settle(settings, workload, learned, shape)
-        if must_fit:
+        if asked.must_fit:
             refuse_shortage(settings, workload, learned, plan, shape)
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
-        self._sizes = sizes or ceilings(settings, workload, learned, shape, plan)
+        self._sizes = asked.sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
-        spare = plan.budget - plan.memory.training
-        memory = plan.memory
-        stays = spare >= memory.sampling, spare >= memory.sampling + memory.kv_cache
-        self._before_training = (let_go, vacate, lambda: None)[sum(stays)]
+        self._before_training = _way_out(plan)
         self._planned(self._settings, self._sizes)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
@@ -188,7 +175,8 @@ class Engine:
         self.packets = packets = packets_of(run, self.policy.tokenizer, self._settings, self.policy.vocabulary)
         episodes = Episodes.of(self.policy.tokenizer, run.template, packets.chat, run.turns)
         self.close()
-        scorer, self._side_scorer = (self._scorers.enter_context(scoring(run.reward, task.scorer)) for _ in range(2))
+        scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
+        self._side_scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
         count = self._settings.eval_prompts
         cap = run.completion_tokens
         where = (run, packets, self.policy.name, self._context)
@@ -257,7 +245,7 @@ class Engine:
         rewards = []
         with self.usage.of("score"), doing("scoring", len(rows), "groups"):
             for row, packet in zip(rows, packets, strict=True):
-                rewards.append(self._rewards(asked, row, packet, asked.scorer))
+                rewards.append(self._rewards(asked, row, packet, self.packets.read(packet), asked.scorer))
                 advance(1)
         answers = [m.ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
         return m.Generated(answers, time.perf_counter() - began, self._generating.size)
@@ -272,9 +260,10 @@ class Engine:
         There are none if this node can train on none of its completions: right answers that its tokenizer cannot read
         would take others' place in a batch and teach nothing.
         """
-        if self.packets.readable(packet):
-            return self._rewards(self._rows, row, packet, self._side_scorer)
-        return []
+        reading = self.packets.read(packet)
+        if not reading.readable():
+            return []
+        return self._rewards(self._rows, row, packet, reading, self._side_scorer)
 
     def close(self) -> None:
         """End the scoring processes, if any; `open` starts others."""
@@ -322,7 +311,7 @@ class Engine:
         ]
 
     def _part(self, part: m.GroupPart) -> Part:
-        completions = self.packets.completions(part.packet, own=part.source == m.OWN)
+        completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)
         return Part(part.source, completions, part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
@@ -404,15 +393,26 @@ class Engine:
 
     def rewards(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a group, whatever this node can read of it."""
-        return self._rewards(self._rows, row, packet, self._rows.scorer)
+        return self._rewards(self._rows, row, packet, self.packets.read(packet), self._rows.scorer)
 
-    def _rewards(self, of: TrainingRows, row: int, packet: bytes, scorer: Scorer) -> list[float]:
+    def _rewards(self, of: TrainingRows, row: int, packet: bytes, reading: Reading, scorer: Scorer) -> list[float]:
+        """Rewards [G] of a packet on one of these rows. Columns of the verdicts are kept by the packet's bytes."""
         example = of.examples[row]
         if of.episodes is not None:
-            completions = [one for one in self.packets.completions(packet, own=False) if one is not None]
+            completions = [one for one in reading.each(own=False) if one is not None]
             return of.episodes.rewards(completions, example, scorer)
-        texts = self.packets.texts(packet)
+        texts = reading.texts()
         scorer.begin()
         scores = [greedy.verdict(written.text, written.finished, example, scorer) for written in texts]
         self._columns.add(packet, [score.columns for score in scores])
         return [score.reward for score in scores]
+
+
+def _way_out(plan: Plan) -> Callable[[], None]:
+    """What frees the memory that generation keeps, as far as training needs it."""
+    spare = plan.budget - plan.memory.training
+    if spare < plan.memory.sampling:
+        return let_go
+    if spare < plan.memory.sampling + plan.memory.kv_cache:
+        return vacate
+    return lambda: None

@@ -1,8 +1,10 @@
 """Packets of a run as this node's model writes and reads them: token ids, or in a text run text."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -59,77 +61,131 @@ class Written:
     cut: bool = False
 
 
-class TokenPackets:
-    """Versions 1 and 3: every model of the run has the same ids.
+class Packets:
+    """Packets of a run. `packets_of` chooses the kind.
 
-    ends: the ids that finish a completion of this node's model. chat: in which it is asked. vocabulary: ids from this
-    one on, which a peer's model may have, cannot be read.
+    ends: the ids that finish a completion of this node's model. chat: in which it is asked.
     """
+
+    ends: tuple[int, ...]
 
     def __init__(
         self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
     ) -> None:
+        """
+        Args:
+            vocabulary: ids from this one on, which a peer's model may have, cannot be read; None: all can.
+
+        Raises:
+            UsageError: as `Codec`.
+        """
+        self.chat = chat
         self._run = run
         self._tokenizer = tokenizer
-        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
-        self.chat = chat
-        self.ends = run.eos
 
     def prompt(self, template: str, question: str) -> list[int]:
         """Token ids of the prompt that asks a question, in a chat or in plain text."""
-        return prompt_ids(self._tokenizer, template, question, self.chat, self._run.prefix)
-
-    def digest(self, text: str, ids: Sequence[int]) -> bytes:
-        """The 8 bytes by which packets name a prompt."""
-        return prompt_digest(ids)
-
-    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        """The bytes of a packet of this node's own samples."""
-        turns = self._run.turns > 1
-        group = pack_group(run_id=self._run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
-        return encode(group)
-
-    def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
-        """The texts [G] of an admitted packet; of each only so many of its author's tokens."""
-        written = []
-        for completion in _token_completions(data):
-            ids = completion.token_ids[:tokens].tolist()
-            text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-            written.append(Written(text, completion.finished, cut=len(ids) < len(completion)))
-        return written
+        return prompt_ids(self._tokenizer, template, question, self.chat, self._prefix())
 
     def spelled(self, index: int) -> str:
         """A token for people."""
         return str(self._tokenizer.convert_ids_to_tokens(index))
 
-    def completions(self, data: bytes, *, own: bool) -> list[Completion | None]:
-        """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
-        read = _token_completions(data)
-        return [one if one.token_ids.max(initial=0) < self._vocabulary else None for one in read]
+    def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        """The 8 bytes by which packets name a prompt."""
+        raise NotImplementedError
 
-    def readable(self, data: bytes) -> bool:
-        """Whether this node can train on any completion of another's admitted packet."""
-        return any(completion is not None for completion in self.completions(data, own=False))
+    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        """The bytes of a packet of this node's own samples."""
+        raise NotImplementedError
+
+    def read(self, data: bytes) -> Reading:
+        """Open an admitted packet. Raises PacketError if it is of the other kind."""
+        raise NotImplementedError
+
+    def _prefix(self) -> tuple[int, ...] | None:
+        return None
 
 
-class TextPackets:
-    """Version 2: each model reads the text in its own tokens. As `TokenPackets` otherwise."""
+class Reading:
+    """An opened packet: its completions as text, and in this node's tokens."""
+
+    def texts(self, tokens: int | None = None) -> list[Written]:
+        """The texts [G]; of each only so many of its author's tokens."""
+        raise NotImplementedError
+
+    def completions(self, *, own: bool) -> list[Completion | None]:
+        """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
+        return list(self.each(own=own))
+
+    def each(self, *, own: bool) -> Iterator[Completion | None]:
+        """As `completions`, one after another."""
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        """Whether this node can train on any of another's completions."""
+        return any(completion is not None for completion in self.each(own=False))
+
+
+class TokenPackets(Packets):
+    """Versions 1 and 3: every model of the run has the same ids."""
 
     def __init__(
         self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
     ) -> None:
-        """Raises UsageError as `Codec`."""
-        self._run = run
-        self._tokenizer = tokenizer
-        self._codec = Codec(tokenizer, usual_end(tokenizer, chat), vocabulary)
-        self.chat = chat
+        super().__init__(run, tokenizer, chat)
+        self.ends = run.eos
+        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
+
+    def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        return prompt_digest(ids)
+
+    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        turns = self._run.turns > 1
+        group = pack_group(run_id=self._run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
+        return encode(group)
+
+    def read(self, data: bytes) -> TokenReading:
+        packet = decode(data)
+        if isinstance(packet, TextPacket):
+            raise PacketError("a packet of text, in a run of one tokenizer")
+        return TokenReading(list(packet.completions()), self._tokenizer, self._vocabulary)
+
+    def _prefix(self) -> tuple[int, ...] | None:
+        return self._run.prefix
+
+
+@dataclass(frozen=True)
+class TokenReading(Reading):
+    """Token ids, of which those from `vocabulary` on cannot be read."""
+
+    read: Sequence[Completion]
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+
+    def texts(self, tokens: int | None = None) -> list[Written]:
+        written = []
+        for completion in self.read:
+            ids = completion.token_ids[:tokens].tolist()
+            text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+            written.append(Written(text, completion.finished, cut=len(ids) < len(completion)))
+        return written
+
+    def each(self, *, own: bool) -> Iterator[Completion | None]:
+        for completion in self.read:
+            known = completion.token_ids.max(initial=0) < self.vocabulary
+            yield completion if known else None
+
+
+class TextPackets(Packets):
+    """Version 2: each model reads the text in its own tokens."""
+
+    def __init__(
+        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
+    ) -> None:
+        super().__init__(run, tokenizer, chat)
         self.ends = end_ids(tokenizer, chat)
-
-    def prompt(self, template: str, question: str) -> list[int]:
-        return prompt_ids(self._tokenizer, template, question, self.chat)
-
-    def spelled(self, index: int) -> str:
-        return str(self._tokenizer.convert_ids_to_tokens(index))
+        self._codec = Codec(tokenizer, usual_end(tokenizer, chat), vocabulary)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(text)
@@ -138,19 +194,11 @@ class TextPackets:
         texts = [self._capped(self._codec.to_text(completion)) for completion in completions]
         return encode(pack_text_group(run_id=self._run.id, prompt=prompt, completions=texts, **slot._asdict()))
 
-    def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
-        written = []
-        for completion in _text_completions(data):
-            size = int(completion.pieces[:tokens].sum(dtype=np.int64))
-            text = completion.text[:size].decode(errors="replace")
-            written.append(Written(text, completion.finished, cut=size < len(completion.text)))
-        return written
-
-    def completions(self, data: bytes, *, own: bool) -> list[Completion | None]:
-        return [self._read(completion, own) for completion in _text_completions(data)]
-
-    def readable(self, data: bytes) -> bool:
-        return any(self._read(completion, own=False) is not None for completion in _text_completions(data))
+    def read(self, data: bytes) -> TextReading:
+        packet = decode(data)
+        if not isinstance(packet, TextPacket):
+            raise PacketError("a packet of token ids, in a run of any tokenizer")
+        return TextReading(list(packet.completions()), self._codec, self._run.completion_tokens)
 
     def _capped(self, completion: TextCompletion) -> TextCompletion:
         """The completion up to the piece with which its text reaches the run's cap in bytes."""
@@ -161,29 +209,45 @@ class TextPackets:
         text = completion.text[: int(ends[kept - 1])]
         return TextCompletion(text, completion.pieces[:kept], completion.logprobs[:kept], None)
 
-    def _read(self, completion: TextCompletion, own: bool) -> Completion | None:
-        """The completion in this node's tokens.
 
-        The run's cap holds for these, too: what this model would have been cut off at is cut, and a finished one that
-        is longer is not trained on.
+@dataclass(frozen=True)
+class TextReading(Reading):
+    """Texts, which the codec reads in this node's tokens; cap: the run's, in tokens."""
+
+    read: Sequence[TextCompletion]
+    codec: Codec
+    cap: int
+
+    def texts(self, tokens: int | None = None) -> list[Written]:
+        written = []
+        for completion in self.read:
+            size = int(completion.pieces[:tokens].sum(dtype=np.int64))
+            text = completion.text[:size].decode(errors="replace")
+            written.append(Written(text, completion.finished, cut=size < len(completion.text)))
+        return written
+
+    def each(self, *, own: bool) -> Iterator[Completion | None]:
+        for completion in self.read:
+            found = self.codec.from_text(completion, own=own)
+            yield None if isinstance(found, Unreadable) else self._within_cap(found)
+
+    def _within_cap(self, found: Completion) -> Completion | None:
+        """The completion as far as this model would have written it; a finished one that is longer is none.
+
+        The run's cap holds for this node's tokens, too.
         """
-        found = self._codec.from_text(completion, own=own)
-        cap = self._run.completion_tokens
-        if isinstance(found, Unreadable) or (found.finished and len(found) > cap):
-            return None
-        if len(found) <= cap:
+        if len(found) <= self.cap:
             return found
+        if found.finished:
+            return None
         if found.chunks is None:
-            return replace(found, token_ids=found.token_ids[:cap], logprobs=found.logprobs[:cap])
-        whole = int(found.chunks[cap])  # chunks that lie before the cap
+            return replace(found, token_ids=found.token_ids[: self.cap], logprobs=found.logprobs[: self.cap])
+        whole = int(found.chunks[self.cap])  # chunks that lie before the cap
         kept = int(np.searchsorted(found.chunks, whole))
         if not kept:
             return None
         counts = None if found.counts is None else found.counts[:whole]
         return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
-
-
-Packets: TypeAlias = TokenPackets | TextPackets
 
 
 def packets_of(
@@ -195,7 +259,9 @@ def packets_of(
         UsageError: as `Codec` and `chat_in` do.
     """
     chat = chat_in(run, tokenizer, run.template, settings)
-    return (TextPackets if run.text else TokenPackets)(run, tokenizer, chat, vocabulary)
+    if run.text:
+        return TextPackets(run, tokenizer, chat, vocabulary)
+    return TokenPackets(run, tokenizer, chat, vocabulary)
 
 
 def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Chat | None:
@@ -249,21 +315,7 @@ def prompts_of(
 def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:
     """The first of a group's completions as people read them, with their columns; a very long one is cut."""
     texts = []
-    for written in packets.texts(group.packet, TEXT_TOKENS)[: group.completions]:
+    for written in packets.read(group.packet).texts(TEXT_TOKENS)[: group.completions]:
         cut = written.cut or len(written.text) > TEXT_LETTERS
         texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
     return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts, columns[: group.completions])
-
-
-def _token_completions(data: bytes) -> list[Completion]:
-    packet = decode(data)
-    if isinstance(packet, TextPacket):
-        raise PacketError("a packet of text, in a run of one tokenizer")
-    return list(packet.completions())
-
-
-def _text_completions(data: bytes) -> list[TextCompletion]:
-    packet = decode(data)
-    if not isinstance(packet, TextPacket):
-        raise PacketError("a packet of token ids, in a run of any tokenizer")
-    return list(packet.completions())

@@ -149,7 +149,16 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_field
 
 
 class Load(Request[ModelFacts], frozen=True, kw_only=True):
-    """Load a task and a model."""
+    """Load a task and a model.
+
+    caps                    prompt_tokens, completion_tokens and group of the run, if it is known already
+    remembered              see `planning.settle`
+    reward, template, code  see `tasks.load_task`
+    must_fit                at a node's start: refuse a model that cannot be trained in the available memory, and a task
+                            that rewards answers without skill
+    own_data                a JSONL file of rows that only this node trains on; own_reward: their rule
+    sizes                   the largest batch sizes, where another rank has planned them
+    """
 
     op = "load"
     settings: Settings

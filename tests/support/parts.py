@@ -21,7 +21,7 @@ from tests.support.learners import BATCH, TEMPERATURE
 from tests.support.small_models import tiny_policy, twin
 
 
-def stepped(policy: Policy, ranks: team.Team | None) -> Learner:
+def stepped(policy: Policy, ranks: team.Team) -> Learner:
     settings = Settings(learning_rate=1e-3, gradient_clip=1e9, warmup_steps=0)
     subject = Learner(policy, PRESETS["ftis"], settings, TEMPERATURE, "own", team=ranks)
     for _ in range(2):
@@ -50,7 +50,7 @@ def lacking(times: int) -> None:
 def main(rank: int, place: str) -> None:
     policy = tiny_policy(vocab_size=32, tie_word_embeddings=True)
     policy.model.to(torch.bfloat16)
-    alone = stepped(twin(policy), None)
+    alone = stepped(twin(policy), team.ALONE)
     ranks = team.Team.init_process_group(rank, 2, place, torch.device("cpu"))
     Shards(list(policy.causal_lm.model.layers), ranks, policy.device)
     lacking(rank)

@@ -192,7 +192,7 @@ class _Replay:
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         code = self._task is not None
         facts = self._engine.load(
-            Settings(**settings), start.task, data, start.eval_data, caps=caps, reward=reward, code=code
+            Settings(**settings), start.task, data=data, eval_data=start.eval_data, caps=caps, reward=reward, code=code
         )
         if any(getattr(facts, name) != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
             raise UserError(
