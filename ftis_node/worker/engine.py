@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,10 @@ class Engine:
         if part == "train":
             self._before_training()
         make_way(self.policy.device)
-        whole = self._shards.whole() if self._shards is not None and part != "train" else nullcontext()
-        with self.usage.of(part), whole:
+        with ExitStack() as stack:
+            stack.enter_context(self.usage.of(part))
+            if self._shards is not None and part != "train":
+                stack.enter_context(self._shards.whole())
             yield
 
     def open(self, run: Run) -> m.OpenedRun:
@@ -169,41 +171,62 @@ class Engine:
             UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule is not
                 available; or the objective is unknown.
         """
-        self.run = run
-        task = self.task
-        own = self.own_task
-        self.packets = packets = packets_of(run, self.policy.tokenizer, self._settings, self.policy.vocabulary)
-        episodes = Episodes.of(self.policy.tokenizer, run.template, packets.chat, run.turns)
+        policy = self.policy
+        settings = self._settings
         self.close()
+        self.run = run
+        self.packets = packets_of(run, policy.tokenizer, settings, policy.vocabulary)
+        room = Room(self._sizes.generation_batch, settings.generation_batch)
+        self.evaluations = Evaluations(run, self.packets, room)
+        self._rows = self._open_rows(run)
+        if self.own_task is not None:
+            self._own_rows = self._open_own_rows(run, self.own_task)
+        self.learner = Learner(
+            policy,
+            choose_objective(settings, run.task, run.completion_tokens),
+            settings,
+            run.temperature,
+            m.OWN,
+            task=run.task,
+            team=self._team,
+        )
+        self.learner.room = Room(self._sizes.micro_batch_tokens, settings.micro_batch_tokens)
+        alpha = None
+        if policy.kind == "lora":
+            alpha = {ALPHA: str(settings.lora_alpha)}
+        self.checkpointer = Checkpointer(self.learner, self.random, alpha)
+        if policy.server is not None:
+            longest = max(map(len, self.prompts)) + run.completion_tokens
+            policy.server.connect(policy, self.prompts[0], self._rows.text(0), longest, self.learner.steps)
+        digests = [self.packets.digest(self._rows.text(row), ids) for row, ids in enumerate(self.prompts)]
+        return m.OpenedRun(b"".join(digests), self.learner.objective.own_only)
+
+    def _open_rows(self, run: Run) -> TrainingRows:
+        """The run's rows, and the evaluation on those held out."""
+        task = self.task
+        count = self._settings.eval_prompts
+        episodes = Episodes.of(self.policy.tokenizer, run.template, self.packets.chat, run.turns)
+        with doing("tokenising the prompts"):
+            prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, task, count)
         scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
         self._side_scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
+        self.evaluations.sets[None] = EvaluationSet(
+            held_out,
+            task.asked(count),
+            run.reward,
+            run.completion_tokens,
+            episodes,
+            task.scorer,
+        )
+        return TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
+
+    def _open_own_rows(self, run: Run, own: Task) -> TrainingRows:
+        """As `_open_rows`, of the owner's own data."""
         count = self._settings.eval_prompts
-        cap = run.completion_tokens
-        where = (run, packets, self.policy.name, self._context)
-        with doing("tokenising the prompts"):
-            prompts, asked = prompts_of(*where, task, count)
-        self._rows = TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
-        room = Room(self._sizes.generation_batch, self._settings.generation_batch)
-        self.evaluations = Evaluations(run, packets, room)
-        held_out = task.asked(count)
-        self.evaluations.sets[None] = EvaluationSet(asked, held_out, run.reward, cap, episodes, task.scorer)
-        if own is not None:
-            prompts, asked = prompts_of(*where, own, count, own=True)
-            scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
-            self._own_rows = TrainingRows(own.template, own.train, prompts, run.group, scorer)
-            self.evaluations.sets[m.OWN_DATA] = EvaluationSet(asked, own.asked(count), own.reward, cap)
-        objective = choose_objective(self._settings, run.task, cap)
-        made = (self.policy, objective, self._settings, run.temperature, m.OWN)
-        self.learner = Learner(*made, task=run.task, team=self._team)
-        self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
-        alpha = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
-        self.checkpointer = Checkpointer(self.learner, self.random, alpha)
-        if self.policy.server is not None:
-            longest = max(map(len, self.prompts)) + cap
-            self.policy.server.connect(self.policy, self.prompts[0], self._rows.text(0), longest, self.learner.steps)
-        texts = map(self._rows.text, range(len(task.train)))
-        digests = b"".join(packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
-        return m.OpenedRun(digests, self.learner.objective.own_only)
+        prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, own, count, own=True)
+        scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
+        self.evaluations.sets[m.OWN_DATA] = EvaluationSet(held_out, own.asked(count), own.reward, run.completion_tokens)
+        return TrainingRows(own.template, own.train, prompts, run.group, scorer)
 
     def change(self, settings: Settings) -> None:
         """Take over the constants of the objective; `config.settings.changed` has checked them."""
@@ -230,24 +253,26 @@ class Engine:
             own: the rows are of the owner's own data, and the groups whole.
         """
         began = time.perf_counter()
-        asked = (self._own_rows if own else None) or self._rows
+        asked = self._rows
+        if own and self._own_rows is not None:
+            asked = self._own_rows
         if self.policy.server is not None:
             self.policy.server.prepare(self.policy, self.learner.steps)
-        cap = self.run.completion_tokens
-        noise = noise_of(seeds or self.seeds(len(rows)), asked.completions, cap) if rows else None
-        completions = len(rows) * asked.completions
-        with self._phase("generate"), doing("generating", completions, "completions"):
+        noise = None
+        if rows:
+            noise = noise_of(seeds or self.seeds(len(rows)), asked.completions, self.run.completion_tokens)
+        with self._phase("generate"), doing("generating", len(rows) * asked.completions, "completions"):
             groups = self._sample(asked, rows, noise)
-        packets = [
-            self.packets.write(Slot(author, round, slot, policy_step), asked.text(row), asked.prompts[row], group)
-            for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True)
-        ]
-        rewards = []
+        packets = []
+        for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True):
+            place = Slot(author, round, slot, policy_step)
+            packets.append(self.packets.write(place, asked.text(row), asked.prompts[row], group))
+        answers = []
         with self.usage.of("score"), doing("scoring", len(rows), "groups"):
             for row, packet in zip(rows, packets, strict=True):
-                rewards.append(self._rewards(asked, row, packet, self.packets.read(packet), asked.scorer))
+                rewards = self._rewards(asked, row, packet, self.packets.read(packet), asked.scorer)
+                answers.append(m.ScoredPacket(packet, rewards))
                 advance(1)
-        answers = [m.ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
         return m.Generated(answers, time.perf_counter() - began, self._generating.size)
 
     def seeds(self, count: int) -> list[int]:
@@ -288,10 +313,16 @@ class Engine:
         taken = self.training_groups(groups)
         with self._phase("train"):
             report = self.learner.step(taken)
-        server = self.policy.server
-        mine = report.diagnostics.sources.get(m.OWN, {})
-        told = {"generator": server.told(mine) if server is not None else None, "device": self.usage.step_ended()}
-        return msgspec.structs.replace(report, columns=self._columns.taken(), **told, **figures(groups))
+        generator = None
+        if self.policy.server is not None:
+            generator = self.policy.server.told(report.diagnostics.sources.get(m.OWN, {}))
+        return msgspec.structs.replace(
+            report,
+            columns=self._columns.taken(),
+            generator=generator,
+            device=self.usage.step_ended(),
+            **figures(groups),
+        )
 
     def own_groups(self, count: int, generate: Callable[[list[int]], m.Generated]) -> list[m.StepGroup]:
         """So many groups for the next step, on those of the owner's rows that `generate` is given."""
@@ -373,8 +404,9 @@ class Engine:
         Raises:
             FtisError: not even one group fits.
         """
-        # the owner's rows stay in this process: no server reads them
-        policy = self.policy if asked is self._rows else replace(self.policy, server=None)
+        policy = self.policy
+        if asked is not self._rows:
+            policy = replace(policy, server=None)  # the owner's rows stay in this process: no server reads them
         prompts = [asked.prompts[row] for row in rows]
         group = asked.completions
         sampling = Sampling(self.run.completion_tokens, self.run.temperature, self.packets.ends)
@@ -386,10 +418,17 @@ class Engine:
         )
         if asked.episodes is None:
             return made
-        examples = [asked.examples[row] for row in rows]
-        room = self._generating
-        shown = (policy, asked.episodes, prompts, made, examples, asked.scorer, sampling)
-        return greedy.play(*shown, room=room, noise=noise)
+        return greedy.play(
+            policy,
+            asked.episodes,
+            prompts,
+            made,
+            [asked.examples[row] for row in rows],
+            asked.scorer,
+            sampling,
+            room=self._generating,
+            noise=noise,
+        )
 
     def rewards(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a group, whatever this node can read of it."""
