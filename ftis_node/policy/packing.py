@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -52,8 +52,11 @@ class Prefixed:
     @property
     def sampled(self) -> list[slice | np.ndarray[Any, Any]]:
         """Which tokens of each completion were sampled."""
-        given = self.given or [None] * len(self.completions)
-        return [slice(None) if one is None else ~one for one in given]
+        everything: list[slice | np.ndarray[Any, Any]] = [slice(None)] * len(self.completions)
+        for place, given in enumerate(self.given):
+            if given is not None:
+                everything[place] = ~given
+        return everything
 
     @property
     def tokens(self) -> int:
@@ -75,6 +78,11 @@ class _Cells:
     back: Tensor
     filled: Tensor
     padded: bool
+
+    @classmethod
+    def of(cls, take: Tensor, back: Tensor, filled: Tensor) -> Self:
+        """filled: as integers."""
+        return cls(take, back, filled.bool(), padded=take.numel() > back.numel())
 
     def table(self, flat: Tensor) -> Tensor:
         """`[tokens, heads, d]` → `[rows, heads, width, d]`."""
@@ -129,9 +137,12 @@ class Packing:
     def in_runs(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
         """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own."""
         take, sizes = self._runs
-        key, value = (part.index_select(0, take) for part in (key, value))
-        reach = (-1 if window is None else window - 1, 0)
-        options: Any = {"scale": scaling, "window_size": reach, **_FEWER}
+        key = key.index_select(0, take)
+        value = value.index_select(0, take)
+        back = -1
+        if window is not None:
+            back = window - 1
+        options: Any = {"scale": scaling, "window_size": (back, 0), **_FEWER}
         return varlen_attn(query, key, value, *sizes, **options)  # type: ignore[return-value]
 
     def in_tables(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
@@ -142,16 +153,19 @@ class Packing:
         """
         prompts, completions, owner = self._tables
         sizes = [prompts.back.numel(), completions.back.numel()]
-        parts = [torch.split(part, sizes) for part in (query, key, value)]
+        prompt_query, own_query = torch.split(query, sizes)
+        prompt_key, own_key = torch.split(key, sizes)
+        prompt_value, own_value = torch.split(value, sizes)
         groups = query.shape[1] // key.shape[1]
         among, after = self._bias(window, query.dtype)
-        q, k, v = (prompts.table(part) for part, _ in parts)
-        out = [prompts.flat(_sdpa(q, k, v, groups, scaling, among))]
+        keys = prompts.table(prompt_key)
+        values = prompts.table(prompt_value)
+        out = [prompts.flat(_sdpa(prompts.table(prompt_query), keys, values, groups, scaling, among))]
         if sizes[1]:
-            own_q, own_k, own_v = (completions.table(part) for _, part in parts)
-            k = torch.cat([k.index_select(0, owner), own_k], 2)
-            v = torch.cat([v.index_select(0, owner), own_v], 2)
-            out.append(completions.flat(_sdpa(own_q, k, v, groups, scaling, after)))
+            keys = torch.cat([keys.index_select(0, owner), completions.table(own_key)], 2)
+            values = torch.cat([values.index_select(0, owner), completions.table(own_value)], 2)
+            found = _sdpa(completions.table(own_query), keys, values, groups, scaling, after)
+            out.append(completions.flat(found))
         return torch.cat(out)
 
     def mask(self, window: int | None) -> Tensor:
@@ -190,13 +204,8 @@ class Packing:
     @cached_property
     def _tables(self) -> tuple[_Cells, _Cells, Tensor]:
         """Prompts and completions as padded rows, and the prompt of each completion."""
-        cells = (*_rows(self.prompts), *_rows(self.completions), self.owner)
-        *placed, owner = _placed(self.device, *cells)
-        prompts, completions = (
-            _Cells(take, back, filled.bool(), padded=take.numel() > back.numel())
-            for take, back, filled in (placed[:3], placed[3:])
-        )
-        return prompts, completions, owner
+        placed = _placed(self.device, *_rows(self.prompts), *_rows(self.completions), self.owner)
+        return _Cells.of(*placed[:3]), _Cells.of(*placed[3:6]), placed[6]
 
     @cached_property
     def _runs(self) -> tuple[Tensor, tuple[Tensor, Tensor, int, int]]:
@@ -206,13 +215,14 @@ class Packing:
         """
         lengths = np.concatenate([self.prompts, self.completions])
         tokens = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
-        prompts = tokens[: len(self.prompts)]
-        own = tokens[len(self.prompts) :]
-        seen = prompts + [np.concatenate([prompts[p], one]) for p, one in zip(self.owner, own, strict=True) if len(one)]
-        sizes = lengths[lengths > 0], np.asarray([len(each) for each in seen])
-        ends = (np.concatenate([[0], np.cumsum(each)]) for each in sizes)
-        take, queries, keys = _placed(self.device, np.concatenate(seen), *ends)
-        return take, (queries.int(), keys.int(), int(sizes[0].max()), int(sizes[1].max()))
+        seen = tokens[: len(self.prompts)]
+        for prompt, own in zip(self.owner, tokens[len(self.prompts) :], strict=True):
+            if len(own):
+                seen.append(np.concatenate([tokens[prompt], own]))
+        queries = lengths[lengths > 0]
+        keys = np.asarray([len(each) for each in seen])
+        take, query_ends, key_ends = _placed(self.device, np.concatenate(seen), _ends(queries), _ends(keys))
+        return take, (query_ends.int(), key_ends.int(), int(queries.max()), int(keys.max()))
 
 
 def unpackable(model: Any) -> str:
@@ -242,22 +252,25 @@ class LaidOut(NamedTuple):
 def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
     prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
-    completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
+    completions = [np.asarray(one, dtype=np.int64) for group in groups for one in group.completions]
     sampled = [which for group in groups for which in group.sampled]
     owner = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
-    lengths = np.asarray([len(p) for p in prompts])
-    counts = np.asarray([len(c) - 1 for c in completions])
-    ends = np.cumsum(lengths)
-    begins = ends[-1] + np.cumsum(counts) - counts
+    lengths = np.asarray([len(prompt) for prompt in prompts])
+    counts = np.asarray([len(completion) - 1 for completion in completions])
+    ends = np.cumsum(lengths)  # of prompts
+    begins = ends[-1] + np.cumsum(counts) - counts  # of completions
     positions = [np.arange(length) for length in lengths]
-    positions += [lengths[group] + np.arange(count) for group, count in zip(owner, counts, strict=True)]
-    predicting = [
-        np.concatenate([[ends[group] - 1], begin + np.arange(count)])[which]
-        for group, begin, count, which in zip(owner, begins, counts, sampled, strict=True)
-    ]
-    predicted = [c[which] for c, which in zip(completions, sampled, strict=True)]
-    rows = [[*prompts, *(c[:-1] for c in completions)], positions, predicting, predicted]
-    ids, places, where, targets = _placed(device, *map(np.concatenate, rows))
+    predicting = []
+    predicted = []
+    for number, completion in enumerate(completions):
+        group = owner[number]
+        steps = np.arange(counts[number])
+        positions.append(lengths[group] + steps)
+        states = np.concatenate([[ends[group] - 1], begins[number] + steps])
+        predicting.append(states[sampled[number]])
+        predicted.append(completion[sampled[number]])
+    tokens = [*prompts, *(completion[:-1] for completion in completions)]
+    ids, places, where, targets = _placed(device, *map(np.concatenate, (tokens, positions, predicting, predicted)))
     inputs = {
         "input_ids": ids[None],
         "position_ids": places[None],
@@ -271,9 +284,10 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     """The same for a model that cannot be packed: one row a completion after a copy of its prompt, padded on the right,
     where no token looks. Without a mask, attention is plainly causal, for which GPUs are fastest.
     """
-    rows = [
-        (list(group.prompt), *row) for group in groups for row in zip(group.completions, group.sampled, strict=True)
-    ]
+    rows = []
+    for group in groups:
+        for completion, sampled in zip(group.completions, group.sampled, strict=True):
+            rows.append((group.prompt, completion, sampled))
     lengths = np.asarray([len(prompt) + len(completion) for prompt, completion, _ in rows])
     table = np.zeros((len(rows), lengths.max()), dtype=np.int64)
     where = []
@@ -284,6 +298,11 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     targets = np.concatenate([completion[sampled] for _, completion, sampled in rows])
     ids, *places = _placed(device, table, np.concatenate(where), targets)
     return LaidOut({"input_ids": ids}, *places)
+
+
+def _ends(sizes: Ids) -> Ids:
+    """Where sequences of these lengths begin, one after another, and the end."""
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
@@ -336,10 +355,19 @@ def _attention(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    if unknown := {"softcap", "s_aux", "position_bias"} & {name for name, it in kwargs.items() if it is not None}:
+    given = {name for name, value in kwargs.items() if value is not None}
+    unknown = {"softcap", "s_aux", "position_bias"} & given
+    if unknown:
         raise ValueError(f"packed attention knows no {' or '.join(unknown)}")  # small ones would hardly show
-    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    return way(packing, query, key, value, scaling, sliding_window)[None], None
+    found = way(
+        packing,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling,
+        sliding_window,
+    )
+    return found[None], None
 
 
 # The two ways by their names within transformers, the faster first.

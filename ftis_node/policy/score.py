@@ -26,7 +26,8 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
         Log-probs, fp32 `[Σ sampled]`, completion by completion, with gradient where the policy's weights have one; and
         entropies in nats, of the same shape, without.
     """
-    layout = (pack if policy.packed else pad)(groups, policy.device)
+    lay_out = pack if policy.packed else pad
+    layout = lay_out(groups, policy.device)
     hidden = policy.causal_lm.get_decoder()(**layout.inputs, use_cache=False).last_hidden_state
     head = policy.causal_lm.get_output_embeddings()
     cap, factor = _after_head(policy.causal_lm.config.get_text_config())
@@ -71,7 +72,9 @@ class _Head(torch.autograd.Function):
         rows, parts = _blocks(len(targets), vocabulary, hidden.device)
         logprobs, entropy, log_z = hidden.new_empty(3, len(targets), dtype=torch.float32)
         small = cap is None and len(parts) == 1 and 4 * len(targets) * vocabulary <= CHUNK_BYTES
-        kept: list[Tensor] | None = [] if small and any(ctx.needs_input_grad) else None
+        kept: list[Tensor] | None = None
+        if small and any(ctx.needs_input_grad):
+            kept = []
         for tokens in rows:
             place, here = _place(targets[tokens], parts)
             found = []
@@ -119,10 +122,13 @@ class _Head(torch.autograd.Function):
                     slope = ctx.kept[row]
                 else:
                     slope = _logits(hidden[tokens], weight, bias, columns, ctx.temperature, ctx.cap)
-                    flat = None if ctx.cap is None else 1 - (slope * (ctx.temperature / ctx.cap)).square_()
+                    if ctx.cap is not None:
+                        flat = 1 - (slope * (ctx.temperature / ctx.cap)).square_()
                     slope.sub_(log_z[tokens, None]).exp_()
                 slope.scatter_add_(1, place[:, number, None], -here[:, number, None].float())  # p − 1[target]
-                slope = (slope if flat is None else slope.mul_(flat)).to(weight.dtype)
+                if flat is not None:
+                    slope.mul_(flat)
+                slope = slope.to(weight.dtype)
                 if by_hidden is not None:
                     total += slope @ weight[columns]
                 if by_weight is not None:
@@ -140,17 +146,24 @@ def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[sl
     kind: Device = "cuda" if device.type == "cuda" else "cpu"
     rows = max(1, min(tokens, BLOCK_TOKENS[kind]))
     columns = max(1, BLOCK_BYTES[kind] // (4 * rows))
-    cuts = ((tokens, rows), (vocabulary, columns))
-    by_token, by_column = ([slice(i, min(i + size, end)) for i in range(0, end, size)] for end, size in cuts)
-    return by_token, by_column
+    return _cut(tokens, rows), _cut(vocabulary, columns)
+
+
+def _cut(end: int, size: int) -> list[slice]:
+    """Slices of so many, one after another, up to the end."""
+    return [slice(begin, min(begin + size, end)) for begin in range(0, end, size)]
 
 
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, temperature: float, cap: float | None
 ) -> Tensor:
     """Tempered logits of some columns, fp32 `[tokens, columns]`, within ±cap / temperature."""
-    logits = linear(hidden, weight[columns], None if bias is None else bias[columns]).float()
-    logits = logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+    mine = None
+    if bias is not None:
+        mine = bias[columns]
+    logits = linear(hidden, weight[columns], mine).float()
+    if cap is not None:
+        logits = logits.div_(cap).tanh_().mul_(cap)
     if temperature == 1:
         return logits
     return logits.div_(temperature)

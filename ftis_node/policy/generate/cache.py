@@ -83,18 +83,26 @@ class SharedCache:
         self._own: list[Tensor] = []
         self._prompts: list[Tensor] = []
         self._flat: list[tuple[Tensor, Tensor]] = []
-        self.rows = self._group = self._count = self._line = self._read = 0
+        self.rows = 0
+        self._group = 0  # rows of one prompt at most
+        self._count = 0  # places of prompts that attention reads
+        self._line = 0  # rows of one prompt that it reads
+        self._read = 0  # own tokens that it reads
         self._owner: Ids = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
         self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
         self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
         self._filled: Ids = np.zeros(size.rows, np.int64)
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
         # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
-        self._most = torch.from_numpy(self._places(np.full(size.rows, size.width), size.tokens - 1)).to(like.device)
+        last = self._places(np.full(size.rows, size.width), size.tokens - 1)
+        self._most = torch.from_numpy(last).to(like.device)
         self._next = torch.zeros_like(self._most)
         # a graph reads these where they were when it was captured, see `settle`
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
-        self._index = self._take = self._back = self._where = self._next.new_zeros(self._next.numel() + cells)
+        self._index = self._next.new_zeros(self._next.numel() + cells)
+        self._take = self._index  # the row in each cell of a table of prompts, see `settle`
+        self._back = self._index  # the cell of each row
+        self._where = self._index  # where keys and values of the present token go
 
     def occupy(self) -> list[Tensor]:
         """Have memory for keys and values, and return it."""
@@ -107,8 +115,9 @@ class SharedCache:
         self._own = room(size.rows, size.tokens)
         self._prompts = room(size.prompts, size.width)
         # `[2 (keys, values), places · heads, tokens, head_dim]`
-        both = zip(self._own, self._prompts, strict=True)
-        self._flat = [(own.flatten(1, 2), prompts.flatten(1, 2)) for own, prompts in both]
+        self._flat = []
+        for own, prompts in zip(self._own, self._prompts, strict=True):
+            self._flat.append((own.flatten(1, 2), prompts.flatten(1, 2)))
         return [*self._own, *self._prompts]
 
     def vacate(self) -> None:
@@ -135,9 +144,13 @@ class SharedCache:
         """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
         rows, _, width, tokens, _ = self.size
         row = np.arange(rows)
-        lines = (np.arange(2)[:, None, None] * rows + row) * self.heads + np.arange(self.heads)[:, None]
+        kinds = np.arange(2)[:, None, None]  # keys, values
+        heads = np.arange(self.heads)[:, None]
+        lines = (kinds * rows + row) * self.heads + heads
         keys = lines.reshape(-1, rows) * tokens + filled
-        return np.concatenate([[start + filled, row * (width + tokens) + width + filled], keys])
+        position = start + filled
+        seen = row * (width + tokens) + width + filled
+        return np.concatenate([[position, seen], keys])
 
     # --- between tokens: who is there -----------------------------------------------------------------------------
 
@@ -156,34 +169,48 @@ class SharedCache:
             which: each row's prompt among those.
             mask: which of their tokens are no padding, on the left, `[prompts, width]`.
         """
+        new = self._give_places(numbers, which)
+        at = {number: place for place, number in enumerate(self._prompt.tolist()) if number >= 0}
+        self._owner[places] = [at[number] for number in numbers.tolist()]
+        self._start[places] = mask.sum(1)[which]
+        self._filled[places] = 0
+        self._hide_padding(places, mask[which].astype(np.bool_))
+        if new:
+            self._keep(read, new, mask.shape[1])
+
+    def _give_places(self, numbers: Ids, which: Ids) -> dict[int, int]:
+        """Give a free place to each prompt that has none; return which of those read comes into each."""
         used = self._used()
         self._prompt[~used] = -1
         free = iter(np.flatnonzero(~used).tolist())
-        new = {}
+        new: dict[int, int] = {}
         for number, one in zip(numbers.tolist(), which.tolist(), strict=True):
             if number not in self._prompt:
                 place = next(free)
                 self._prompt[place] = number
                 new[place] = one
-        at = {number: place for place, number in enumerate(self._prompt.tolist()) if number >= 0}
-        self._owner[places] = [at[number] for number in numbers.tolist()]
-        self._start[places] = mask.sum(1)[which]
-        self._filled[places] = 0
-        width = mask.shape[1]
+        return new
+
+    def _hide_padding(self, places: Ids, known: Flags) -> None:
+        """The bias of new rows: they see the tokens of their prompts, which stand on the right, and no own ones yet."""
         hidden = np.full((len(places), self._bias.shape[1]), -np.inf, np.float32)
-        hidden[:, self.size.width - width : self.size.width][mask[which].astype(np.bool_)] = 0.0
+        width = self.size.width
+        hidden[:, width - known.shape[1] : width][known] = 0.0
         device = self._bias.device
         self._bias.index_copy_(0, torch.from_numpy(places).to(device), torch.from_numpy(hidden).to(device))
-        if new:
-            index = torch.tensor([list(new), list(new.values())]).to(device)
-            for prompts, parts in zip(self._prompts, read, strict=True):
-                for mine, part in zip(prompts, parts, strict=True):
-                    mine[:, :, self.size.width - width :].index_copy_(0, index[0], part.index_select(0, index[1]))
+
+    def _keep(self, read: Sequence[tuple[Tensor, Tensor]], new: dict[int, int], width: int) -> None:
+        """Copy keys and values of prompts that were read into their places."""
+        to, which = torch.tensor([list(new), list(new.values())]).to(self._bias.device)
+        for prompts, parts in zip(self._prompts, read, strict=True):
+            for mine, part in zip(prompts, parts, strict=True):
+                mine[:, :, self.size.width - width :].index_copy_(0, to, part.index_select(0, which))
 
     def shrink(self, rows: int) -> Ids:
         """Close the gaps, so that only so many rows are computed; return the old place of each."""
         alive = self._owner[: self.rows] >= 0
-        alive[np.flatnonzero(~alive)[: rows - int(alive.sum())]] = True
+        spare = rows - int(alive.sum())
+        alive[np.flatnonzero(~alive)[:spare]] = True
         order = closing_up(alive)
         to = np.flatnonzero(order != np.arange(rows))
         self._move([*self._own, self._bias], order[to], to)
@@ -196,32 +223,51 @@ class SharedCache:
 
     def settle(self) -> None:
         """Tell the device who is where, after any of these."""
+        self._close_up_prompts()
         owner = self._owner[: self.rows]
-        used = self._used()
-        most = max(1, int(used.sum()))
-        self._count = max(self._count, min(self.size.prompts, bucket(most))) if self.static else most
-        far = self._count + np.flatnonzero(used[self._count :])
-        free = np.flatnonzero(~used[: self._count])
-        self._gather_prompts(far, free[: len(far)])
         alive = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[alive], minlength=self._count)
-        self._line = min(self._group, self.rows) if self.static else max(1, int(sizes.max()))
-        by_prompt = alive[np.argsort(owner[alive], kind="stable")]
-        lines = owner[by_prompt]
-        nth = np.arange(len(alive)) - (np.cumsum(sizes) - sizes)[lines]
-        # The row in each cell `[prompts, kv heads, line]` of a table, and the cell of each `[row, kv head]`. Cells
-        # without a row have another's, which nobody asks for.
-        heads = np.arange(self.heads)
-        take = np.zeros((self._count, self.heads, self._line), np.int64)
-        take[lines, :, nth] = by_prompt[:, None] * self.heads + heads
-        back = np.zeros((self.rows, self.heads), np.int64)
-        back[by_prompt] = (lines[:, None] * self.heads + heads) * self._line + nth[:, None]
+        self._line = max(1, int(sizes.max()))
+        if self.static:
+            self._line = min(self._group, self.rows)
+        take, back = self._table(alive, owner, sizes)
         places = self._places(self._start, np.minimum(self._filled, self.size.tokens - 1))
         index = np.concatenate([one.flatten() for one in (places, take, back)])
         mine = self._index[: len(index)]
         mine.copy_(torch.from_numpy(index))
         self._next.copy_(mine[: places.size].view_as(self._next))
         self._take, self._back = mine[places.size :].split_with_sizes([take.size, back.size])
+
+    def _close_up_prompts(self) -> None:
+        """Bring the prompts that are read to the front, and set how many places attention reads."""
+        used = self._used()
+        most = max(1, int(used.sum()))
+        if self.static:
+            self._count = max(self._count, min(self.size.prompts, bucket(most)))
+        else:
+            self._count = most
+        far = self._count + np.flatnonzero(used[self._count :])
+        free = np.flatnonzero(~used[: self._count])
+        self._gather_prompts(far, free[: len(far)])
+
+    def _table(self, alive: Ids, owner: Ids, sizes: Ids) -> tuple[Ids, Ids]:
+        """The row in each cell `[prompts, kv heads, line]` of a table, and the cell of each `[row, kv head]`.
+
+        Cells without a row have another's, which nobody asks for.
+
+        Args:
+            alive: the rows that have not ended. owner: the place of each row's prompt. sizes: rows of each prompt.
+        """
+        by_prompt = alive[np.argsort(owner[alive], kind="stable")]
+        lines = owner[by_prompt]
+        first = np.cumsum(sizes) - sizes
+        nth = np.arange(len(alive)) - first[lines]
+        heads = np.arange(self.heads)
+        take = np.zeros((self._count, self.heads, self._line), np.int64)
+        take[lines, :, nth] = by_prompt[:, None] * self.heads + heads
+        back = np.zeros((self.rows, self.heads), np.int64)
+        back[by_prompt] = (lines[:, None] * self.heads + heads) * self._line + nth[:, None]
+        return take, back
 
     def _used(self) -> Flags:
         """Which places of prompts have one that some row reads."""
@@ -240,15 +286,17 @@ class SharedCache:
 
     def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
         """Copy lines of tables `[keys and values, places, …]`, or `[places, …]`."""
-        if len(to):
-            moved = np.stack([source, to])
-            both = np.concatenate([moved, moved + len(self._of(parts[0])) // 2], 1)
-            index = torch.from_numpy(both).to(self._bias.device)
-            few = len(to)
-            for part in parts:
-                lines = self._of(part)
-                mine = index if part.dim() > 2 else index[:, :few]
-                lines.index_copy_(0, mine[1], lines.index_select(0, mine[0]))
+        if not len(to):
+            return
+        keys = np.stack([source, to])
+        values = keys + len(self._of(parts[0])) // 2
+        index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)
+        for part in parts:
+            lines = self._of(part)
+            mine = index
+            if part.dim() == 2:  # one line a place
+                mine = index[:, : len(to)]
+            lines.index_copy_(0, mine[1], lines.index_select(0, mine[0]))
 
     @staticmethod
     def _of(part: Tensor) -> Tensor:
@@ -262,8 +310,10 @@ class SharedCache:
         """Make room for the next token of every row; return what the shapes that follow depend on."""
         filled = self._filled[: self.rows]
         np.minimum(filled + 1, self.size.tokens, out=filled)
-        read = int(filled[self._owner[: self.rows] >= 0].max(initial=1))
-        self._read = min(max(LEAST_WIDTH, bucket(read)), self.size.tokens) if self.static else read
+        alive = self._owner[: self.rows] >= 0
+        self._read = int(filled[alive].max(initial=1))
+        if self.static:
+            self._read = min(max(LEAST_WIDTH, bucket(self._read)), self.size.tokens)
         return self.rows, self._count, self._line, self._read
 
     def positions(self) -> Tensor:
@@ -285,22 +335,25 @@ class SharedCache:
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
         rows = self.rows
-        dim = self._dim
         read = self._read
         width = self.size.width
         own, prompts = self._flat[layer]
         own = own[:, : rows * self.heads, :read]
         prompts = prompts[:, : self._count * self.heads]
-        query = query.reshape(rows * self.heads, -1, dim)  # queries that share a key head together
-        of_prompt = _products(self._by_prompt(query), prompts[0])
-        scores = torch.cat([self._by_row(of_prompt, query.shape[1]), _products(query, own[0])], -1)
+        query = query.reshape(rows * self.heads, -1, self._dim)  # queries that share a key head together
+        queries = query.shape[1]
+        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
+        scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
-        torch.add(self._bias[:rows, None, : width + read], together, alpha=scaling, out=together)
+        bias = self._bias[:rows, None, : width + read]
+        torch.add(bias, together, alpha=scaling, out=together)
         weights = scores.softmax(-1).to(query.dtype)
         found = torch.bmm(weights[..., width:], own[1])
-        of_prompt = weights[..., :width] if self.static else weights[..., :width].contiguous()  # faster on a CPU
+        of_prompt = weights[..., :width]
+        if not self.static:
+            of_prompt = of_prompt.contiguous()  # faster on a CPU
         of_prompt = torch.bmm(self._by_prompt(of_prompt), prompts[1])
-        return found.add_(self._by_row(of_prompt, query.shape[1])).view(rows, -1)
+        return found.add_(self._by_row(of_prompt, queries)).view(rows, -1)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
         """`[rows · kv heads, n, x]` → `[prompts · kv heads, line · n, x]`."""
