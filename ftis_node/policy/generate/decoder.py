@@ -48,9 +48,10 @@ class _Linear:
     @classmethod
     def of(cls, module: Any) -> _Linear:
         """Raise NotUnderstoodError for other kinds of modules."""
-        if type(module) in (nn.Linear, NF4Linear):
+        plain = (nn.Linear, NF4Linear)
+        if type(module) in plain:
             return cls(_weight(module), module.bias)
-        if type(module) is not LoraLinear or type(module.base_layer) not in (nn.Linear, NF4Linear):
+        if type(module) is not LoraLinear or type(module.base_layer) not in plain:
             raise NotUnderstoodError(type(module).__name__)
         weight = _weight(module.base_layer)
         bias = module.base_layer.bias
@@ -65,8 +66,10 @@ class _Linear:
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        out = functional.linear(x, weight, self.bias) if isinstance(weight, Tensor) else weight.product(x, self.bias)
+        if isinstance(self.weight, Tensor):
+            out = functional.linear(x, self.weight, self.bias)
+        else:
+            out = self.weight.product(x, self.bias)
         if self.down is None:
             return out
         return self.adapt(out, x)
@@ -113,8 +116,10 @@ class _Joined:
         weights = [part.weight if isinstance(part.weight, Tensor) else None for part in parts]
         weight = in_one(weights)
         bias = in_one([part.bias for part in parts])
-        plain = all(part.bias is None for part in parts)
-        whole = None if weight is None or (bias is None and not plain) else _Linear(weight, bias)
+        biases = [part.bias for part in parts if part.bias is not None]
+        whole = None
+        if weight is not None and (bias is not None or not biases):
+            whole = _Linear(weight, bias)
         return cls(parts, whole, in_one([part.down for part in parts if part.down is not None]))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -137,15 +142,16 @@ class _Joined:
         adapted = [part for part in self.parts if part.down is not None]
         if not adapted:
             return out
-        low = None if self.downs is None else functional.linear(x, self.downs)
+        lows: Sequence[Tensor | None] = [None] * len(adapted)
+        if self.downs is not None:
+            ranks = [len(part.down) for part in adapted if part.down is not None]
+            lows = functional.linear(x, self.downs).split_with_sizes(ranks, 1)
+        following = iter(lows)
         first = 0
-        rank = 0
         for part, size in zip(self.parts, self._sizes(), strict=True):
-            mine = out[:, first : first + size]
-            first += size
             if part.down is not None:
-                part.adapt(mine, x, None if low is None else low[:, rank : rank + len(part.down)])
-                rank += len(part.down)
+                part.adapt(out[:, first : first + size], x, next(following))
+            first += size
         return out
 
 
@@ -185,12 +191,16 @@ class _Layer:
     def of(cls, layer: Any) -> _Layer:
         attention = layer.self_attn
         mlp = layer.mlp
-        query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        query_norm = None
+        key_norm = None
+        if getattr(attention, "q_norm", None) is not None:
+            query_norm = _Norm.of(attention.q_norm)
+            key_norm = _Norm.of(attention.k_norm)
         return cls(
             before_attention=_Norm.of(layer.input_layernorm),
             reading=_Joined.of(attention.q_proj, attention.k_proj, attention.v_proj),
-            query_norm=None if query_norm is None else _Norm.of(query_norm),
-            key_norm=None if key_norm is None else _Norm.of(key_norm),
+            query_norm=query_norm,
+            key_norm=key_norm,
             out=_Linear.of(attention.o_proj),
             scaling=attention.scaling,
             before_mlp=_Norm.of(layer.post_attention_layernorm),
@@ -219,7 +229,12 @@ class _Weights:
             raise NotUnderstoodError("an embedding or head of another kind")
         layers = [_Layer.of(layer) for layer in decoder.layers]
         return cls(
-            decoder.embed_tokens.weight, layers, _Norm.of(decoder.norm), head.weight, head.bias, decoder.rotary_emb
+            embedding=decoder.embed_tokens.weight,
+            layers=layers,
+            norm=_Norm.of(decoder.norm),
+            head=head.weight,
+            head_bias=head.bias,
+            rotary=decoder.rotary_emb,
         )
 
 
@@ -300,12 +315,15 @@ class Decoder:
             layer.down.add_to(x, layer.activation(gate).mul_(up))
         self.cache.advance()
         x = weights.norm(x)
-        bias = None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
+        head = weights.head[: self._vocabulary]
+        bias = None
+        if weights.head_bias is not None:
+            bias = weights.head_bias[: self._vocabulary]
         if self._logits is None:
-            return functional.linear(x, weights.head[: self._vocabulary], bias)
+            return functional.linear(x, head, bias)
         logits = self._logits[: len(x)]
         valid = logits[:, : self._vocabulary]
-        torch.mm(x, weights.head[: self._vocabulary].T, out=valid)
+        torch.mm(x, head.T, out=valid)
         if bias is not None:
             valid.add_(bias)
         return logits
@@ -316,7 +334,7 @@ class Decoder:
         if layer.query_norm is None or layer.key_norm is None:
             heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
         else:
-            query, key, value = (part.view(shape) for part in layer.reading.split(h))
+            query, key, value = [part.view(shape) for part in layer.reading.split(h)]
             heads = torch.cat([layer.query_norm(query), layer.key_norm(key), value], 1)
         turned = heads[:, :-keys]
         halves = torch.cat([turned[..., self._half :], turned[..., : self._half]], -1)

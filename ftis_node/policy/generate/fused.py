@@ -40,11 +40,11 @@ def in_one(parts: Sequence[Tensor | None]) -> Tensor | None:
     if not there or len(there) < len(parts):
         return None
     first = there[0]
-    end = there[0].storage_offset()
+    end = first.storage_offset()
     for part in there:
-        alike = (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype) and part.is_contiguous()
-        place = part.untyped_storage().data_ptr(), part.storage_offset()
-        if not alike or place != (first.untyped_storage().data_ptr(), end):
+        if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype or not part.is_contiguous():
+            return None
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.storage_offset() != end:
             return None
         end += part.numel()
     return first.as_strided((sum(len(part) for part in there), *first.shape[1:]), first.stride())
@@ -52,9 +52,12 @@ def in_one(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 def _lay(modules: Sequence[Any], name: str) -> None:
     tensors = [getattr(module, name) for module in modules]
-    kinds = {None if one is None else (one.shape[1:], one.dtype, one.requires_grad) for one in tensors}
-    if len(tensors) < 2 or len(kinds) > 1 or None in kinds:
+    if len(tensors) < 2 or any(one is None for one in tensors):
+        return
+    kinds = {(one.shape[1:], one.dtype, one.requires_grad) for one in tensors}
+    if len(kinds) > 1:
         return
     piece = torch.cat([one.detach() for one in tensors])
-    for module, part in zip(modules, piece.split_with_sizes([len(one) for one in tensors]), strict=True):
-        setattr(module, name, nn.Parameter(part.data, getattr(module, name).requires_grad))
+    parts = piece.split_with_sizes([len(one) for one in tensors])
+    for module, tensor, part in zip(modules, tensors, parts, strict=True):
+        setattr(module, name, nn.Parameter(part.data, tensor.requires_grad))

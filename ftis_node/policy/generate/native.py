@@ -46,14 +46,23 @@ def decode(
     """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
     if not prompts:
         return []
-    rows = min(rows, bucket(len(prompts) * group) if policy.graphs else len(prompts) * group)
-    own = max(1, sampling.max_new_tokens - 1)  # the last token drawn is not read
-    under_way = _decoding(policy, Size(rows, min(rows, len(prompts)), max(map(len, prompts)), own, group))
+    wanted = len(prompts) * group
+    if policy.graphs:
+        wanted = bucket(wanted)
+    rows = min(rows, wanted)
+    size = Size(
+        rows=rows,
+        prompts=min(rows, len(prompts)),
+        width=max(map(len, prompts)),
+        tokens=max(1, sampling.max_new_tokens - 1),  # the last token drawn is not read
+        group=group,
+    )
+    under_way = _decoding(policy, size)
     under_way.begin(rows, group)
-    size = together(prompts)
+    at_a_time = together(prompts)
 
     def reads(first: int) -> Read:
-        return read(policy, prompts[first : first + size], first)
+        return read(policy, prompts[first : first + at_a_time], first)
 
     return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
@@ -80,20 +89,25 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids = ids.to(policy.device)
     prompts = [group.prompt for group in groups]
     size = Size(len(ids), len(prompts), max(map(len, prompts)), longest, each)
-    under_way = _Decoding(policy, _rounded(size) if policy.graphs else size)
+    if policy.graphs:
+        size = _rounded(size)
+    under_way = _Decoding(policy, size)
     under_way.begin(len(ids), each)
     probed = read(policy, prompts)
-    under_way.enter(np.arange(len(ids)), np.arange(len(ids)), probed, each)
+    every = np.arange(len(ids))
+    under_way.enter(every, every, probed, each)
     under_way.settle()
 
     def logits(token: Tensor) -> tuple[Tensor, ...]:
         return (under_way.step(token)[:, : policy.vocabulary].clone(),)
 
-    columns = [probed.logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
+    first = probed.logits.repeat_interleave(each, 0)
+    columns = [first[:, : policy.vocabulary]]
     for place in range(longest - 1):
         columns += under_way.run("logits", logits, ids[:, place])
-    logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
-    return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
+    logprobs = torch.stack(columns, 1).float().log_softmax(-1)
+    chosen = logprobs.gather(2, ids[:, :, None])[:, :, 0]
+    return torch.cat([chosen[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[list[Completion]]:
@@ -103,18 +117,20 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[lis
     places = _Places(under_way, waiting)
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
-        last = uniform[0][:, None] if uniform else None
-        return tuple(part.flatten() for part in choose(under_way.step(token), last, sampling.temperature, vocabulary))
+        mine = None
+        if uniform:
+            mine = uniform[0][:, None]
+        drawn, logprob = choose(under_way.step(token), mine, sampling.temperature, vocabulary)
+        return drawn.flatten(), logprob.flatten()
 
+    kind = (sampling.temperature, waiting.noise is None)
     while places.fill():
         check()
         for uniform in places.ahead():
-            places.drew(
-                *under_way.run((sampling.temperature, waiting.noise is None), following, places.token, *uniform)
-            )
+            places.drew(*under_way.run(kind, following, places.token, *uniform))
         places.look()
-    table = _table(places.drawn, waiting.count, sampling.max_new_tokens)
-    return to_completions(waiting.policy, *table, sampling.eos, waiting.group)
+    ids, logprobs = _table(places.drawn, waiting.count, sampling.max_new_tokens)
+    return to_completions(waiting.policy, ids, logprobs, sampling.eos, waiting.group)
 
 
 class _Places:
@@ -147,24 +163,37 @@ class _Places:
 
     def fill(self) -> bool:
         """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
-        while (ended := int(self._over.sum())) == len(self._over) or self._pays(ended):
-            if ended == len(self._over) and not self._waiting.left:
+        while True:
+            ended = int(self._over.sum())
+            none_left = ended == len(self._over)
+            if none_left and not self._waiting.left:
                 return False
-            self._under_way.leave(np.flatnonzero(self._over))
-            for some in self._waiting.take(ended):
-                self._enter(np.flatnonzero(self._over)[: len(some[0])], *some)
-            alive = int((~self._over).sum())
-            if alive and not self._waiting.left and self._size(alive) < len(self._over):
-                self._keep(self._under_way.shrink(self._size(alive)))
-            self._under_way.settle()
-            if self._noise is not None:
-                self._at = torch.from_numpy(self._number * self._noise.shape[1] + self._steps).to(self._device)
-        return True
+            if not none_left and not self._pays(ended):
+                return True
+            self._change(ended)
+
+    def _change(self, ended: int) -> None:
+        """Let rows that wait take the places of so many that have ended; close the gaps that remain."""
+        self._under_way.leave(np.flatnonzero(self._over))
+        for some in self._waiting.take(ended):
+            places = np.flatnonzero(self._over)[: len(some[0])]
+            self._enter(places, *some)
+        alive = int((~self._over).sum())
+        if alive and not self._waiting.left and self._size(alive) < len(self._over):
+            self._keep(self._under_way.shrink(self._size(alive)))
+        self._under_way.settle()
+        if self._noise is not None:
+            at = self._number * self._noise.shape[1] + self._steps
+            self._at = torch.from_numpy(at).to(self._device)
 
     def _pays(self, ended: int) -> bool:
+        """Whether a change is worth its cost when so many rows have ended."""
+        places = len(self._over)
         if not self._under_way.static:
-            return ended >= max(1, self._under_way.gaps * len(self._over))
-        return ended > 0 and (self._waiting.left > 0 or self._size(len(self._over) - ended) < len(self._over))
+            return ended >= max(1, self._under_way.gaps * places)
+        if ended == 0:
+            return False
+        return self._waiting.left > 0 or self._size(places - ended) < places
 
     def _size(self, alive: int) -> int:
         """Static shapes have few numbers of rows."""
@@ -197,9 +226,10 @@ class _Places:
         if self._noise is None:
             yield from [()] * count
             return
-        columns = self._noise.view(-1)[(self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)]
+        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)
         self._at = self._at + count
-        yield from ((column,) for column in columns)
+        for column in self._noise.view(-1)[places]:
+            yield (column,)
 
     def drew(self, token: Tensor, logprob: Tensor) -> None:
         """Each place's next token."""
@@ -222,11 +252,12 @@ class _Places:
 
 def _table(drawn: Sequence[tuple[Ids, Ids, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
     """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
-    number, step = (np.concatenate([one[part] for one in drawn]) for part in (0, 1))
+    number = np.concatenate([one[0] for one in drawn])
+    step = np.concatenate([one[1] for one in drawn])
     real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
     ids = np.zeros((rows, tokens), dtype=np.int64)
     logprobs = np.zeros((rows, tokens), dtype=np.float32)
-    where = number[real], step[real]
+    where = (number[real], step[real])
     ids[where] = torch.cat([one[2] for one in drawn]).cpu().numpy()[real]
     logprobs[where] = torch.cat([one[3] for one in drawn]).cpu().numpy()[real]
     return ids, logprobs
@@ -245,7 +276,8 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
         size = size.joined(mine.cache.size)
     if mine is not None:
         mine.vacate()  # before others are made
-    made = kept[policy.causal_lm] = _Decoding(policy, size)
+    made = _Decoding(policy, size)
+    kept[policy.causal_lm] = made
     return made
 
 

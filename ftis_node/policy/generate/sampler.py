@@ -23,7 +23,8 @@ def noise_of(seeds: Sequence[int], group: int, tokens: int) -> Tensor:
 
     So the same tokens are drawn whichever prompts are generated side by side, and on whichever device.
     """
-    return torch.from_numpy(np.concatenate([np.random.default_rng(seed).random((group, tokens)) for seed in seeds]))
+    rows = [np.random.default_rng(seed).random((group, tokens)) for seed in seeds]
+    return torch.from_numpy(np.concatenate(rows))
 
 
 def choose(logits: Tensor, uniform: Tensor | None, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -39,19 +40,23 @@ def choose(logits: Tensor, uniform: Tensor | None, temperature: float, vocabular
         vocabulary: V; logits of further columns are -inf.
     """
     size = max(1, CHUNK_BYTES // (4 * vocabulary))
-    parts = []
+    tokens = []
+    logprobs = []
     for start in range(0, len(logits), size):
         part = slice(start, start + size)
-        scaled = logits[part].float() if temperature == 1 else logits[part].float() / temperature
+        scaled = logits[part].float()
+        if temperature != 1:
+            scaled = scaled / temperature
         probabilities = scaled.softmax(-1)
         if uniform is None:
             token = scaled.argmax(-1, keepdim=True)
         else:
             token = _invert(probabilities, uniform[part]).clamp_(max=vocabulary - 1)  # a NaN is beyond the last
-        parts.append((token, probabilities.gather(1, token).log_()))
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([token for token, _ in parts]), torch.cat([logprob for _, logprob in parts])
+        tokens.append(token)
+        logprobs.append(probabilities.gather(1, token).log_())
+    if len(tokens) == 1:
+        return tokens[0], logprobs[0]
+    return torch.cat(tokens), torch.cat(logprobs)
 
 
 def _block(vocabulary: int) -> int:
@@ -78,14 +83,18 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     chosen = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is beyond the last
     mass = masses.gather(1, chosen)
     share = ((wanted - ends.gather(1, chosen) + mass) / mass).clamp_(0, _BELOW_ONE)  # how far into the block
-
-    if whole == vocabulary:
-        places = chosen[:, :, None].expand(-1, -1, block)
-        inside = probabilities.unflatten(1, (-1, block)).gather(1, places).double()  # type: ignore[no-untyped-call]
-    else:
-        columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
-        inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1).flatten(1)).view(columns.shape).double()
-        inside.masked_fill_(columns >= vocabulary, 0)
+    inside = _block_of(probabilities, chosen, block)
     ends = inside.cumsum(-1)
     place = torch.searchsorted(ends, share[:, :, None] * ends[:, :, -1:], right=True)[:, :, 0]
     return place.add_(chosen, alpha=block)
+
+
+def _block_of(probabilities: Tensor, chosen: Tensor, block: int) -> Tensor:
+    """The chosen block of each number, `[rows, count]` → fp64 `[rows, count, block]`; 0 beyond the vocabulary."""
+    vocabulary = probabilities.shape[1]
+    if vocabulary % block == 0:
+        places = chosen[:, :, None].expand(-1, -1, block)
+        return probabilities.unflatten(1, (-1, block)).gather(1, places).double()  # type: ignore[no-untyped-call, no-any-return]
+    columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
+    found = probabilities.gather(1, columns.clamp(max=vocabulary - 1).flatten(1)).view(columns.shape).double()
+    return found.masked_fill_(columns >= vocabulary, 0)
