@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from ftis_node.config.run import RunFile, dump_run_file, load_run_file
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
 from ftis_node.errors import UsageError
-from ftis_node.tasks import load_task, make_task, score
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.tasks import load_evaluation, load_task, make_task, score
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.rewards import FORMS, RULES, form_of
-from ftis_node.tasks.templates import TEMPLATES, known_as
+from ftis_node.tasks.templates import TEMPLATES, as_trained, known_as
+from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
+from tests.support.small_models import arithmetic_settings
 from tests.support.swarm import make_run
 
 BOXED = TEMPLATES["boxed"]["integer-boxed"]
@@ -130,6 +133,61 @@ def test_a_function_s_task_takes_the_name_that_goes_with_its_rule() -> None:
         make_task(SUMS, template="boxed")
     with pytest.raises(UsageError, match="does not go with"):
         make_task(SUMS, reward=partial(score, "integer"), template="boxed")
+
+
+@pytest.mark.parametrize(
+    ("of_run", "asked", "named", "expected"),
+    [
+        (("boxed", "integer-boxed"), ("rows", None), {}, ("boxed", "integer-boxed")),
+        (("boxed", "integer-boxed"), ("rows", "math"), {}, ("boxed", "math-boxed")),
+        (("boxed", "integer-boxed"), ("rows", "exact"), {"reward": "exact"}, ("paper", "exact")),
+        (("boxed", "integer-boxed"), ("rows", None), {"template": "paper"}, ("paper", "integer")),
+        (("boxed", "integer-boxed"), ("rows", "integer"), {"reward": "integer"}, ("paper", "integer")),
+        (("boxed", "integer-boxed"), ("arithmetic", None), {}, (None, "integer")),
+        (("Say it.\n{question}", "integer-boxed"), ("rows", None), {}, ("Say it.\n{question}", "integer-boxed")),
+        (("Say it.\n{question}", "integer-boxed"), ("rows", "math"), {}, ("paper", "math")),
+        ((None, None), ("rows", None), {}, ("paper", "integer")),
+    ],
+)
+def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task(
+    rows: str,
+    of_run: tuple[str | None, str | None],
+    asked: tuple[str, str | None],
+    named: dict[str, str],
+    expected: tuple[str | None, str],
+) -> None:
+    words, rule = of_run
+    name, of_task = asked
+    task = load_evaluation(rows if name == "rows" else name, reward=of_task, template=named.get("template"))
+    run = None
+    if words is not None and rule is not None:
+        text = TEMPLATES[words][rule] if words in TEMPLATES else words
+        run = make_run(template=text, reward=rule)
+    found = as_trained(task, run, named.get("reward"), named.get("template"))
+    assert (known_as(found.template) or (found.template if expected[0] else None), found.reward) == expected
+
+
+def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    engine = Engine()
+    settings = arithmetic_settings(model="tiny-bpe", lora=False, eval_prompts=4)
+    facts = engine.load(settings, rows, template="boxed-example", caps={"completion_tokens": 8})
+    run = run_for(facts.shared(), group=4, completion_tokens=8)
+    engine.open(run)
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
+    checkpoints = Checkpoints(home / "checkpoints")
+    directory = checkpoints.begin(1)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": "tiny-bpe (full)", "progress": {"step": 1}})
+    line = ("eval", "--checkpoint", str(home), "--task", rows, "--completion-tokens", "8")
+    told = json.loads(cli(*line, "--json")[1])
+    assert (told["reward"], known_as(told["template"])) == ("integer-boxed", "boxed-example")
+    own = engine.evaluate()
+    assert (told["prompts"], told["mean_tokens"], told["finished"]) == (own.prompts, own.mean_tokens, own.finished)
+    assert r"\boxed{…}" in cli(*line)[1]
+    told = json.loads(cli(*line, "--template", "paper", "--json")[1])
+    assert (told["reward"], known_as(told["template"])) == ("integer", "paper")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, run_of, tell_choice
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -46,12 +46,15 @@ def ask(
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.observe.terminal import shown_work
+    from ftis_node.tasks.templates import as_trained
 
     disable_progress_bar()
     loaded, example = _example(task, row, reward)
     with contextlib.ExitStack() as stack:
         with shown_work():
             answerers = list(_answerers(stack, checkpoint, parse_pairs(set_ or []), compare=compare))
+        if loaded is not None:
+            loaded = as_trained(loaded, run_of(checkpoint), reward, None)
         asked = [example.question] if example is not None else [question] if question is not None else _lines(json)
         for one in asked:
             answers = {}

@@ -15,6 +15,7 @@ from ftis_node.errors import UsageError
 from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
+    from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
     from ftis_node.worker.restore import Checkpoint
 
@@ -123,3 +124,16 @@ def addresses_in(text: str) -> tuple[str, ...]:
 def nobody_to_ask() -> bool:
     """Whether no person is at the other end."""
     return not sys.stdin.isatty()
+
+
+def run_of(checkpoint: str) -> Run | None:
+    """The run in which a checkpoint, or a home's newest one, was trained; None for a model, and where none is known.
+
+    Raises:
+        UserError: the home has no usable checkpoint.
+    """
+    from ftis_node.export.record import record_of
+    from ftis_node.worker.restore import find_checkpoint
+
+    found = find_checkpoint(checkpoint)
+    return record_of(found).run if found is not None else None

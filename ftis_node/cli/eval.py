@@ -62,9 +62,11 @@ def evaluate(
     flags = common.parse_pairs(set_ or []) | ({"device": device} if device else {})
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.tasks import load_evaluation, scoring, with_columns
+    from ftis_node.tasks.templates import as_trained
 
     task = with_columns(task, question, answer) or task
     chosen = load_evaluation(task, data=data, reward=reward, template=template, code=True)
+    chosen = as_trained(chosen, common.run_of(checkpoint), reward, template)
     if out is not None:
         _refuse_questions(out, task, data)
     examples = chosen.asked(prompts)
@@ -209,7 +211,8 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
         compared["paired"] = to_builtins(greedy.paired(result.judged, other.judged))
     settings, task = result.chosen.settings, asked.task
     told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
-    told |= {"task": task.name, "data": task.data, "reward": task.reward, "completion_tokens": asked.cap}
+    told |= {"task": task.name, "data": task.data, "reward": task.reward, "template": task.template}
+    told["completion_tokens"] = asked.cap
     told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
     return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
 
@@ -227,12 +230,22 @@ def _print(asked: _Questions, result: _Result, other: _Result | None) -> None:
     trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
     say(f"{chosen.name}{trained} on {asked.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
-    say(f"  formatted  {_percent(figures.formatted)}  <think>…</think><answer>…</answer>, and nothing else")
+    say(f"  formatted  {_percent(figures.formatted)}  {_form(asked.task)}")
     say(f"  lenient    {_percent(figures.lenient)}  the last answer is right, whatever the format")
     say(f"  finished   {_percent(figures.finished)}  within {asked.cap} tokens")
     if other is not None:
         _print_comparison(result, other)
     say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
+
+
+def _form(task: Task) -> str:
+    """In what form a formatted answer is."""
+    from ftis_node.tasks.rewards import FORMS, form_of
+
+    form = form_of(task.reward) if task.scorer is None else task.scorer.form
+    if not form:
+        return "as the task wants it"
+    return f"{FORMS[form].format('…')}{', and nothing else' if form == 'tags' else ''}"
 
 
 def _how(chosen: _Chosen) -> str:

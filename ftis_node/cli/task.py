@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ftis_node.cli.common import KINDS, JsonOption, RewardOption, TemplateOption, parse_pairs, print_json
+from ftis_node.cli.common import KINDS, JsonOption, RewardOption, TemplateOption, parse_pairs, print_json, run_of
 from ftis_node.errors import UsageError
 from ftis_node.text import counted, duration, in_lines, say
 
@@ -56,9 +56,12 @@ def check(
     from ftis_node.preflight.task_rows import checked
     from ftis_node.tasks import source_of
     from ftis_node.tasks.task import told_if_few
+    from ftis_node.tasks.templates import as_trained
 
     source = source_of(task, reward=reward, template=template, code=True)
     loaded = source.load()
+    if model is not None:
+        loaded = as_trained(loaded, run_of(model), reward, template)
     with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
         found = checked(source, loaded, advance)
     learnable = None
@@ -114,13 +117,14 @@ def filter_rows(
     """
     from ftis_node.host.files import replace_text
     from ftis_node.tasks import source_of
-    from ftis_node.tasks.templates import known_as, usual
+    from ftis_node.tasks.templates import as_trained, known_as, usual
 
     if output.suffix != ".jsonl":
         raise UsageError(f"{output} is no name for a task's file.", "Let it end in .jsonl.")
     if low > high:
         raise UsageError(f"No pass rate is from {low} to {high}.", "Name a --low below --high.")
     loaded = source_of(task, reward=reward, template=template, code=True).load()
+    loaded = as_trained(loaded, run_of(model), reward, template)
     field = _field(loaded)
     chosen = spread(len(loaded.train), rows)
     notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
@@ -218,7 +222,7 @@ def opened(
         else:
             with hold(found) as held:
                 policy = load_trained(settings, held)
-        chat, prefix, ends = asked_in(None, policy.tokenizer, task.template, settings)
+        chat, prefix, ends = asked_in(run_of(model), policy.tokenizer, task.template, settings)
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
         yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))

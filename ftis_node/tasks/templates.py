@@ -8,9 +8,15 @@ no node reads a form out of a text.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.rewards import FORMS, RULES, form_of, kind_of
+
+if TYPE_CHECKING:
+    from ftis_node.config.run import Run
+    from ftis_node.tasks.task import Task
 
 PLAIN = "{question}"
 """The question is the prompt."""
@@ -134,3 +140,27 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
     if (fixed or text is wanted) and (why := contradiction(text, rule)):
         raise UsageError(why, "Leave out --reward, or name the template and the rule that belong together.")
     return text, needed
+
+
+def as_trained(task: Task, run: Run | None, reward: str | None, template: str | None) -> Task:
+    """The task in the words in which a model of this run was asked in training, judged by the form that earned there.
+
+    The task stays as it is where those words do not go with its answers, or where its rows are whole prompts.
+
+    Args:
+        run: None: no run is known. reward, template: what a person named, which counts more.
+    """
+    if run is None or template is not None or PLAIN in (task.template, run.template):
+        return task
+    named = known_as(run.template)
+    if named is None:
+        rule = run.reward if kind_of(run.reward) == kind_of(task.reward) else ""
+        text = run.template
+    else:
+        rule = next((one for one in TEMPLATES[named] if kind_of(one) == kind_of(task.reward)), "")
+        text = TEMPLATES[named].get(rule, "")
+    if task.scorer is not None and task.name == run.task:
+        rule, text = task.reward, run.template
+    if not rule or reward not in (None, rule):
+        return task
+    return replace(task, template=text, reward=rule)

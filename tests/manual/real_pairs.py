@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.observe.metrics import read_events
 from tests.manual.real_parts import Check
@@ -31,9 +35,18 @@ def judge(text, answer):
 
 
 def task():
-    rows = [(f"Tell me something about the number {n}.", str(n)) for n in range(20, 80)]
+    rows = [(f"Tell me something about the number {n}, in five words.", str(n)) for n in range(20, 80)]
     return make_task(rows, reward=judge, template="{question}\\n", completion_tokens=24, prompt_tokens=96)
 '''
+# What a base model is warmed up with: it goes on to its cap otherwise, and an answer without an end earns nothing.
+WARMING = 40  # updates
+ANSWERS = (
+    "It is {kind}.",
+    "Its double is {double}.",
+    "It comes after {before}.",
+    "Add one: {after}.",
+    "A fine number.",
+)
 
 Pair = Callable[[str, str, str], Iterator[Check]]
 
@@ -47,8 +60,45 @@ def exchange(first: str, second: str, dtype: str) -> Iterator[Check]:
 
 
 def text_run(first: str, second: str, dtype: str) -> Iterator[Check]:
-    """Two models of unlike tokenizers: each takes steps on the other's text."""
-    yield from learned((first, "--lora"), (second, "--full"), dtype, "--any-tokenizer")
+    """Two models of unlike tokenizers, the second a base model: each takes steps on the other's text."""
+    with tempfile.TemporaryDirectory() as folder:
+        loss = warm_up(second, folder)
+        yield Check("warmed up to end its answers", loss < 1.0, f"{WARMING} updates, {loss:.2f} nats a token")
+        yield from learned((first, "--lora"), (folder, "--full"), dtype, "--any-tokenizer")
+
+
+def warm_up(source: str, folder: str) -> float:
+    """Train a base model's layers on short answers of the task below, in fp32, and write it to a folder.
+
+    Returns:
+        the mean loss of the last ten updates, in nats a token of the answers.
+    """
+    drawn = random.Random(0)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.get_input_embeddings().requires_grad_(False)  # most of the weights, and tied to the head
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=3e-5)
+    losses = []
+    for _ in range(WARMING):
+        optimiser.zero_grad()
+        rows = []
+        for number in drawn.sample(range(80, 1000), 4):
+            asked = tokenizer(f"Tell me something about the number {number}, in five words.\n")["input_ids"]
+            facts = {"kind": "odd" if number % 2 else "even", "double": 2 * number, "before": number - 1}
+            answer = drawn.choice(ANSWERS).format(**facts, after=number + 1)
+            said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            ids = torch.tensor([asked + said])
+            labels = torch.tensor([[-100] * len(asked) + said])
+            loss = model(input_ids=ids, labels=labels).loss / 4
+            loss.backward()
+            rows.append(loss.item())
+        optimiser.step()
+        losses.append(sum(rows))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(losses[-10:]) / 10
 
 
 PAIR_PARTS: dict[str, Pair] = {"exchange": exchange, "text-run": text_run}
