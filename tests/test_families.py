@@ -12,7 +12,8 @@ from ftis_node.config.run import check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.context import Context, refuse_prompts
-from ftis_node.policy.load import load_policy, load_tokenizer
+from ftis_node.policy.load import load_policy
+from ftis_node.policy.policy import Policy
 from ftis_node.tasks import Example, Task, load_task
 from ftis_node.tasks.templates import REASONING
 from ftis_node.tokenizer.asking import facts_for, message_of, prompt_ids, refuse_rows, usual_end
@@ -93,8 +94,16 @@ def _template(family: Family) -> str:
     )
 
 
+class Model(NamedTuple):
+    """A small model of a family: its folder, and what the product loads from there."""
+
+    family: Family
+    path: str
+    policy: Policy
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, str]:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     family: Family = FAMILIES[request.param]
     path = tmp_path_factory.mktemp(request.param)
     taken = family.special | dict(family.words)
@@ -115,12 +124,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     config = LlamaConfig(vocab_size=family.rows, tie_word_embeddings=family.tied, **sizes)
     LlamaForCausalLM(config).save_pretrained(path)
     GenerationConfig(eos_token_id=list(family.ends)).save_pretrained(path)
-    return family, str(path)
+    return Model(family, str(path), load_policy(Settings(model=str(path), device="cpu")))
 
 
-def test_a_family_is_asked_and_ends_as_its_own_files_say(model: tuple[Family, str]) -> None:
-    family, path = model
-    tokenizer: Any = load_tokenizer(path)
+def test_a_family_is_asked_and_ends_as_its_own_files_say(model: Model) -> None:
+    family, path = model.family, model.path
+    tokenizer: Any = model.policy.tokenizer
     chat = chat_wanted(tokenizer, REASONING, "auto", thinking=False)
     assert chat is not None and chat.end in family.ends and usual_end(tokenizer, None) == chat.end
     assert prompt_ids(tokenizer, "Q: {question}\n", "2+2?") == tokenizer("Q: 2+2?\n")["input_ids"]
@@ -144,9 +153,8 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model: tuple[Family, st
     check_fit(run.model_copy(update={"eos": bare.eos}), facts, path, begun=True)
 
 
-def test_a_family_loads_and_samples_the_ids_that_it_names_and_has_rows_for(model: tuple[Family, str]) -> None:
-    family, path = model
-    policy = load_policy(Settings(model=path, device="cpu"))
+def test_a_family_samples_the_ids_that_it_names_and_has_rows_for(model: Model) -> None:
+    family, policy = model.family, model.policy
     assert policy.vocabulary == min(family.ids, family.rows)
     context, rows = Context(100, rows=family.rows), [Example("?", "1")]
     refuse_prompts("it", context, [[family.rows - 1]], rows, "data", 1)

@@ -171,13 +171,6 @@ def test_settings_survive_the_way_to_the_compute_process() -> None:
     assert Settings(**settings.model_dump(mode="json")) == settings
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_profile_is_made_of_valid_settings(task: str) -> None:
-    settings, origins = settled(task=task)
-    assert all(origins[name] == f"task {task}" for name in TASKS[task].settings)
-    assert settings.objective_parts(task, filters=True) == TASKS[task].filter
-
-
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("task", ["arithmetic", "gsm8k"])
 def test_every_machine_profile_is_made_of_valid_settings(profile: str, task: str) -> None:

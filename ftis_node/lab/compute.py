@@ -99,5 +99,7 @@ class Metered:
     async def _take(self, seconds: float, lengths: Sequence[int]) -> None:
         """Lets the time of completions of these lengths pass, at so many seconds a group or a token."""
         assert self.run is not None
-        amount = sum(lengths) if self._clock.per == "token" else len(lengths) / self.run.group
+        amount = len(lengths) / self.run.group
+        if self._clock.per == "token":
+            amount = sum(lengths)
         await asyncio.sleep(seconds * amount / self._speed)

@@ -37,8 +37,10 @@ class Ledger:
 
     def __init__(self, work: Mapping[str, int], finished: Collection[str]) -> None:
         """work: a job's name → units (node steps; a warm-up counts as so many). finished: jobs done before."""
-        self._work, self._done = work, {name: work[name] for name in finished}
-        self._before, self._began = self.finished, time.monotonic()
+        self._work = work
+        self._done = {name: work[name] for name in finished}
+        self._before = self.finished
+        self._began = time.monotonic()
         self.total = sum(work.values())
 
     @property
@@ -53,7 +55,9 @@ class Ledger:
 
     def seconds_left(self) -> float | None:
         new = self.finished - self._before
-        return (time.monotonic() - self._began) / new * (self.total - self.finished) if new else None
+        if not new:
+            return None
+        return (time.monotonic() - self._began) / new * (self.total - self.finished)
 
 
 class Crew:
@@ -139,7 +143,8 @@ _stop: Any = None
 def _begin(told: Any, stop: Any, threads: int) -> None:
     global _told, _stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _told, _stop = told, stop
+    _told = told
+    _stop = stop
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with loading():
         import torch

@@ -25,8 +25,10 @@ class Network:
         """The packet, from its author's store."""
         author = target.known.announcement.author
         for member in self.members:
-            if member.author == author and (body := member.trade.store.body(target.ref.digest)) is not None:
-                return body
+            if member.author == author:
+                body = member.trade.store.body(target.ref.digest)
+                if body is not None:
+                    return body
         raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
 
 
@@ -63,7 +65,8 @@ class MemorySwarm:
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
-        run_id, refs = self.trade.context.run_id, PacketRefs.of(packets)
+        run_id = self.trade.context.run_id
+        refs = PacketRefs.of(packets)
         announcement = Announcement(run_id, self.author, round, policy_step, issued_at, refs, b"")
         for member in self._network.members:
             if member is not self:
@@ -95,10 +98,13 @@ class MemorySwarm:
 
     async def _pull(self) -> None:
         """As `Pulling`, which also knows by the hint what teaches nothing."""
-        while (want := self.trade.want()).groups > 0:
+        while True:
+            want = self.trade.want()
+            if want.groups <= 0:
+                return
             targets = self._table.choose(want.groups, everything, want.newcomers, want.rows)
             if not targets:
-                break
+                return
             await self._take(targets)
 
     async def _take(self, targets: Sequence[Target]) -> None:
@@ -107,8 +113,14 @@ class MemorySwarm:
             target.known.done |= 1 << target.index
             author, round, slot = target.key
             data = self._network.body(target)
-            issued, digest = target.known.announcement.issued_at, target.ref.digest
-            verdict = admit(self.trade.context, author, data, announced=(round, slot), issued_at=issued, digest=digest)
+            verdict = admit(
+                self.trade.context,
+                author,
+                data,
+                announced=(round, slot),
+                issued_at=target.known.announcement.issued_at,
+                digest=target.ref.digest,
+            )
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))

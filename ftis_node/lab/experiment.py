@@ -200,21 +200,34 @@ class Experiment(_Table):
 
     def all_cells(self) -> list[CellSpec]:
         """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
-        named = ((spec, {METHOD: list(spec.methods)} if spec.methods else {}) for spec in self.cells)
-        return [self._cell(spec, chosen) for spec, more in named for chosen in _combinations(more | spec.vary)]
+        found = []
+        for spec in self.cells:
+            lists = dict(spec.vary)
+            if spec.methods:
+                lists = {METHOD: list(spec.methods)} | lists
+            found += [self._cell(spec, chosen) for chosen in _combinations(lists)]
+        return found
 
     def _cell(self, spec: CellSpec, chosen: dict[str, Any]) -> CellSpec:
         """The cell with these settings, and the settings of its method below its own."""
-        name, label, method = spec.name, spec.label or spec.name, Method()
-        values = {**spec.values, **({ATTACK: spec.attack} if spec.attack else {})}
+        name = spec.name
+        label = spec.label or spec.name
+        method = Method()
+        values = dict(spec.values)
+        if spec.attack:
+            values[ATTACK] = spec.attack
         settings = {key: value for key, value in chosen.items() if key != METHOD}
         if METHOD in chosen:
             method = self.methods[chosen[METHOD]]
             values[METHOD] = method.label or chosen[METHOD]
-            name, label = f"{name} {chosen[METHOD]}", f"{label}: {values[METHOD]}"
+            name += f" {chosen[METHOD]}"
+            label += f": {values[METHOD]}"
         for key, value in settings.items():
-            told = f" {key}={value:g}" if isinstance(value, float) else f" {key}={value}"
-            name, label = name + told, label + told
+            told = f" {key}={value}"
+            if isinstance(value, float):
+                told = f" {key}={value:g}"
+            name += told
+            label += told
         changes = {
             "name": name,
             "label": label,
@@ -234,7 +247,9 @@ def _combinations(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 def _each(table: Any) -> Iterator[Any]:
     """A table for each combination of the lists of its `each`, whose names in braces are replaced in all its texts."""
-    lists = table.get("each") if isinstance(table, dict) else None
+    lists = None
+    if isinstance(table, dict):
+        lists = table.get("each")
     if not isinstance(lists, dict) or not all(isinstance(values, list) for values in lists.values()):
         yield table  # if `each` is something else, it is an unknown key
         return
@@ -250,4 +265,6 @@ def _filled_in(value: Any, words: dict[str, str]) -> Any:
         return value
     if isinstance(value, dict):
         return {_filled_in(key, words): _filled_in(part, words) for key, part in value.items()}
-    return [_filled_in(part, words) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_filled_in(part, words) for part in value]
+    return value

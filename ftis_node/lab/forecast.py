@@ -28,7 +28,8 @@ _LENGTH_SHARE = 0.5
 _PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run`; overhead, not arithmetic.
-TINY_STEP_SECONDS, WARM_UP_SECONDS = 0.15, 40.0
+TINY_STEP_SECONDS = 0.15
+WARM_UP_SECONDS = 40.0
 
 # A checkpoint of full training in bf16: fp32 masters and two moments of every parameter; two of them are kept.
 DISK_BYTES = 2 * 12
@@ -38,7 +39,9 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans: dict[str, dict[str, Any]] = {}
-    largest, disk, fits = 0.0, 0.0, True
+    largest = 0.0
+    disk = 0.0
+    fits = True
     warm = {(s.seed, one.warm.like or one.name, one.warm) for s in specs.values() for one in s.members if one.warm}
     hours = sum(COSTS.get(one.recipe, 1.0) for _, _, one in warm) * WARM_UP_SECONDS / 3600
     for spec in specs.values():
@@ -52,7 +55,8 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
             shape, chosen = _planned(spec, member, card)
             together[spec.settings_of(member).device] += chosen.memory.total / GB
             fits = fits and chosen.fits
-            disk += DISK_BYTES * shape.parameters / GB if spec.keep and not chosen.lora else 0.0
+            if spec.keep and not chosen.lora:
+                disk += DISK_BYTES * shape.parameters / GB
             hours += _seconds(spec, member, shape, chosen, card) / 3600
             plans[f"{member.name} {member.model} batch {spec.settings_of(member).batch_groups}"] = _told(chosen)
         largest = max(largest, *together.values(), 0.0)
@@ -94,14 +98,17 @@ def _own(spec: TrialSpec, settings: Settings) -> int:
 
 def _steps(spec: TrialSpec, member: NodeSpec) -> int:
     """The steps that a node takes, of which the clock may end some."""
-    settings, clock = spec.settings_of(member), spec.clock
-    each = _own(spec, settings) * clock.generate + settings.batch_groups * clock.train
-    return spec.steps if spec.seconds is None else min(spec.steps, math.ceil(spec.seconds * member.speed / each))
+    if spec.seconds is None:
+        return spec.steps
+    settings = spec.settings_of(member)
+    each = _own(spec, settings) * spec.clock.generate + settings.batch_groups * spec.clock.train
+    return min(spec.steps, math.ceil(spec.seconds * member.speed / each))
 
 
 def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:
     """The figures of one node's work in a whole trial."""
-    settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
+    settings = spec.settings_of(member)
+    prompt, cap = _caps(spec)
     group = spec.run.get("group", RUN_DEFAULTS["group"])
     half = Work(settings.batch_groups, group, _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
     evaluated = half._replace(groups=settings.eval_prompts, group=1)
@@ -114,8 +121,11 @@ def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, c
 
 
 def _told(chosen: Plan) -> dict[str, Any]:
+    kind = "full"
+    if chosen.lora:
+        kind = "lora"
     return {
-        "kind": "lora" if chosen.lora else "full",
+        "kind": kind,
         **{name: getattr(chosen, name) for name in _PLANNED},
         "memory_gb": round(chosen.memory.total / GB, 1),
         "budget_gb": round(chosen.budget / GB, 1),
@@ -128,14 +138,18 @@ def in_words(report: dict[str, Any]) -> str:
     """A forecast for people."""
     lines = [f"{report['experiment']}: {report['trials']} trials of {report['steps']} steps"]
     for name, node in report["nodes"].items():
-        checkpointing = ", gradient checkpointing" if node["gradient_checkpointing"] else ""
+        checkpointing = ""
+        if node["gradient_checkpointing"]:
+            checkpointing = ", gradient checkpointing"
         lines.append(
             f"  {name}: {node['kind']}, {node['dtype']}, {node['optimiser']}{checkpointing}, micro-batches of "
             f"{node['micro_batch_tokens']} tokens; {node['memory_gb']} of {node['budget_gb']} GB"
         )
         lines += [f"    {reason}" for reason in node["reasons"]]
     if report["nodes"]:
-        verdict = "fit" if report["fits_together"] else "do not fit"
+        verdict = "do not fit"
+        if report["fits_together"]:
+            verdict = "fit"
         lines.append(
             f"All nodes of a trial that share a device, together: {report['memory_gb_together']} GB; "
             f"they {verdict} {report['vram_gb']:g} GB."

@@ -49,13 +49,16 @@ def load_experiment(path: Path) -> Experiment:
 
 def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = None) -> Experiment:
     """Some of it: only these seeds (numbers between commas), or another number of steps. Raises UsageError."""
-    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
+    changes: dict[str, Any] = {}
+    if steps is not None:
+        changes["steps"] = steps
     if seeds:
         try:
             wanted = tuple(int(part) for part in seeds.split(","))
         except ValueError:
             raise UsageError(f"--seeds {seeds} are no numbers.", "Give them between commas: --seeds 0,1,2.") from None
-        if missing := set(wanted) - set(experiment.seeds):
+        missing = set(wanted) - set(experiment.seeds)
+        if missing:
             known = ", ".join(map(str, experiment.seeds))
             raise UsageError(f"The lab file has no seed {min(missing)}.", f"It has {known}.")
         changes["seeds"] = tuple(dict.fromkeys(wanted))
@@ -74,7 +77,8 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
         raise UsageError(f"Cell {cell.name}: a script that needs no time never ends.", "Set [clock] generate above 0.")
     settled = {}
     for member in spec.members:
-        if taken := _TAKEN & member.settings.keys():
+        taken = _TAKEN & member.settings.keys()
+        if taken:
             what = f"Cell {cell.name}, node {member.name}: {min(taken)!r} is not a setting here."
             raise UsageError(what, "The file's own `seeds`, `steps` and `model` decide that.")
         try:
@@ -101,7 +105,10 @@ def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
         key = str(first["loc"][-1])
         return UsageError(f"The lab file {path} has an unknown key {where!r}.", _nearest(key, first["loc"][:-1]))
     message = first["msg"].removeprefix("Value error, ")
-    return UsageError(f"The lab file {path} is wrong{f' at {where}' if where else ''}: {message}.", "Mend that value.")
+    place = ""
+    if where:
+        place = f" at {where}"
+    return UsageError(f"The lab file {path} is wrong{place}: {message}.", "Mend that value.")
 
 
 def _nearest(key: str, place: Sequence[int | str]) -> str:
@@ -109,6 +116,9 @@ def _nearest(key: str, place: Sequence[int | str]) -> str:
         **{"nodes": NodeSpec, "cells": CellSpec, "claims": Claim, "evaluate": EvaluationSet},
         **{"clock": Clock, "warm": WarmUp},
     }
-    tables = [models[part] for part in place if isinstance(part, str) and part in models]
-    known = [field.alias or name for name, field in (tables[-1] if tables else Experiment).model_fields.items()]
+    table: type[BaseModel] = Experiment
+    for part in place:
+        if isinstance(part, str):
+            table = models.get(part, table)
+    known = [field.alias or name for name, field in table.model_fields.items()]
     return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."

@@ -136,10 +136,13 @@ class Participant:
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
         means = self.stepper.means
-        batch, share = means.batch_groups, self.settings.own_share
+        batch = means.batch_groups
         if means.own_only or means.run.parts > 1:
             return batch  # with parts, of each of them a part
-        return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
+        share = self.settings.own_share
+        if share is None:
+            share = 1 / generating(self.spec)
+        return math.ceil(share * batch)
 
     def begin_round(self) -> None:
         """A pool for this round alone, in which groups without a signal count as they do among one's own."""
@@ -188,17 +191,18 @@ class Participant:
 
     def told_step(self, taken: TakenStep) -> StepEvent:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
-        last, diagnostics = taken.row(), taken.report.diagnostics
+        last = taken.row()
+        diagnostics = taken.report.diagnostics
         plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
-        event = {
-            "event": "step",
-            **self.spent(),
-            **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
-            **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
-            "overall": diagnostics.overall,
-            "own": diagnostics.sources.get("own", {}),
-            "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
-        }
+        event: dict[str, Any] = {"event": "step", **self.spent()}
+        if self.meter.watch is not None:
+            event["payloads"] = self.meter.watch.take()
+        event |= {name: last[name] for name in (*plain, "tokens", "skipped", "warnings")}
+        event["overall"] = diagnostics.overall
+        event["own"] = diagnostics.sources.get("own", {})
+        event["foreign"] = {}
+        if taken.batch.foreign_groups:
+            event["foreign"] = diagnostics.foreign
         return cast(StepEvent, event)
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
@@ -230,8 +234,10 @@ class Participant:
         await self.compute.call(Restore(str(path), step))
         self.stepper.means.progress = Progress.from_facts(facts["progress"])
         self.stepper.means.reputation.take_up(facts.get("standing", {"authors": {}}))
-        self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
-        self.compute.cpu = facts["lab"]["cpu"]
+        counts = facts["lab"]
+        self.meter.generated = counts["generated"]
+        self.meter.trained = counts["trained"]
+        self.compute.cpu = counts["cpu"]
 
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:

@@ -22,12 +22,19 @@ from ftis_node.tasks.rewards import TAGS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-INJECTION, FALSE_REASONING, PADDING, GIBBERISH = "injection", "false-reasoning", "padding", "gibberish"
+INJECTION = "injection"
+FALSE_REASONING = "false-reasoning"
+PADDING = "padding"
+GIBBERISH = "gibberish"
 PAYLOADS = (INJECTION, FALSE_REASONING, PADDING, GIBBERISH)
 TOKENS = "tokens"
 
 RANDOM = "random-reasoning"
-OWN, LOW, HIGH, COPIED, CAREFUL = "own", "low", "high", "copied", "careful"
+OWN = "own"
+LOW = "low"
+HIGH = "high"
+COPIED = "copied"
+CAREFUL = "careful"
 SCRIPTS = {
     RANDOM: (RANDOM, OWN),
     "lying": (RANDOM, LOW),
@@ -117,7 +124,9 @@ class Watch:
             examples: the rows of the task.
             cap: tokens that a completion may have; in a text run bytes.
         """
-        self._tokenizer, self._examples, self._cap = tokenizer, examples, cap
+        self._tokenizer = tokenizer
+        self._examples = examples
+        self._cap = cap
         self._seen: Counter[str] = Counter()
 
     def see(self, rows: Sequence[int], packets: Sequence[AnyPacket]) -> None:

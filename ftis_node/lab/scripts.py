@@ -50,16 +50,22 @@ class Scripted(InProcess):
         self._seed = seed
 
     async def call(self, request: Request[Answer]) -> Answer:
-        return cast(Answer, self._generate(request)) if isinstance(request, Generate) else await super().call(request)
+        if isinstance(request, Generate):
+            return cast(Answer, self._generate(request))
+        return await super().call(request)
 
     def _generate(self, request: Generate) -> Generated:
-        answers, rng = [], random.Random(f"{self._seed}/{list(request.rows)}")
+        rng = random.Random(f"{self._seed}/{list(request.rows)}")
+        write = self._payload
+        if self._writes == RANDOM:
+            write = self._at_random
+        answers = []
         for slot, row in zip(request.slots or range(len(request.rows)), request.rows, strict=True):
             example = self.engine.task.train[row]
-            write = self._at_random if self._writes == RANDOM else self._payload
             written = [write(example, rng) for _ in range(self.engine.run.completions)]
+            made = self._claimed(row, written)
             place = Slot(request.author, request.round, slot, request.policy_step)
-            prompt, made = self.engine.task.prompt(example), self._claimed(row, written)
+            prompt = self.engine.task.prompt(example)
             packet = _by_bytes(self.engine.packets.write(place, prompt, self.engine.prompts[row], made))
             answers.append(ScoredPacket(packet, self.engine.rewards(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
@@ -69,12 +75,13 @@ class Scripted(InProcess):
         ids = [np.asarray(tokens, np.uint32) for tokens, _ in written]
         claims = [np.asarray(logprobs, np.float32) for _, logprobs in written]
         if self._claims in (LOW, HIGH):
-            claims = [np.full(len(tokens), CLAIMED if self._claims == LOW else 0.0, np.float32) for tokens in ids]
+            claimed = {LOW: CLAIMED, HIGH: 0.0}[self._claims]
+            claims = [np.full(len(tokens), claimed, np.float32) for tokens in ids]
         elif self._claims in (COPIED, CAREFUL):
             with torch.inference_mode():
                 group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
                 found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
-            factor = _CARE if self._claims == CAREFUL else 1.0
+            factor = {COPIED: 1.0, CAREFUL: _CARE}[self._claims]
             flat = (found + math.log(factor)).clamp(min=_FLOOR, max=0.0).cpu().numpy()
             claims = np.split(flat, np.cumsum([len(tokens) for tokens in ids])[:-1])
         return [Completion(tokens, logprobs, True) for tokens, logprobs in zip(ids, claims, strict=True)]
@@ -113,7 +120,8 @@ def _by_bytes(data: bytes) -> bytes:
     for made in packet.completions():
         for size, claim in zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True):
             claims += [claim, *[0.0] * (size - 1)]
-        claims += [made.end] if made.end is not None else []
+        if made.end is not None:
+            claims.append(made.end)
     lengths = tuple(len(made.text) for made in packet.completions())
     pieces = np.ones(len(packet.text), np.uint8)
     return encode(replace(packet, lengths=lengths, pieces=pieces, logprobs=np.array(claims, np.float32)))
@@ -121,7 +129,8 @@ def _by_bytes(data: bytes) -> bytes:
 
 def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:
     """The log-prob of each token after those before it, where whole completions have these chances."""
-    left, found = dict(chances), []
+    left = dict(chances)
+    found = []
     for place, token in enumerate(ids):
         before = sum(left.values())
         left = {other: chance for other, chance in left.items() if other[place] == token}
@@ -131,7 +140,9 @@ def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -
 
 def _spelled(value: int, chances: Mapping[int, float]) -> list[float]:
     """Log-probs of a number's digits, and of its end, where numbers have these chances."""
-    digits, left, found = str(value), sum(chances.values()), []
+    digits = str(value)
+    left = sum(chances.values())
+    found = []
     for place in range(len(digits)):
         going_on = sum(chance for other, chance in chances.items() if str(other).startswith(digits[: place + 1]))
         found.append(math.log(going_on / left))

@@ -95,7 +95,9 @@ class Trial:
         learners = [member.name for member in self.spec.members if not member.script]
         known = {"step", "time", "bytes", "round", "evaluated", "seconds", "cpu"} <= resume.keys()
         if not known or not kept(self.directory / "checkpoints", learners, resume["step"]):
-            first = number(self.spec.seed, "rounds") >> 32 if self.spec.collaboration == "horizontal" else 0
+            first = 0
+            if self.spec.collaboration == "horizontal":
+                first = number(self.spec.seed, "rounds") >> 32
             rounds = {member.name: first for member in self.spec.members}
             resume = {"step": 0, "time": 0.0, "bytes": 0, "round": rounds, "evaluated": {}, "seconds": 0.0, "cpu": 0.0}
             shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
@@ -104,7 +106,8 @@ class Trial:
         return resume
 
     async def _run(self, resume: dict[str, Any]) -> None:
-        self._began, self._cpu = time.monotonic() - resume["seconds"], time.process_time() - resume["cpu"]
+        self._began = time.monotonic() - resume["seconds"]
+        self._cpu = time.process_time() - resume["cpu"]
         self._log = (self.directory / "events.jsonl").open("ab")
         try:
             await self._start(resume)
@@ -142,14 +145,17 @@ class Trial:
 
     async def _evaluate(self, node: Participant, also: str | None = None, time: float | None = None) -> None:
         """Unless it has been, at this step; time: when it was there, if that is not now."""
-        key, step = f"{node.name}/{also or ''}", node.stepper.progress.step
-        if self._evaluated.get(key) != step:
-            event = await node.evaluate(also)
-            event["time"] = event["time"] if time is None else time
-            self._write(event)
-            self._evaluated[key] = step
-            if also is None and self.spec.until is not None and event["pass_at_1"] >= self.spec.until:
-                self._arrived.add(node.name)
+        key = f"{node.name}/{also or ''}"
+        step = node.stepper.progress.step
+        if self._evaluated.get(key) == step:
+            return
+        event = await node.evaluate(also)
+        if time is not None:
+            event["time"] = time
+        self._write(event)
+        self._evaluated[key] = step
+        if also is None and self.spec.until is not None and event["pass_at_1"] >= self.spec.until:
+            self._arrived.add(node.name)
 
     def _spent(self) -> Duration:
         return {"seconds": time.monotonic() - self._began, "cpu": time.process_time() - self._cpu}
@@ -157,7 +163,9 @@ class Trial:
     def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
             return Scripted(member.script, self.spec.seed)
-        return OwnProcess() if self._processes else InProcess()
+        if self._processes:
+            return OwnProcess()
+        return InProcess()
 
     async def _evaluate_all(self, node: Participant, time: float | None = None) -> None:
         """On the held-out prompts, and on what else the experiment asks for."""
