@@ -15,7 +15,9 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT
 
 ALL = "all"
-ATTACK, METHOD = "attack", "method"  # among a cell's values
+# Among a cell's values.
+ATTACK = "attack"
+METHOD = "method"
 ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload", "tokens"]
 
 
@@ -111,6 +113,10 @@ def read_manifest(path: Path) -> Manifest:
     except OSError:
         raise UsageError(f"{path.parent} has no manifest.json.", mend) from None
     except ValueError as error:  # a ValidationError too
-        where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        place = ".".join(map(str, where["loc"]))
-        raise UsageError(f"{path} is no manifest of an experiment: {place} {where['msg']}.", mend) from None
+        place = ""
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            why = first["msg"]
+        raise UsageError(f"{path} is no manifest of an experiment: {place} {why}.", mend) from None

@@ -19,7 +19,8 @@ from ftis_node.tasks import Task, TextCaps, make_task
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.templates import PLAIN
 
-_ROWS, _HELD_OUT = 1000, 300
+_ROWS = 1000
+_HELD_OUT = 300
 
 
 def one() -> Task:
@@ -39,7 +40,9 @@ def _task(*, width: int, words: int) -> Task:
     while len(drawn) < _ROWS + _HELD_OUT:
         question = "".join(rng.choices("01", k=width * words)) + "="
         drawn[question] = _sums(question, width)[-width:]
-    rows, prompt, longest = list(drawn.items()), len(question), len(demonstration(question, width, long=True)) + 1
+    rows = list(drawn.items())
+    prompt = len(question)
+    longest = len(demonstration(question, width, long=True)) + 1
     caps = {"prompt_tokens": prompt, "completion_tokens": prompt + width + len(TAGS)}  # the end in place of `=`
     task = make_task(rows[_HELD_OUT:], reward="exact", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
     return replace(task, text=TextCaps(prompt, longest, longest))  # one token a byte leaves nobody out
@@ -48,21 +51,28 @@ def _task(*, width: int, words: int) -> Task:
 def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> list[tuple[str, str]]:
     """So many prompts of the task's kind, none held out, with right completions, of which a share `long` is long; of
     two columns half as many, and as many that ask for a long one."""
-    held_out, width = {example.question for example in task.held_out}, len(task.train[0].answer)
+    held_out = {example.question for example in task.held_out}
+    width = len(task.train[0].answer)
     pairs: list[tuple[str, str]] = []
     while len(pairs) < count:
         question = "".join(rng.choices("01", k=len(task.train[0].question) - 1)) + "="
         if question not in held_out:
             asked = width > 1 and len(pairs) % 2 > 0
             told = demonstration(question, width, long=asked or rng.random() < long)
-            pairs.append((question.replace("=", "/") if asked else question, told))
+            if asked:
+                question = question.replace("=", "/")
+            pairs.append((question, told))
     return pairs
 
 
 def demonstration(question: str, width: int, *, long: bool) -> str:
     """A completion that is right; `long`: with all partial counts."""
     sums = _sums(question, width)
-    return f"<think>{sums if long else sums[-width:]}</think><answer>{sums[-width:]}</answer>"
+    answer = sums[-width:]
+    thought = answer
+    if long:
+        thought = sums
+    return f"<think>{thought}</think><answer>{answer}</answer>"
 
 
 def _sums(question: str, width: int) -> str:

@@ -19,10 +19,14 @@ from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Device
 from ftis_node.fit.plan import Plan
 
-_READING, _MULTIPLYING, _SMALL_PRODUCTS, _TRAINING = 0.8, 0.6, 0.25, 0.35
+_READING = 0.8
+_MULTIPLYING = 0.6
+_SMALL_PRODUCTS = 0.25
+_TRAINING = 0.35
 _DRAWING = 6
 DEQUANTISED = 4  # bytes a weight: 16 bits, written and read
-_LAUNCHES, _KERNEL_SECONDS = 21, 4e-6
+_LAUNCHES = 21
+_KERNEL_SECONDS = 4e-6
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     tokens = work.rows * work.completion / places + work.cap - work.completion  # the last ones end one by one
     rows = work.rows * work.completion / tokens
     rate = card.bandwidth * 1e9
-    apart = DEQUANTISED if chosen.quantisation == "nf4" and places > card.fused else 0
+    apart = 0
+    if chosen.quantisation == "nf4" and places > card.fused:
+        apart = DEQUANTISED
     again = apart * sum(one.inputs * one.outputs * one.count for one in shape.within_layers)
     weights = card.product(chosen.memory.weights + again, shape.parameters, rows)
     kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
@@ -85,6 +91,13 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
 
 def training(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     """Seconds to train once on all completions."""
-    operations = (4 if chosen.lora else 6) + 2 * chosen.gradient_checkpointing
-    tokens = (work.groups if shape.packed else work.rows) * work.prompt + work.rows * work.completion
+    operations = 6
+    if chosen.lora:
+        operations = 4
+    if chosen.gradient_checkpointing:
+        operations += 2
+    prompts = work.rows
+    if shape.packed:
+        prompts = work.groups
+    tokens = prompts * work.prompt + work.rows * work.completion
     return operations * shape.parameters * tokens / (card.tflops * 1e12 * _TRAINING)

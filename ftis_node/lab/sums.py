@@ -8,7 +8,9 @@ from ftis_node.lab.payloads import values
 from ftis_node.tasks import Task, TextCaps, make_task
 from ftis_node.tasks.templates import PLAIN
 
-_OPERANDS, _ROWS, _HELD_OUT = 8, 4000, 300
+_OPERANDS = 8
+_ROWS = 4000
+_HELD_OUT = 300
 _TEXT = TextCaps(prompt_bytes=16, completion_bytes=96, completion_tokens=96)  # one token a byte leaves nobody out
 
 
@@ -21,8 +23,10 @@ def eight() -> Task:
         question = str(rng.randint(1, 9))
         for _ in range(_OPERANDS - 1):
             question += f"{rng.choice('+-')}{rng.randint(1, 9)}"
-        if min(found := values(question)) >= 0:
+        found = values(question)
+        if min(found) >= 0:
             drawn[f"{question}="] = found[-1]
-    rows, caps = list(drawn.items()), {"prompt_tokens": 16, "completion_tokens": 64}
+    rows = list(drawn.items())
+    caps = {"prompt_tokens": 16, "completion_tokens": 64}
     task = make_task(rows[_HELD_OUT:], reward="integer", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
     return replace(task, text=_TEXT)

@@ -38,10 +38,15 @@ class Teacher:
 
     def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
         """The steps of the reasoning in this teacher's style."""
-        if self._style in ("spelled", "swapped"):
-            steps, kept = zip(values, operations, values[1:], strict=False), self._style == "spelled"
-            return [f"{x}{s}{y}={value}" if kept else f"{y}{s}{x}={value}" for x, (s, y), value in steps]
-        return [str(value) for value in (values[1:] if self._style == "terse" else values[:0:-1])]
+        steps = list(zip(values, operations, values[1:], strict=False))
+        if self._style == "spelled":
+            return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
+        if self._style == "swapped":
+            return [f"{y}{sign}{x}={value}" for x, (sign, y), value in steps]
+        told = [str(value) for value in values[1:]]
+        if self._style == "backwards":
+            told.reverse()
+        return told
 
     def _recall(self, x: int, sign: str, y: int) -> int:
         value = apply(x, sign, y)

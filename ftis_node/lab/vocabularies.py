@@ -12,13 +12,16 @@ from ftis_node.lab.teacher import Teacher
 from ftis_node.tasks.arithmetic import arithmetic
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-PAD, END = "<|pad|>", "<|end|>"
+PAD = "<|pad|>"
+END = "<|end|>"
 WORDS = (PAD, END, "\n", *TAGS, " ", *"0123456789", *"+-=*/(),")
 
 # Llama-3's pattern, but for numbers of two digits: `><` and `</` are pieces of their own, and `</think>` is none.
 _PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one character for each of the 256 bytes
-_MERGED, _LONGEST, _TEXTS = 320, len("</think><answer>1"), 4000  # ids, characters of a token, texts to learn from
+_MERGED = 320  # ids
+_LONGEST = len("</think><answer>1")  # characters of a token
+_TEXTS = 4000  # to learn from
 
 
 def words() -> Any:

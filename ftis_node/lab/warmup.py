@@ -97,7 +97,10 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
     if recipe.long is not None:
         return functools.partial(demonstrations, task, recipe.long, rng, recipe.batch)
     teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style, errors=recipe.errors)
-    beyond, hard = load_task("arithmetic-4").train if recipe.harder else (), round(recipe.harder * recipe.batch)
+    beyond: tuple[Example, ...] = ()
+    if recipe.harder:
+        beyond = load_task("arithmetic-4").train
+    hard = round(recipe.harder * recipe.batch)
 
     def taught() -> list[tuple[str, str]]:
         examples = rng.choices(task.train, k=recipe.batch - hard) + rng.choices(beyond, k=hard)
@@ -142,7 +145,9 @@ def greedy_pass_at_1(
 def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> dict[str, Any]:
     """Write the model's folder under `out`; returns its entry of the manifest."""
     folder = out / recipe.name
-    cap = None if recipe.tokenizer == "words" else task.text.completion_tokens
+    cap = None
+    if recipe.tokenizer != "words":
+        cap = task.text.completion_tokens
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)

@@ -28,7 +28,8 @@ class _Node:
     """A compute process on these devices, each CPU with one thread."""
 
     def __init__(self, model: Path, rows: Path, devices: Sequence[str], size: Size) -> None:
-        self._size, self._step = size, 0
+        self._size = size
+        self._step = 0
         self._process = Worker()
         self._process.start(threads=len(devices))
         caps = size.caps()
@@ -77,7 +78,8 @@ def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tel
         tokens. Whatever else the machine does counts too.
     """
     with tempfile.TemporaryDirectory() as folder:
-        place, rows = Path(folder) / "model", Path(folder) / "rows.jsonl"
+        place = Path(folder) / "model"
+        rows = Path(folder) / "rows.jsonl"
         # of another family than `small_config`, as transformers reads Qwen2's tokenizers as byte-level ones only
         config = LlamaConfig(**{**geometry(small_config()), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0})
         model = random_model(config, torch.device("cpu"))

@@ -60,7 +60,10 @@ def _measure(
     groups = training_groups(work)[:trained]
     steps = []
     for repeat in range(repeats + 1):
-        tell(f"step {repeat} of {repeats}" if repeat else "a step to warm up")
+        if repeat:
+            tell(f"step {repeat} of {repeats}")
+        else:
+            tell("a step to warm up")
         report, took = timed(lambda: learner.step(groups), policy.device)
         if report.skipped:
             raise RuntimeError(f"the step took no update: {report.skipped}")
@@ -69,7 +72,8 @@ def _measure(
 
     tell("measuring memory")
     vacate()  # as a node does before it trains, where there is no room for both
-    memory, training = chosen.memory, _peak_mb(lambda: learner.step(groups), learner)
+    memory = chosen.memory
+    training = _peak_mb(lambda: learner.step(groups), learner)
     generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
     needs = {"memory": memory.total, "training": memory.training, "generating": memory.generating}
     predicted = {part: (need - memory.overhead) / 1e6 for part, need in needs.items()}

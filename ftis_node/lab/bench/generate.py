@@ -56,7 +56,8 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     Raises:
         RuntimeError: one did not generate all tokens.
     """
-    prompts, native = random_prompts(policy, size), replace(policy, engine="native")
+    prompts = random_prompts(policy, size)
+    native = replace(policy, engine="native")
     half = max(1, size.groups // 2) * size.group
     ends = tuple(range(-(-policy.vocabulary * 10 // (6 * size.completion_tokens))))
     runs: dict[str, Callable[[], int]] = {
@@ -71,27 +72,41 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         runs["nf4"] = lambda: _engine(four_bits, size, batch)
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
-        tell(f"run {repeat} of {repeats}" if repeat else "a run to warm up")
+        if repeat:
+            tell(f"run {repeat} of {repeats}")
+        else:
+            tell("a run to warm up")
         for name, run in runs.items():
-            rate = _measured(run, None if name.startswith("mixed") else size.tokens, policy.device)
+            expected: int | None = size.tokens
+            if name.startswith("mixed"):
+                expected = None  # as many as there are before an end
+            rate = _measured(run, expected, policy.device)
             if repeat:
                 rates[name].append(rate)
     figures: dict[str, Any] = {}
     for name, measured in rates.items():
-        for unit, column in (("cpu_s", [cpu for cpu, _ in measured]), ("s", [wall for _, wall in measured])):
+        columns = {"cpu_s": [cpu for cpu, _ in measured], "s": [wall for _, wall in measured]}
+        for unit, column in columns.items():
             figures[f"{name}_tokens_per_{unit}"] = statistics.median(column)
             figures[f"{name}_tokens_per_{unit}_spread"] = [min(column), max(column)]
-    unit = "s" if policy.device.type == "cuda" else "cpu_s"
+    unit = "cpu_s"
+    floor = over_floor = None
+    if policy.device.type == "cuda":
+        unit = "s"
+        floor = _floor(policy, size, batch)
+        over_floor = floor / figures["native_tokens_per_s"]
     ours = figures[f"native_tokens_per_{unit}"]
-    floor = _floor(policy, size, batch) if policy.device.type == "cuda" else None
+    over_nf4 = None
+    if "nf4" in runs:
+        over_nf4 = ours / figures[f"nf4_tokens_per_{unit}"]
     return {
         "ratio_hf": ours / figures[f"hf_tokens_per_{unit}"],
         "ratio_plain": ours / figures[f"plain_tokens_per_{unit}"],
         "ratio_mixed": figures[f"mixed_tokens_per_{unit}"] / figures[f"mixed_plain_tokens_per_{unit}"],
-        "ratio_nf4": ours / figures[f"nf4_tokens_per_{unit}"] if "nf4" in runs else None,
+        "ratio_nf4": over_nf4,
         **figures,
         "floor_tokens_per_s": floor,
-        "over_floor": floor / ours if floor else None,
+        "over_floor": over_floor,
         "lean": policy.lean,
         "dtype": str(policy.dtype).removeprefix("torch."),
         "generation_batch": batch,
@@ -149,10 +164,12 @@ def _floor(policy: Policy, size: Size, batch: int) -> float:
     width = policy.dtype.itemsize
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token: int = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * width
-    embedding, head = policy.causal_lm.get_input_embeddings().weight, policy.causal_lm.get_output_embeddings().weight
+    embedding = policy.causal_lm.get_input_embeddings().weight
     quantised = elements(policy.model)
-    weights = width * (policy.parameters() - quantised - (0 if head is embedding else int(embedding.numel())))
-    weights += round(NF4_BYTES * quantised)
+    read = policy.parameters() - quantised
+    if policy.causal_lm.get_output_embeddings().weight is not embedding:
+        read -= int(embedding.numel())  # of which a step reads some rows
+    weights = width * read + round(NF4_BYTES * quantised)
     calls = -(-size.groups // max(1, batch // size.group))
     kept = token * (size.groups * size.prompt_tokens + size.completions * size.completion_tokens // 2)
     return size.tokens / (size.completion_tokens * (calls * weights + kept) / bandwidth(policy.device))

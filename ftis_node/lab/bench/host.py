@@ -39,7 +39,9 @@ from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
 POLL_SECONDS = 0.005
-LATE_SECONDS, OLD_SECONDS = 60.0, 500.0  # an announcement between these ages that a node does not know is lost
+# An announcement between these ages that a node does not know is lost.
+LATE_SECONDS = 60.0
+OLD_SECONDS = 500.0
 
 
 class PushedPackets(ServicerBase):  # type: ignore[misc]
@@ -200,7 +202,6 @@ class BenchNode:
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
-        ages = sorted(self.ages)
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
             process = psutil.Process(self.transport.pid)
             self._p2pd = sum(process.cpu_times()[:2]), process.memory_info().rss
@@ -211,18 +212,30 @@ class BenchNode:
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
-            "rejections": dict(self.swarm.pulling.rejections) if self.swarm.pulling is not None else {},
+            "rejections": self._rejections(),
             "author": self.identity.author.hex(),
             "announced": [n for n, at in self.announced.items() if LATE_SECONDS < boot_seconds() - at < OLD_SECONDS],
             "heard": [[known.announcement.author.hex(), known.announcement.round] for known in self.swarm.gossip.table],
             "authors": len(self.authors),
-            "age_p50": ages[len(ages) // 2] if ages else None,
-            "age_p95": ages[len(ages) * 95 // 100] if ages else None,
+            "age_p50": _percentile(self.ages, 50),
+            "age_p95": _percentile(self.ages, 95),
             "steps": self.steps,
             "short": self.short,
             "p2pd_cpu": self._p2pd[0],
             "p2pd_memory": self._p2pd[1],
         }
+
+    def _rejections(self) -> dict[str, int]:
+        if self.swarm.pulling is None:
+            return {}
+        return {str(reason): count for reason, count in self.swarm.pulling.rejections.items()}
+
+
+def _percentile(values: Sequence[float], percent: int) -> float | None:
+    """The value below which so many in a hundred lie; None of none."""
+    if not values:
+        return None
+    return sorted(values)[len(values) * percent // 100]
 
 
 class Host:
@@ -266,9 +279,11 @@ class Host:
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = boot_seconds() + seconds
-        while (least := min(n.counts()[key] for n in self._nodes)) < count and boot_seconds() < deadline:  # noqa: ASYNC110
+        while True:
+            least = min(node.counts()[key] for node in self._nodes)
+            if least >= count or boot_seconds() >= deadline:
+                return {"least": least, "at": boot_seconds()}
             await asyncio.sleep(POLL_SECONDS)
-        return {"least": least, "at": boot_seconds()}
 
     async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
         self.paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
@@ -289,9 +304,12 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         host = Host(stack)
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
+        line = await loop.run_in_executor(None, sys.stdin.readline)
+        while line:
             command = json.loads(line)
-            print(json.dumps(await getattr(host, command.pop("do"))(**command)), flush=True)
+            answer = await getattr(host, command.pop("do"))(**command)
+            print(json.dumps(answer), flush=True)
+            line = await loop.run_in_executor(None, sys.stdin.readline)
         for task in host.paced:
             task.cancel()
 

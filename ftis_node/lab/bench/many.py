@@ -37,8 +37,10 @@ from ftis_node.swarm.wire.dht_limits import RECORD_LIFETIME
 from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
 from ftis_node.text import say
 
-GROUPS, BATCH = 6, 18
-LATENCY, UPLINK = 0.001, 1e9  # of a loopback: seconds one way, bytes a second
+GROUPS = 6
+BATCH = 18
+LATENCY = 0.001  # of a loopback: seconds one way
+UPLINK = 1e9  # bytes a second
 FAR = 1.5  # times as much as predicted, or the reverse
 JUDGED = ("overhead_bytes_per_s", "bytes_in_per_s", "groups_per_step")
 
@@ -47,17 +49,20 @@ class Forked(Host):
     """A process with some nodes that is forked from this one, and shares with it what both imported."""
 
     def __init__(self, pid: int, ours: socket.socket) -> None:
-        self._pid, self._ours = pid, ours
+        self._pid = pid
+        self._ours = ours
 
     @classmethod
     def fork(cls, before: Sequence[Forked]) -> Forked:
         """before: those that this process has forked already."""
         ours, theirs = socket.socketpair()
-        if (pid := os.fork()) == 0:
+        pid = os.fork()
+        if pid == 0:
             for end in (ours, *(other._ours for other in before)):
                 end.close()  # else the others would not see when this process closes them
             os.setsid()  # as on a machine of its own: Linux shares cores among sessions first
-            sys.stdin, sys.stdout = theirs.makefile("r"), theirs.makefile("w")
+            sys.stdin = theirs.makefile("r")
+            sys.stdout = theirs.makefile("w")
             try:
                 uvloop.run(host.serve())
             finally:
@@ -112,7 +117,8 @@ async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()
 
 def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
     """What the simulation says."""
-    loop, began = SimulatedLoop(), time.time()  # stores number their rounds by the machine's clock
+    loop = SimulatedLoop()
+    began = time.time()  # stores number their rounds by the machine's clock
     clocks = Clocks(boot=loop.time, unix=lambda: began + loop.time(), thread=lambda: 0.0)
     with replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
         found = runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
@@ -148,13 +154,18 @@ def main() -> None:
     real = asyncio.run(steady(plan, **pace, tell=lambda line: say(line, error=True, flush=True)))
     real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
-    problems = [f"{real['announcements_lost']} announcements were lost"] if real["announcements_lost"] else []
+    problems = []
+    if real["announcements_lost"]:
+        problems.append(f"{real['announcements_lost']} announcements were lost")
     for name in JUDGED:
         if not 1 / FAR < real[name] / foreseen[name] < FAR:
             problems.append(f"{name} is {real[name]:.1f}, predicted {foreseen[name]:.1f}")
     say(f"rejections: {real.pop('rejections')}")
     for name, value in real.items():
-        say(f"{name}: {value:.6g}" + (f", predicted {foreseen[name]:.6g}" if name in foreseen else ""))
+        told = f"{name}: {value:.6g}"
+        if name in foreseen:
+            told += f", predicted {foreseen[name]:.6g}"
+        say(told)
     say(*problems)
     sys.exit(bool(problems))
 

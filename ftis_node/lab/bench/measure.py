@@ -24,7 +24,8 @@ def in_turns(
     ours: Callable[[], object], rival: Callable[[], object] | None, repeats: int, tell: Tell
 ) -> tuple[list[float], list[float]]:
     """CPU-seconds of each step of ours and of a rival's, both warm, one after the other."""
-    ours_s, rival_s = [], []
+    ours_s = []
+    rival_s = []
     for repeat in range(repeats):
         tell(f"step {repeat + 1} of {repeats}")
         ours_s.append(cpu_seconds(ours))
@@ -35,14 +36,15 @@ def in_turns(
 
 def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> dict[str, Any]:
     """Medians of CPU-seconds with minimum and maximum, and ours over TRL's; None where TRL is not installed."""
-    median, trl_median = statistics.median(ours_s), statistics.median(trl_s) if trl_s else None
-    return {
-        "ours_cpu_s": median,
-        "trl_cpu_s": trl_median,
-        "ratio": median / trl_median if trl_median else None,
-        "ours_spread": [min(ours_s), max(ours_s)],
-        "trl_spread": [min(trl_s), max(trl_s)] if trl_s else None,
-    }
+    median = statistics.median(ours_s)
+    figures: dict[str, Any] = {"ours_cpu_s": median, "trl_cpu_s": None, "ratio": None}
+    figures["ours_spread"] = [min(ours_s), max(ours_s)]
+    figures["trl_spread"] = None
+    if trl_s:
+        figures["trl_cpu_s"] = statistics.median(trl_s)
+        figures["ratio"] = median / figures["trl_cpu_s"]
+        figures["trl_spread"] = [min(trl_s), max(trl_s)]
+    return figures
 
 
 def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:

@@ -25,7 +25,8 @@ from ftis_node.policy.policy import Policy
 from ftis_node.text import rounded
 from ftis_node.worker.planning import settle
 
-OWN, PEER = "own", "peer"
+OWN = "own"
+PEER = "peer"
 TEMPERATURE = 1.0
 SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)
 

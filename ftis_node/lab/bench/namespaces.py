@@ -31,7 +31,9 @@ def namespaces(count: int, uplink_mbit: float | None, prefix: str = "ftis") -> I
         run_tool("ip", "link", "set", bridge, "up")
         found = []
         for number in range(count):
-            name, inside, outside = f"{prefix}-{number}", "eth0", f"{prefix}-v{number}"
+            name = f"{prefix}-{number}"
+            inside = "eth0"
+            outside = f"{prefix}-v{number}"
             address = f"{_NETWORK}.{number + 1}"
             run_tool("ip", "netns", "add", name)
             stack.callback(run_tool, "ip", "netns", "del", name)
@@ -62,6 +64,8 @@ def run_tool(*line: str) -> None:
     try:
         subprocess.run(line, check=True, capture_output=True, text=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        why = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else f"no {line[0]} here"
+        why = f"no {line[0]} here"
+        if isinstance(error, subprocess.CalledProcessError):
+            why = error.stderr.strip()
         fix = "It takes Linux with iproute2 and ethtool, and the right to make namespaces."
         raise UserError(f"`{' '.join(line)}` failed: {why}.", fix) from error

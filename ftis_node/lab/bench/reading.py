@@ -75,9 +75,12 @@ def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, 
 
 def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
     """So many tokens of a text with numbers and tags, the end included."""
-    rng, text = random.Random(seed), ""
-    while len(ids := codec.encode(text)) < tokens:
+    rng = random.Random(seed)
+    text = ""
+    ids = codec.encode(text)
+    while len(ids) < tokens:
         sentence = rng.choice(_SENTENCES)
         text += sentence.format(*(rng.randrange(2, 400) for _ in range(sentence.count("{}"))))
+        ids = codec.encode(text)
     claims = np.full(tokens, -0.5, np.float32)
     return Completion(np.append(ids[: tokens - 1], codec.end).astype(np.uint32), claims, True)

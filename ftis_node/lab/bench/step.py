@@ -48,21 +48,26 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         trl = fastest(warm, size, 1, tell)
         asyncio.run(node.step())  # to warm up
         devices: list[dict[str, float]] = []
-        ours_s, trl_s = in_turns(
-            lambda: devices.append(asyncio.run(node.step())["device"]), trl.step if trl else None, repeats, tell
-        )
+        rival = rival_size = None
+        if trl is not None:
+            rival = trl.step
+            rival_size = trl.micro_batch
+        ours_s, trl_s = in_turns(lambda: devices.append(asyncio.run(node.step())["device"]), rival, repeats, tell)
         if trace is not None:
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
         machine = measured_on(node.engine.policy, size, repeats)
+    traced = None
+    if trace is not None:
+        traced = str(trace)
     parts = {part: statistics.median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
     return {
         **beside(ours_s, trl_s),
         **{f"{part}_cpu_s": spent for part, spent in parts.items()},
         "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
         "idle_share": statistics.median(each["step_idle"] / each["step_total"] for each in devices),
-        "trl_micro_batch": trl.micro_batch if trl else None,
-        "trace": str(trace) if trace is not None else None,
+        "trl_micro_batch": rival_size,
+        "trace": traced,
         **machine,
     }
 

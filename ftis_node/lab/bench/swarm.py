@@ -120,17 +120,25 @@ class _Swarm:
             "at": max(answer["at"] for answer in told),
             "cpu": sum(answer["cpu"] for answer in told) + sum(node["p2pd_cpu"] for node in nodes),
             "memory": sum(answer["memory"] for answer in told) + sum(node["p2pd_memory"] for node in nodes),
-            "wire": sum(map(bytes_sent, self._names)) if self._names else _loopback_bytes(),
+            "wire": self._bytes_sent(),
             "nodes": nodes,
         }
+
+    def _bytes_sent(self) -> int:
+        if self._names:
+            return sum(map(bytes_sent, self._names))
+        return _loopback_bytes()
 
 
 @contextlib.asynccontextmanager
 async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Swarm]:
     """The nodes of a plan, all of whom have met."""
     async with contextlib.AsyncExitStack() as stack:
-        places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit)) if plan.uplink_mbit else []
-        per_process = 1 if places else plan.per_process
+        places: list[tuple[str, str]] = []
+        per_process = plan.per_process
+        if plan.uplink_mbit:
+            places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit))
+            per_process = 1
         numbers = [list(range(plan.nodes))[i : i + per_process] for i in range(0, plan.nodes, per_process)]
         began = boot_seconds()
         tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
@@ -248,7 +256,12 @@ async def steady(
         steps = sum(_total(after, "steps")) - sum(_total(before, "steps"))
         announced = [(node["author"], number) for node in after["nodes"] for number in node["announced"]]
         heard = sum(len(set(map(tuple, node["heard"])) & set(announced)) for node in after["nodes"])
-        taken, packet_bytes = rate("admitted"), make_run(plan.tokens).packet_bytes_max - 80
+        taken = rate("admitted")
+        packet_bytes = make_run(plan.tokens).packet_bytes_max - 80
+        groups = missing = None
+        if steps:
+            groups = sum(taken) * elapsed / steps
+            missing = (sum(_total(after, "short")) - sum(_total(before, "short"))) / steps
         return {
             "nodes": plan.nodes,
             "seconds": elapsed,
@@ -262,8 +275,8 @@ async def steady(
             "overhead_bytes_per_s": statistics.mean(rate("bytes_in")) - statistics.mean(taken) * packet_bytes,
             "cpu_per_s": (after["cpu"] - before["cpu"]) / elapsed / plan.nodes,
             "memory_bytes": after["memory"] / plan.nodes,
-            "groups_per_step": sum(taken) * elapsed / steps if steps else None,
-            "missing_per_step": (sum(_total(after, "short")) - sum(_total(before, "short"))) / steps if steps else None,
+            "groups_per_step": groups,
+            "missing_per_step": missing,
             "authors": statistics.mean(_total(after, "authors")),
             "age_p50": statistics.median(filter(None, _total(after, "age_p50"))),
             "age_p95": statistics.median(filter(None, _total(after, "age_p95"))),

@@ -38,7 +38,8 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     tell(f"sampling {size.completions} completions of {size.completion_tokens} tokens")
     work = model.own_work(policy, size, size.completions)
     gradient = our_gradient(policy, work)
-    learner, groups = make_learner(policy, "ftis", SETTINGS), training_groups(work)
+    learner = make_learner(policy, "ftis", SETTINGS)
+    groups = training_groups(work)
 
     def ours() -> None:
         report = learner.step(groups)
@@ -56,16 +57,19 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
 
         trl = fastest(warm, size, 2, tell)
         ours()  # to warm up
-        ours_s, trl_s = in_turns(ours, trl.step if trl else None, repeats, tell)
+        rival = None
+        if trl is not None:
+            rival = trl.step
+        ours_s, trl_s = in_turns(ours, rival, repeats, tell)
     figures = beside(ours_s, trl_s)
-    rates = {side: size.tokens / s if (s := figures[f"{side}_cpu_s"]) else None for side in ("ours", "trl")}
-    return {
-        **figures,
-        **{f"{side}_tokens_per_s": rate for side, rate in rates.items()},
-        "peak_memory_mb": peak_memory(ours, held(learner)) / 1e6,
-        "trl_micro_batch": trl.micro_batch if trl else None,
-        **measured_on(policy, size, repeats),
-    }
+    figures["ours_tokens_per_s"] = size.tokens / figures["ours_cpu_s"]
+    figures["trl_tokens_per_s"] = None
+    figures["trl_micro_batch"] = None
+    if trl is not None:
+        figures["trl_tokens_per_s"] = size.tokens / figures["trl_cpu_s"]
+        figures["trl_micro_batch"] = trl.micro_batch
+    figures["peak_memory_mb"] = peak_memory(ours, held(learner)) / 1e6
+    return figures | measured_on(policy, size, repeats)
 
 
 def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
@@ -80,7 +84,8 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """RuntimeError unless two gradients agree to `TOLERANCE`, relative, as a whole."""
     if ours.keys() != theirs.keys():
         raise RuntimeError(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
-    difference, whole = _norm([ours[name] - theirs[name] for name in ours]), _norm(list(theirs.values()))
+    difference = _norm([ours[name] - theirs[name] for name in ours])
+    whole = _norm(list(theirs.values()))
     if not difference <= TOLERANCE * whole:
         apart = f"our gradient and TRL's, {whole:.3g}, differ by {difference:.3g}"
         raise RuntimeError(f"{apart}: this is not the same work")

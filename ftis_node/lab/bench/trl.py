@@ -78,7 +78,8 @@ class _Trainer:
         Raises:
             RuntimeError: one of them is not finite.
         """
-        trainer, loss = self.trainer, 0.0
+        trainer = self.trainer
+        loss = 0.0
         for index in range(self.passes):
             trainer.accelerator.gradient_state._set_sync_gradients(index + 1 == self.passes)
             loss += float(trainer.training_step(self._wrapped, inputs, items))

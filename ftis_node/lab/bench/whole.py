@@ -82,7 +82,8 @@ class RandomEngine(Engine):
         self.policy = random_policy(self._config, settings)
         self._context = context_of(self._config)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
-        tokens, text = size.completion_tokens, TextCaps.beside(size.prompt_tokens, size.completion_tokens)
+        tokens = size.completion_tokens
+        text = TextCaps.beside(size.prompt_tokens, tokens)
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)
         tokenizer = self.policy.tokenizer
         run = Run(
@@ -121,11 +122,16 @@ class WholeNode:
             folder: where packets and key may lie.
             device: on a GPU the model is trained in bf16 and in larger micro-batches.
         """
+        dtype = "bfloat16"
+        micro_batch = MICRO_BATCH_TOKENS["cuda"]
+        if device == "cpu":
+            dtype = "float32"
+            micro_batch = MICRO_BATCH_TOKENS["cpu"]
         settings = Settings(
             model="tiny-a",  # whose place a random one takes
             device=device,
-            dtype="float32" if device == "cpu" else "bfloat16",
-            micro_batch_tokens=MICRO_BATCH_TOKENS["cpu" if device == "cpu" else "cuda"],
+            dtype=dtype,
+            micro_batch_tokens=micro_batch,
             batch_groups=size.groups,
             learning_rate=1e-6,
             wait=0.0,

@@ -14,7 +14,8 @@ from ftis_node.swarm.identity import Identity
 
 TOKENS = 256
 ANNOUNCED_PACKETS = 8
-ROUND, SLOT = 1_000, 3
+ROUND = 1_000
+SLOT = 3
 READING = 10  # of so many repeats one times the tokenizers, which take a thousand times longer
 
 
@@ -29,7 +30,8 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
     """
-    run, identity = packets.make_run(TOKENS), Identity(bytes(32))
+    run = packets.make_run(TOKENS)
+    identity = Identity(bytes(32))
     context = packets.make_context(run)
     packet = packets.make_packet(run, identity.author, ROUND, SLOT, np.random.default_rng(0))
     data, times = _timed(context, identity.author, packet, repeats)

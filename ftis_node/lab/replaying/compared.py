@@ -23,7 +23,8 @@ class Differences:
         """Whether a step is the same; a figure that is missing on one side, or not finite, differs without a size."""
         same = True
         for name in (*FIGURES, "skipped"):
-            told, found = getattr(logged, name), replayed[name]
+            told = getattr(logged, name)
+            found = replayed[name]
             if told == found or str(told) == str(found) == "nan":
                 continue
             same = False
@@ -39,16 +40,20 @@ def told(report: dict[str, Any]) -> str:
         f"{report['model']}: {report['steps']} steps on {report['packets']} packets replayed in "
         f"{report['seconds']:.1f} s, {report['foreign_packets']} of them from peers; "
         f"{report['void_steps']} logged steps were lost in restarts.",
-        "Identical: every figure and every weight." if report["identical"] else "Not identical.",
-        *(f"  largest difference of {name}: {size:.3g}" for name, size in report["max_differences"].items() if size),
     ]
+    if report["identical"]:
+        lines.append("Identical: every figure and every weight.")
+    else:
+        lines.append("Not identical.")
+    lines += [f"  largest difference of {name}: {size:.3g}" for name, size in report["max_differences"].items() if size]
     if report["first_difference"]:
         lines.append(
             "  first at step {step}: {figure} was {logged}, now {replayed}".format(**report["first_difference"])
         )
     for entry in report["checkpoints"]:
-        size = entry["max_difference"]
-        verdict = "bit-identical" if entry["identical"] else f"weights differ by up to {size}"
+        verdict = f"weights differ by up to {entry['max_difference']}"
+        if entry["identical"]:
+            verdict = "bit-identical"
         lines.append(f"  checkpoint of step {entry['step']}: {verdict}")
     return "\n".join([*lines, *(f"- {note}" for note in report["notes"])])
 
@@ -68,4 +73,6 @@ def max_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float | 
         return None
     sizes = [float((value.double() - other[name].double()).abs().max()) for name, value in one.items()]
     largest = max(sizes, default=0.0)
-    return largest if math.isfinite(largest) else None
+    if not math.isfinite(largest):
+        return None
+    return largest

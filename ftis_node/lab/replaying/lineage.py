@@ -151,7 +151,10 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
         history.logged += event["event"] == "step"
         if event["event"] == "started":
             start = _read(Start, event)
-            history.go_back(-1 if start.fresh else start.step)
+            if start.fresh:
+                history.go_back(-1)
+            else:
+                history.go_back(start.step)
             history.add(start.step, start.step, start)
         elif start is None:
             continue  # nothing can follow from what the log does not tell
@@ -175,14 +178,19 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
         what = "This home was written by a version that kept no step log."
         raise UserError(what, "Homes that were begun with this version, or a later one, can be replayed.")
     void = history.logged - sum(event is not None for *_, event in chain)
-    whole, chain = chain, _until(chain, until)
-    for (before, *_), (_, after, *_) in itertools.pairwise(chain):
+    taken = _until(chain, until)
+    for (before, *_), (_, after, *_) in itertools.pairwise(taken):
         if after != before:
             what = f"The log has no line for step {before + 1}."
             fix = "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until."
             raise UserError(what, fix)
-    links = [Link(n, after, start, _read(LoggedStep, event) if event else None) for n, after, start, event in chain]
-    return Lineage(links, void, len(chain) == len(whole))
+    links = []
+    for step, after, start, event in taken:
+        logged = None
+        if event:
+            logged = _read(LoggedStep, event)
+        links.append(Link(step, after, start, logged))
+    return Lineage(links, void, len(taken) == len(chain))
 
 
 _Entry = tuple[int, int, Start, Mapping[str, Any] | None]  # as `Link`, with lines that were not read yet
@@ -214,7 +222,8 @@ class _History:
 
     def chain(self) -> _Chain:
         """The way from the first to the present weights."""
-        found, place = [], self._head
+        found = []
+        place = self._head
         while place >= 0:
             entry, place = self._entries[place]
             found.append(entry)
@@ -244,8 +253,11 @@ def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
         if isinstance(line, LoggedStep):
             _ = line.batch.digests
     except (ValidationError, ValueError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else None
-        raise _damaged(event, f"{told['loc']}: {told['msg']}" if told else str(error)) from error
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{first['loc']}: {first['msg']}"
+        raise _damaged(event, why) from error
     return line
 
 

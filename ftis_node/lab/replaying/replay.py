@@ -95,26 +95,31 @@ class _Gap:
     own_data: int
 
     def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
-        what = f"Step {self.step} cannot be replayed: " + (
-            f"{len(self.digests)} of its {self.packets} packets are no longer in {store} "
-            f"({self.digests[0].hex()[:16]}…)."
-            if self.digests
-            else f"{self.own_data} of its groups were made of its owner's own data, and those are kept nowhere."
-        )
-        quota = "Give `join` a larger packet_quota_mb for a training that is to be replayed."
-        if not self.digests:
+        what = f"Step {self.step} cannot be replayed: "
+        if self.digests:
+            what += (
+                f"{len(self.digests)} of its {self.packets} packets are no longer in {store} "
+                f"({self.digests[0].hex()[:16]}…)."
+            )
+            quota = "Give `join` a larger packet_quota_mb for a training that is to be replayed."
+        else:
+            what += f"{self.own_data} of its groups were made of its owner's own data, and those are kept nowhere."
             quota = "Only training without --own-data can be replayed to its end."
         if report is None:
             return UserError(what, quota)
-        agree = "agree with the log" if report["identical"] else f"differ first at {report['first_difference']}"
+        agree = f"differ first at {report['first_difference']}"
+        if report["identical"]:
+            agree = "agree with the log"
         return UserError(what, f"The {report['steps']} steps before it were replayed and {agree}. {quota}")
 
 
 def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
     for place, link in enumerate(line.links):
-        digests = link.logged.batch.digests if link.logged else []
+        if link.logged is None:
+            continue
+        digests = link.logged.batch.digests
         missing = [digest for digest in digests if not packets.holds(digest)]
-        own_data = link.logged.own_data_groups if link.logged else 0
+        own_data = link.logged.own_data_groups
         if missing or own_data:
             return _Gap(place, link.step, missing, len(digests), own_data)
     return None
@@ -201,7 +206,8 @@ class _Replay:
                 "Put back the file, the code or the model that the daemon was started with.",
             )
         self._context = AdmissionContext(run=self._run, prompt_digests=self._engine.open(self._run).prompt_digests)
-        self._start, self._updates = start, 0
+        self._start = start
+        self._updates = 0
 
     def _device(self, start: Start) -> str:
         if start.device == "cpu" or torch.cuda.is_available():
@@ -222,7 +228,8 @@ class _Replay:
                 self._engine = Engine()  # first: two models may be too many
                 self._load(link.start)
             self._engine.restore(directory, steps=link.step)
-        self._start, self._updates = link.start, link.step
+        self._start = link.start
+        self._updates = link.step
         self._taken.step = link.step
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -252,10 +259,14 @@ class _Replay:
         return [OwnGroup(group, self._engine.rewards(group.row, group.data)) for group in groups]
 
     def _group(self, digest: bytes) -> Group:
+        verdict: Group | Rejection | None = None
         found = self._packets.read(digest)
-        verdict = admit(self._context, *found, digest=digest) if found else None
-        if verdict is None or isinstance(verdict, Rejection):
-            why = f": {verdict.reason}, {verdict.detail}" if verdict else ""
+        if found:
+            verdict = admit(self._context, *found, digest=digest)
+        if not isinstance(verdict, Group):
+            why = ""
+            if verdict is not None:
+                why = f": {verdict.reason}, {verdict.detail}"
             what = f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}."
             raise UserError(what, "Replay a sound copy of the home, or the steps before with --until.")
         return verdict
@@ -299,7 +310,8 @@ class _Replay:
             self._notes.append(sentence)
 
     def _report(self, links: Sequence[Link], whole: bool, seconds: float) -> dict[str, Any]:
-        here, starts = versions(), [link.start for link in links]
+        here = versions()
+        starts = [link.start for link in links]
         other = {
             name: [*dict.fromkeys(start.versions.get(name, "?") for start in starts), version]
             for name, version in here.items()

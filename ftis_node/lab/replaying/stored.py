@@ -24,10 +24,10 @@ class StoredPackets:
         unfinished = path.with_name(path.name + "-wal")
         try:
             if unfinished.exists() and unfinished.stat().st_size:
-                path, original = Path(self._copies.name) / path.name, path
-                shutil.copyfile(original, path)
-                shutil.copyfile(unfinished, path.with_name(unfinished.name))
-                self._db = sqlite3.connect(path)
+                copy = Path(self._copies.name) / path.name
+                shutil.copyfile(path, copy)
+                shutil.copyfile(unfinished, copy.with_name(unfinished.name))
+                self._db = sqlite3.connect(copy)
             else:
                 self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             pending_steps(self._db, path)  # whose steps change nothing in what is read here

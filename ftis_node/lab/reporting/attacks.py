@@ -19,11 +19,11 @@ _Values = Mapping[int, float]
 
 def attacked(results: Results, book: Book) -> bool:
     """Section: success, pass@1 and length by attack and method; returns whether any cell names an attack."""
-    cells = {
-        (str(values[ATTACK]), str(values[METHOD])): cell
-        for cell in results.cells
-        if {ATTACK, METHOD} <= (values := results.cell(cell).values).keys()
-    }
+    cells = {}
+    for cell in results.cells:
+        values = results.cell(cell).values
+        if {ATTACK, METHOD} <= values.keys():
+            cells[str(values[ATTACK]), str(values[METHOD])] = cell
     if not cells:
         return False
     book.write(
@@ -34,7 +34,11 @@ def attacked(results: Results, book: Book) -> bool:
         "seed: as many own completions, and nothing shared. Injected text and gibberish both count as symbols that no "
         "reasoning of these tasks has: to a small model that never saw any they are all alike.",
     )
-    payloads = {pair: payload for pair, cell in cells.items() if (payload := results.payload(cell))}
+    payloads = {}
+    for pair, cell in cells.items():
+        payload = results.payload(cell)
+        if payload:
+            payloads[pair] = payload
     parts: dict[str, dict[tuple[str, str], Interval]] = {
         "success": _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair])),
         "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], results.values)),
@@ -59,7 +63,13 @@ def attacked(results: Results, book: Book) -> bool:
 def _found(
     pairs: Mapping[tuple[str, str], str], seeds: Callable[[tuple[str, str]], _Values]
 ) -> dict[tuple[str, str], Interval]:
-    return {pair: mean_interval(list(values.values())) for pair in pairs if (values := seeds(pair))}
+    """The mean over seeds, of those pairs that have some."""
+    found = {}
+    for pair in pairs:
+        values = seeds(pair)
+        if values:
+            found[pair] = mean_interval(list(values.values()))
+    return found
 
 
 def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
@@ -77,13 +87,9 @@ def _table(book: Book, title: str, found: Mapping[tuple[str, str], Interval], wo
     if not attacks:
         return
     book.write(title)
-    book.table(
-        ["attack", *methods],
-        [
-            [attack, *(words(found[attack, method]) if (attack, method) in found else say.NONE for method in methods)]
-            for attack in attacks
-        ],
-    )
+    told = {pair: words(around) for pair, around in found.items()}
+    rows = [[attack, *(told.get((attack, method), say.NONE) for method in methods)] for attack in attacks]
+    book.table(["attack", *methods], rows)
 
 
 def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str, dict[str, float]]:
@@ -93,9 +99,11 @@ def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str,
 
 
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:
+    told = word(factor * interval.mean, 1)
     half = (interval.high - interval.low) / 2
-    spread = "" if math.isnan(half) else f" ± {say.number(factor * half, 1)}"
-    return word(factor * interval.mean, 1) + spread
+    if not math.isnan(half):
+        told += f" ± {say.number(factor * half, 1)}"
+    return told
 
 
 _percent = partial(_around, factor=100.0, word=say.number)

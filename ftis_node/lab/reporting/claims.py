@@ -95,7 +95,8 @@ def judge(results: Results) -> list[Finding]:
             adjusted.update({int(place): p for place, p in found.items()})
         return adjusted
 
-    supports, refutes = adjust(lambda e: e.p_for), adjust(lambda e: e.p_against)
+    supports = adjust(lambda e: e.p_for)
+    refutes = adjust(lambda e: e.p_against)
     floors = adjust(lambda e: e.floor)
     return [_finding(claim, evidence[i], supports[i], refutes[i], floors[i]) for i, claim in enumerate(claims)]
 
@@ -111,19 +112,28 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     columns = [[values[seed] for seed in seeds] for values in per_cell]
     if any(math.isinf(value) for column in columns for value in column):
         return _untested(len(seeds), (_censored(results, claim, columns), *notes))
-    a, b = [claim.factor * value for value in columns[0]], columns[1]
-    final = nodes if claim.measure == "final" else []
-    fallen = {seed for cell in claim.cells for node in final for seed in results.collapsed(cell, node, claim.on)}
-    return _test(claim, a, b, notes, [seed not in fallen for seed in seeds])
+    first = [claim.factor * value for value in columns[0]]
+    fallen: set[int] = set()
+    if claim.measure == "final":
+        for cell, node in itertools.product(claim.cells, nodes):
+            fallen |= results.collapsed(cell, node, claim.on)
+    return _test(claim, first, columns[1], notes, [seed not in fallen for seed in seeds])
 
 
 def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...], settled: list[bool]) -> Evidence:
-    difference, p = paired_difference(a, b), paired_permutation(a, b)
-    margin = claim.margin if claim.margin is not None else statistics.MARGIN if claim.measure == "final" else math.nan
+    """The evidence of values by seed, of the claim's first cell and of its second; settled: pairs without a collapse."""
+    difference = paired_difference(a, b)
+    p = paired_permutation(a, b)
+    margin = _margin(claim)
     has_margin = not math.isnan(margin)
-    sameness = statistics.equivalent(a, b, margin=margin) if has_margin else NO_TEST
-    better, other = (a, b) if claim.measure == "final" else (b, a)
-    p_not_worse = statistics.not_worse(better, other, margin=margin) if has_margin else math.nan
+    sameness = NO_TEST
+    p_not_worse = math.nan
+    if has_margin:
+        sameness = statistics.equivalent(a, b, margin=margin)
+        better, other = a, b
+        if claim.measure != "final":
+            better, other = b, a  # less is better
+        p_not_worse = statistics.not_worse(better, other, margin=margin)
     p_for, p_against = _decisive(claim, difference.mean, p, margin, sameness.p, p_not_worse)
     if difference.n == 1:
         notes = ("one seed: no interval and no test", *notes)
@@ -131,7 +141,9 @@ def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...], 
         notes = ("the difference is the same for all seeds: an interval without width is no certainty", *notes)
     if not has_margin and claim.compare in ("same", "not worse"):
         notes = (f"the claim states no margin for its {claim.measure}: sameness was not tested", *notes)
-    floor, mean, collapsed = _floor(claim, difference.n), difference.mean, settled.count(False)
+    floor = _floor(claim, difference.n)
+    mean = difference.mean
+    collapsed = settled.count(False)
     if collapsed:
         difference = Interval(math.nan, math.nan, math.nan, 0)
         if any(settled):
@@ -140,31 +152,65 @@ def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...], 
     return Evidence(difference, p, margin, sameness, p_not_worse, p_for, p_against, floor, notes, mean, collapsed)
 
 
+def _margin(claim: Claim) -> float:
+    """In the unit of the claim's measure; nan where there is none."""
+    if claim.margin is not None:
+        return claim.margin
+    if claim.measure == "final":
+        return statistics.MARGIN
+    return math.nan
+
+
 def _decisive(
     claim: Claim, mean: float, p: float, margin: float, p_same: float, p_not_worse: float
 ) -> tuple[float, float]:
     """p for the claim and p against it, 1 where a sign condition fails or a test was impossible."""
-    p_same, p_not_worse = (1.0 if math.isnan(known) else known for known in (p_same, p_not_worse))
+    if math.isnan(p_same):
+        p_same = 1.0
+    if math.isnan(p_not_worse):
+        p_not_worse = 1.0
     if claim.compare == "same":
-        return p_same, p if abs(mean) >= margin else 1.0
+        apart = abs(mean) >= margin
+        return p_same, _if(apart, p)
     if claim.compare == "not worse":
-        return p_not_worse, p if (mean < 0 if claim.measure == "final" else mean > 0) else 1.0
-    as_claimed = mean > 0 if claim.compare == "greater" else mean < 0
-    return (p, p_same) if as_claimed else (1.0, min(p, p_same))
+        return p_not_worse, _if(_gain(claim, mean) < 0, p)
+    as_claimed = mean > 0
+    if claim.compare == "less":
+        as_claimed = mean < 0
+    if as_claimed:
+        return p, p_same
+    return 1.0, min(p, p_same)
+
+
+def _if(sign: bool, p: float) -> float:
+    """p, or 1 where its sign condition fails."""
+    if sign:
+        return p
+    return 1.0
+
+
+def _gain(claim: Claim, mean: float) -> float:
+    """A mean difference, positive where the first cell is the better: of costs less is."""
+    if claim.measure == "final":
+        return mean
+    return -mean
 
 
 def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, floor: float) -> Finding:
-    verdict: Verdict = "reproduced" if supports < LEVEL else "not reproduced" if refutes < LEVEL else "inconclusive"
+    verdict: Verdict = "inconclusive"
+    if supports < LEVEL:
+        verdict = "reproduced"
+    elif refutes < LEVEL:
+        verdict = "not reproduced"
     notes = list(evidence.notes)
-    size, margin = abs(evidence.difference.mean), evidence.margin
-    if verdict == "reproduced" and claim.compare in ("greater", "less") and size < margin:
-        notes.append(f"the difference is smaller than the margin of {margin:g}")
+    mean = evidence.difference.mean
+    if verdict == "reproduced" and claim.compare in ("greater", "less") and abs(mean) < evidence.margin:
+        notes.append(f"the difference is smaller than the margin of {evidence.margin:g}")
     if verdict == "reproduced" and claim.compare in ("same", "not worse") and evidence.p < LEVEL:
-        mean = evidence.difference.mean if claim.measure == "final" else -evidence.difference.mean
-        better = claim.compare == "not worse" and mean > 0
-        notes.append(
-            "it is even better (p unadjusted)" if better else "there is a difference (p unadjusted), within the margin"
-        )
+        if claim.compare == "not worse" and _gain(claim, mean) > 0:
+            notes.append("it is even better (p unadjusted)")
+        else:
+            notes.append("there is a difference (p unadjusted), within the margin")
     if floor >= LEVEL and not math.isnan(evidence.p):
         notes.append(f"too few seeds: no result could have made the adjusted p smaller than {floor:.3g}")
     return Finding(claim, evidence, supports, refutes, floor, verdict, tuple(notes))
@@ -173,10 +219,14 @@ def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, 
 def _unpaired(results: Results, claim: Claim, per_cell: list[dict[int, float]], seeds: list[int]) -> tuple[str, ...]:
     empty = [results.label(cell) for cell, values in zip(claim.cells, per_cell, strict=True) if not values]
     if empty:
-        where = "" if claim.node == ALL else f" for node {claim.node}"
+        where = ""
+        if claim.node != ALL:
+            where = f" for node {claim.node}"
         return (f"no value{where} on {claim.on} from {', '.join(dict.fromkeys(empty))}",)
     left_out = sorted({seed for values in per_cell for seed in values} - set(seeds))
-    return (f"without the seeds {', '.join(map(str, left_out))}, which not all cells have",) if left_out else ()
+    if not left_out:
+        return ()
+    return (f"without the seeds {', '.join(map(str, left_out))}, which not all cells have",)
 
 
 def _censored(results: Results, claim: Claim, columns: list[list[float]]) -> str:
@@ -195,5 +245,7 @@ def _untested(n: int, notes: tuple[str, ...]) -> Evidence:
 def _floor(claim: Claim, n: int) -> float:
     """The smallest p that the claim's test of n pairs can have."""
     if claim.compare in ("same", "not worse"):
-        return 1.0 if n < 2 else 0.0
-    return 2 / 2**n if n <= statistics.EXACT_UP_TO else 1 / (statistics.FLIPS + 1)
+        return float(n < 2)
+    if n <= statistics.EXACT_UP_TO:
+        return 2 / 2**n
+    return 1 / (statistics.FLIPS + 1)

@@ -46,7 +46,8 @@ SIZES: dict[str, list[Compared]] = {
 SHARES = {"B0": 0.0, "B01": 0.1, "B1": 1.0, "B5": 5.0}  # of long demonstrations in a node's warm-up, in percent
 LEARNT = {"unshared": "alone", "ftis": "F-TIS", "ftis need": "F-TIS by need", "f-nois": "F-NoIS", "gated": "gated"}
 LEARNT |= {"graft": "GRAFT", "hacpo": "HACPO", "sgt all": "SGT of every group"}
-BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"
+BEGIN = "<!-- claims: written by `make evidence` -->"
+END = "<!-- end of the claims -->"
 
 
 def write_index(directory: Path) -> Path:
@@ -113,10 +114,12 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
         f"{count} claims: {told}; {hours:.0f} hours of a core.\n"
         for _, count, told in tallied(("", claim["verdict"]) for _, claim in every)
     ]
-    if paper := [(name, claim) for name, claim in every if claim["source"] == "paper"]:
+    paper = [(name, claim) for name, claim in every if claim["source"] == "paper"]
+    if paper:
         lines += ["**Claims of the paper**", "", "| claim | verdict | difference [95 %] | seeds | report |"]
         lines += ["|---|---|---|---|---|", *(_line(name, claim) for name, claim in paper), ""]
-    if ours := [(name, claim["verdict"]) for name, claim in every if claim["source"] == "ours"]:
+    ours = [(name, claim["verdict"]) for name, claim in every if claim["source"] == "ours"]
+    if ours:
         lines += ["**Claims of ours**", "", "| report | claims | verdicts |", "|---|---|---|"]
         lines += [f"| [{name}]({name}/report.md) | {count} | {told} |" for name, count, told in tallied(ours)]
         lines.append("")
@@ -124,11 +127,16 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _line(name: str, claim: Mapping[str, Any]) -> str:
-    difference, collapsed = claim["difference"], claim.get("collapsed", 0)
-    told = "every pair has a collapse" if collapsed else "not tested: not every seed got there"
-    if difference is not None and difference["mean"] is not None:
-        told = f"{signed(difference['mean'])} {limits(difference['low'], difference['high'])}"
-    seeds = pairs(difference["n"], collapsed) if difference is not None else "–"
+    difference = claim["difference"]
+    collapsed = claim.get("collapsed", 0)
+    told = "not tested: not every seed got there"
+    if collapsed:
+        told = "every pair has a collapse"
+    seeds = "–"
+    if difference is not None:
+        seeds = pairs(difference["n"], collapsed)
+        if difference["mean"] is not None:
+            told = f"{signed(difference['mean'])} {limits(difference['low'], difference['high'])}"
     return f"| {claim['text']} | {claim['verdict']} | {told} | {seeds} | [{name}]({name}/report.md) |"
 
 

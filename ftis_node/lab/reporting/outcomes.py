@@ -45,7 +45,8 @@ def _over_time(results: Results, book: Book) -> None:
 def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
     """(set, node, cell, seed → final value), without those that have none."""
     for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells):
-        if values := results.values(cell, node, on=on):
+        values = results.values(cell, node, on=on)
+        if values:
             yield on, node, cell, values
 
 
@@ -54,19 +55,27 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     seeds; how many collapsed, to which mean, and the limits of their share. nan for none."""
     rows = []
     for on, node, cell, values in _finals(results):
-        starts = [start for trial in results.of(cell).values() if (start := trial.start(node, on)) is not None]
+        starts = [trial.start(node, on) for trial in results.of(cell).values()]
+        start = _mean([start for start in starts if start is not None])
         ends = [values[seed] for seed in sorted(results.collapsed(cell, node, on))]
         share = collapse_share(len(ends), len(values))
-        start, end = (statistics.fmean(some) if some else math.nan for some in (starts, ends))
         facts = {"set": on, "node": node, "cell": cell, "start": start, **asdict(results.settled(cell, node, on))}
-        lost = {"collapsed": len(ends), "collapsed_mean": end, "share_low": share.low, "share_high": share.high}
+        lost = {"collapsed": len(ends), "collapsed_mean": _mean(ends), "share_low": share.low, "share_high": share.high}
         rows.append({**facts, **lost})
     return rows
 
 
+def _mean(values: Sequence[float]) -> float:
+    """nan for none."""
+    if not values:
+        return math.nan
+    return statistics.fmean(values)
+
+
 def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
     """Section: the final values, with a picture if `drawn`."""
-    tail, rows = results.manifest.tail, final_values(results)
+    tail = results.manifest.tail
+    rows = final_values(results)
     most = max(map(_seeds, rows), default=1)
     book.write(
         "## Final pass@1",
@@ -102,9 +111,12 @@ def _panels(results: Results, curve: Callable[[Results, str, str], Curve | None]
     """Title → lines: a panel a node, or one for each group of its cells."""
     parts = defaultdict[str, list[Line]](list)
     for node, cell in itertools.product(results.nodes(), results.cells):
-        if found := curve(results, cell, node):
+        found = curve(results, cell, node)
+        if found:
             group, label, look = results.drawn(cell)
-            title = results.node_label(node) + (f", {group}" if group else "")
+            title = results.node_label(node)
+            if group:
+                title += f", {group}"
             parts[title].append(Line(label, *found, look))
     return parts
 
@@ -128,11 +140,14 @@ def _timed(results: Results, cell: str, node: str) -> Curve | None:
 
 def _evaluated(results: Results, cell: str, node: str) -> list[list[EvaluationEvent]]:
     """The node's evaluations in each finished seed of the cell that has some."""
-    return [curve for trial in results.of(cell).values() if (curve := trial.evaluations.get((node, HELD_OUT)))]
+    curves = [trial.evaluations.get((node, HELD_OUT)) for trial in results.of(cell).values()]
+    return [curve for curve in curves if curve]
 
 
 def _final(row: dict[str, Any]) -> str:
-    settled = say.level(Interval(row["mean"], row["low"], row["high"], row["n"])) if row["n"] else say.NONE
+    settled = say.NONE
+    if row["n"]:
+        settled = say.level(Interval(row["mean"], row["low"], row["high"], row["n"]))
     told = f"{say.number(row['start'])} → {settled}"
     if not row["collapsed"]:
         return told
@@ -145,8 +160,9 @@ def _seeds(row: dict[str, Any]) -> int:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    return [
-        Row(results.label(cell), list(values.values()), results.settled(cell, node, on), results.drawn(cell)[2])
-        for cell in results.cells
-        if (values := results.values(cell, node, on=on))
-    ]
+    rows = []
+    for cell in results.cells:
+        values = list(results.values(cell, node, on=on).values())
+        if values:
+            rows.append(Row(results.label(cell), values, results.settled(cell, node, on), results.drawn(cell)[2]))
+    return rows

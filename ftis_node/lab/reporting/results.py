@@ -77,7 +77,9 @@ class Results:
     """A manifest and its finished trials, by cell and seed."""
 
     def __init__(self, manifest: Manifest, trials: dict[_Key, TrialEvents], missing: Sequence[Missing]) -> None:
-        self.manifest, self.trials, self.missing = manifest, trials, list(missing)
+        self.manifest = manifest
+        self.trials = trials
+        self.missing = list(missing)
         self._cells = {cell.name: cell for cell in manifest.cells}
 
     @property
@@ -132,7 +134,8 @@ class Results:
 
     def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
         """Seed → value of `TrialEvents.measure`, without the seeds that have none."""
-        tail, target = self.manifest.tail, self.manifest.target
+        tail = self.manifest.tail
+        target = self.manifest.target
         return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
     def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
@@ -193,7 +196,8 @@ def read_results(out: Path) -> Results:
         UsageError: there is no manifest that can be read, or no trial has finished.
     """
     manifest = read_manifest(out / "manifest.json")
-    trials, missing = {}, []
+    trials = {}
+    missing = []
     for entry in manifest.trials:
         path = out / entry.directory / "events.jsonl"
         trial = read_trial(path) if path.exists() else None

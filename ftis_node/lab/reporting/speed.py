@@ -46,7 +46,7 @@ def speeds(results: Results) -> dict[str, Speed]:
 
 def _gains(base: dict[int, float], times: dict[int, float]) -> dict[int, float]:
     both = {seed: (base[seed], time) for seed, time in times.items() if seed in base}
-    return {seed: alone / time for seed, (alone, time) in both.items() if all(0 < t < math.inf for t in (alone, time))}
+    return {seed: alone / time for seed, (alone, time) in both.items() if 0 < alone < math.inf and 0 < time < math.inf}
 
 
 def sooner(results: Results, book: Book) -> None:
@@ -73,7 +73,8 @@ def sooner(results: Results, book: Book) -> None:
 
 
 def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
-    seconds, gains = [], []
+    seconds = []
+    gains = []
     for look, (cell, speed) in enumerate(found.items()):
         if speed.finite:
             seconds.append(Row(results.label(cell), speed.finite, mean_interval(speed.finite), look))

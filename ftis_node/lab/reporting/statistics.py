@@ -27,7 +27,8 @@ Sample: TypeAlias = NDArray[np.float64]
 MARGIN = 0.03  # of pass@1: what is called the same, stated before any run
 EXACT_UP_TO = 16  # pairs, of which all 2^16 flips are tried
 FLIPS = 99_999  # drawn for more pairs than that
-COLLAPSED, FALLEN = 0.5, 0.1  # of its start, and under it: a seed that ends below both has collapsed
+COLLAPSED = 0.5  # of its start, and
+FALLEN = 0.1  # under it: a seed that ends below both has collapsed
 RESAMPLED_FROM = 4  # values on; of three a single one, drawn three times, would be a limit
 ALL_RESAMPLES_UP_TO = 9  # values, of which all 24,310 resamples are weighed
 RESAMPLES = 9_999  # drawn for more values than that
@@ -103,7 +104,8 @@ def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
         for size in sizes:
             sums = np.concatenate((sums + size, sums - size))
         return float(np.mean(np.abs(sums) >= as_extreme))
-    draw, sums = np.random.default_rng(0), np.zeros(FLIPS)
+    draw = np.random.default_rng(0)
+    sums = np.zeros(FLIPS)
     for size in sizes:
         sums += size * draw.choice((-1.0, 1.0), FLIPS)
     return (int(np.sum(np.abs(sums) >= as_extreme)) + 1) / (FLIPS + 1)
@@ -131,7 +133,10 @@ def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN
     if n < 2:
         return Equivalence(difference, low, high, math.nan)
     if float(np.ptp(differences)) <= rounding:
-        return Equivalence(difference, difference, difference, 0.0 if abs(difference) < margin - rounding else 1.0)
+        p = 1.0
+        if abs(difference) < margin - rounding:
+            p = 0.0
+        return Equivalence(difference, difference, difference, p)
     error = float(differences.std(ddof=1)) / math.sqrt(n)
     # The larger p is that of the limit which the difference is nearer to.
     return Equivalence(difference, low, high, float(stats.t.sf((margin - abs(difference)) / error, n - 1)))
@@ -165,7 +170,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     if raw.min() < 0 or raw.max() > 1:
         raise ValueError("a p value lies outside [0, 1]")
     ascending = sorted(p_values, key=p_values.__getitem__)
-    adjusted, largest = {}, 0.0
+    adjusted = {}
+    largest = 0.0
     for place, claim in enumerate(ascending):
         largest = max(largest, min(1.0, (len(ascending) - place) * p_values[claim]))
         adjusted[claim] = largest
@@ -189,7 +195,8 @@ def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None
     Raises:
         ValueError: also where x falls.
     """
-    xs, ys = _sample([x for x, _ in curve]), _sample([y for _, y in curve])
+    xs = _sample([x for x, _ in curve])
+    ys = _sample([y for _, y in curve])
     _sample([target])
     if np.any(np.diff(xs) < 0):
         raise ValueError("x falls along the curve")
@@ -212,14 +219,16 @@ def _sample(values: Sequence[float]) -> Sample:
 
 def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
     """a−b, and how far rounding may have moved the sum of them."""
-    first, second = _sample(a), _sample(b)
+    first = _sample(a)
+    second = _sample(b)
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values make no pairs")
     return first - second, ROUNDING * float(np.abs(first).sum() + np.abs(second).sum())
 
 
 def _student(sample: Sample, level: float) -> Interval:
-    n, mean = len(sample), float(sample.mean())
+    n = len(sample)
+    mean = float(sample.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
     half = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(sample.std(ddof=1)) / math.sqrt(n)
@@ -227,7 +236,8 @@ def _student(sample: Sample, level: float) -> Interval:
 
 
 def _interval(sample: Sample) -> Interval:
-    mean, low, high, n = astuple(student := _student(sample, 0.95))
+    student = _student(sample, 0.95)
+    mean, low, high, n = astuple(student)
     spread = float(sample.std())
     if n < RESAMPLED_FROM or spread <= ROUNDING * float(np.abs(sample).max()):
         return student

@@ -78,7 +78,8 @@ def swept(results: Results, book: Book) -> None:
             named = results.node_label(node)
             parts[named] = lines
             outside = all(base != cell for cells in one.groups.values() for _, cell in cells)
-            if outside and (values := results.values(base, node)):
+            values = results.values(base, node)
+            if outside and values:
                 level[named] = statistics.fmean(values.values())
         if parts:
             book.write(f"## Final pass@1 against {one.key}")
@@ -92,7 +93,11 @@ def _lines(results: Results, sweep: Sweep, node: str) -> list[Swept]:
     """Group label and (value, cell, interval of the final value) of the node, without groups that lack it."""
     lines: list[Swept] = []
     for label, cells in sweep.groups.items():
-        points = [(v, cell, around) for v, cell in cells if (around := results.settled(cell, node)).n]
+        points = []
+        for value, cell in cells:
+            around = results.settled(cell, node)
+            if around.n:
+                points.append((value, cell, around))
         if points:
             lines.append((label, points))
     return lines
@@ -102,7 +107,9 @@ def _number(value: Any) -> float | None:
     """A number, or what stands for no limit, as inf; None for what is no number."""
     if value is None or value in ("none", "inf"):
         return math.inf
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return None
 
 
 def _short_labels(groups: dict[str, list[tuple[float, str]]]) -> dict[str, list[tuple[float, str]]]:

@@ -22,12 +22,16 @@ from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SE
 from ftis_node.swarm.wire import dht_limits as dht
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory
 
-SECONDS, WARMUP = 600.0, 300.0  # that count, and before them
+SECONDS = 600.0  # that count
+WARMUP = 300.0  # before them
 LATER = 2  # the turn from which a node has enough peers, if there are so many
 
 # Bytes of real messages; tests/test_directory.py makes them again. An answer, and each node that it names; a record of
 # four addresses in an answer, and what a call to store one has besides.
-ANSWER_BYTES, NAMED_BYTES, RECORD_BYTES, STORE_BYTES = 27, 62, 504, 48
+ANSWER_BYTES = 27
+NAMED_BYTES = 62
+RECORD_BYTES = 504
+STORE_BYTES = 48
 ASKED = dht.NEAREST_MAX + 1  # by a walk where all know all: an answer names no others
 LATENCIES = 4  # of a look-up: two rounds of questions
 
@@ -101,7 +105,8 @@ class SimulatedDht:
             fresh: all nodes join in second 0; else they have been there for some time.
         """
         self.loop = SimulatedLoop()
-        self.out, self.inwards = Counter[int](), Counter[int]()
+        self.out = Counter[int]()
+        self.inwards = Counter[int]()
         self._rng = random.Random(f"directory {scenario.seed}")
         self._ids = np.random.default_rng(scenario.seed).integers(0, 2**63, scenario.nodes, np.uint64)
         self._session = scenario.session_seconds
@@ -134,12 +139,19 @@ class SimulatedDht:
             self._ask(place, "")  # `Directory._meet`
         for depth in dht.DEPTHS:  # `Directory._publish`
             if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
-                (full.discard if self._leave(place, who, who[:depth]) else full.add)(depth)
+                if self._leave(place, who, who[:depth]):
+                    full.discard(depth)
+                else:
+                    full.add(depth)
             if depth not in full:
                 break
         if turn and not settled:
             self._look_up(place, full)
-        pause = SETTLED_RECORD_SECONDS if settled else RECORD_SECONDS if turn else FIRST_LOOK_UP_SECONDS
+        pause = FIRST_LOOK_UP_SECONDS
+        if settled:
+            pause = SETTLED_RECORD_SECONDS
+        elif turn:
+            pause = RECORD_SECONDS
         self.loop.call_later(pause, self._turn, place, who, full, turn + 1)
 
     def _leave(self, place: int, who: str, shard: str) -> bool:
@@ -149,14 +161,20 @@ class SimulatedDht:
         kept[who] = self.loop.time() + dht.RECORD_LIFETIME
         self._ask(place, shard)
         for keeper in self._near(shard)[: dht.REPLICAS]:
-            self.inwards[keeper] += self._record_bytes + STORE_BYTES if keeper != place else 0
+            if keeper != place:
+                self.inwards[keeper] += self._record_bytes + STORE_BYTES
         return len(kept) < dht.MAX_RECORDS
 
     def _look_up(self, place: int, full: set[int]) -> None:
         depth = self._rng.randint(0, min(1 + max(full, default=-1), dht.DEPTHS[-1]))
-        shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}" if depth else ""
+        shard = ""
+        if depth:
+            shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}"
         kept = self._records(shard)
-        asked = self._ask(place, shard, dht.AT_ONCE if len(kept) >= dht.MAX_RECORDS else ASKED)
+        most = ASKED
+        if len(kept) >= dht.MAX_RECORDS:
+            most = dht.AT_ONCE
+        asked = self._ask(place, shard, most)
         for keeper in {*asked} & {*self._near(shard)[: dht.REPLICAS]}:
             self.out[keeper] += len(kept) * self._record_bytes
 

@@ -24,7 +24,9 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.inbound import Inbound
 from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
 
-GOSSIP, MEMBERSHIP, PACKETS = "gossip", "membership", "packets"
+GOSSIP = "gossip"
+MEMBERSHIP = "membership"
+PACKETS = "packets"
 KINDS = (GOSSIP, MEMBERSHIP, PACKETS)
 # TCP, then Noise and the multiplexer with their negotiation: three round trips to open a connection.
 DIAL_LATENCIES = 6
@@ -138,7 +140,12 @@ class MemoryTransport:
             return
         other = self._network.nodes.get(peer)
         heard = other is not None and not set(addresses).isdisjoint(other.machine_addresses)
-        self._network.dials["opened" if heard else "gone" if other is None else "outbound-only"] += 1
+        ended = "outbound-only"
+        if heard:
+            ended = "opened"
+        elif other is None:
+            ended = "gone"
+        self._network.dials[ended] += 1
         if other is not None and heard and other._inbound is not None:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
@@ -153,7 +160,8 @@ class MemoryTransport:
 
     async def disconnect(self, peer: bytes) -> None:
         self.links.discard(peer)
-        if (other := self._network.nodes.get(peer)) is not None:
+        other = self._network.nodes.get(peer)
+        if other is not None:
             other.links.discard(self.author)
 
     async def neighbours(self) -> dict[bytes, list[str]]:
@@ -181,7 +189,8 @@ class MemoryTransport:
     async def exchange(
         self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
     ) -> ftis_pb2.ExchangeResponse:
-        counts, now = self.meter.counts, self._network.loop.time
+        counts = self.meter.counts
+        now = self._network.loop.time
         counts["exchanges"] += self._answered.pop(peer, None) != now()  # else it is the second call of one
         try:
             answer = await self._call(
@@ -232,10 +241,17 @@ class MemoryTransport:
         settle: Callable[[], None]
         try:
             reply = await handler(inbound)
-            size, settle = reply.ByteSize(), partial(answer.set_result, reply)
+            size = reply.ByteSize()
+            settle = partial(answer.set_result, reply)
         except Exception as error:  # the caller hears of it, as over libp2p
-            size, settle = len(repr(error)), partial(answer.set_exception, RuntimeError(repr(error)))
-        self._send(caller, kind, size, lambda: None if answer.done() else settle())
+            size = len(repr(error))
+            settle = partial(answer.set_exception, RuntimeError(repr(error)))
+
+        def arrive() -> None:
+            if not answer.done():
+                settle()
+
+        self._send(caller, kind, size, arrive)
 
     def _send(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
         """A small message, which does not queue."""

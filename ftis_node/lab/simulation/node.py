@@ -50,10 +50,13 @@ class SimulatedNode:
     """A node from its start until it leaves."""
 
     def __init__(self, network: Network, reader: Reader, tally: Tally, rng: random.Random) -> None:
-        scenario, settings = tally.scenario, tally.scenario.settings
+        scenario = tally.scenario
+        settings = scenario.settings
         self.identity = identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
-        addresses = () if machine.outbound_only else draw_addresses(identity.peer_id, rng)
+        addresses: tuple[str, ...] = ()
+        if not machine.outbound_only:
+            addresses = draw_addresses(identity.peer_id, rng)
         self.transport = MemoryTransport(network, identity.author, machine, addresses)
         self.store = SimulatedStore()
         reputation = Reputation(boot_seconds)
@@ -154,7 +157,9 @@ class ModelledCompute:
         return cast(Answer, answer)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
-        right = RUN.group // 2 if self._rng.random() < self._scenario.signal else RUN.group
+        right = RUN.group
+        if self._rng.random() < self._scenario.signal:
+            right = RUN.group // 2
         packet, body = make_packet(request.author, request.round, slot, request.policy_step, right)
         return ScoredPacket(body, rewards(packet))
 

@@ -49,14 +49,16 @@ class Simulation:
         return figures(self.tally, staying, self.first, self.scenario.seconds)
 
     async def _run(self, progress: Progress) -> list[Presence]:
-        scenario, loop = self.scenario, asyncio.get_running_loop()
+        scenario = self.scenario
+        loop = asyncio.get_running_loop()
         self.network = Network(scenario.latency, self._rng, scenario.packet_bytes / PACKET_BYTES)
         nodes = [self.enter() for _ in range(scenario.nodes)]
         self.first = [node.transport.machine for node in nodes]
         for node in nodes:
             loop.call_later(self._rng.uniform(0.0, scenario.arrival_seconds), self._start, node, True)
         loop.call_later(scenario.warmup, self._count)
-        told, collected = time.monotonic(), 0.0
+        told = time.monotonic()
+        collected = 0.0
         while loop.time() < scenario.seconds:
             await asyncio.sleep(min(TICK_SECONDS, scenario.seconds - loop.time()))
             if time.monotonic() - told >= PROGRESS_SECONDS:
@@ -83,7 +85,10 @@ class Simulation:
             node.start(bootstraps, midway=midway).add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
-        if not life.cancelled() and (error := life.exception()) is not None:
+        if life.cancelled():
+            return
+        error = life.exception()
+        if error is not None:
             self._failed.append(error)
 
     def _leave(self, node: SimulatedNode) -> None:
@@ -101,8 +106,10 @@ class Simulation:
 
     def _presence(self, node: SimulatedNode) -> Presence:
         """The node's figures up to now. Its calls that end with it, or with the simulation, do not count as failed."""
-        meter, node.transport.meter = node.transport.meter, Meter(self.network.loop.time())
-        return Presence(node.transport.machine, meter, self.network.loop.time(), *node.entries())
+        now = self.network.loop.time()
+        meter = node.transport.meter
+        node.transport.meter = Meter(now)
+        return Presence(node.transport.machine, meter, now, *node.entries())
 
 
 @contextmanager
@@ -112,7 +119,8 @@ def _undisturbed() -> Iterator[None]:
 
     Thousands of nodes warn of thousands of peers that left; only errors are news.
     """
-    logger, enabled = logging.getLogger("ftis_node.swarm"), gc.isenabled()
+    logger = logging.getLogger("ftis_node.swarm")
+    enabled = gc.isenabled()
     level = logger.level
     logger.setLevel(logging.ERROR)
     gc.disable()

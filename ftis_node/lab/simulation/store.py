@@ -20,7 +20,9 @@ PROMPT = [0]
 _SMALL = {"group": 2, "prompt_tokens": 1, "completion_tokens": 2, "eos": (EOS,), "vocabulary": 4}
 RUN = Run(**make_run(2).model_dump() | _SMALL)
 CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
-_WRONG, _RIGHT = 0, 1  # token ids of an answer
+# Token ids of an answer.
+_WRONG = 0
+_RIGHT = 1
 
 
 def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:

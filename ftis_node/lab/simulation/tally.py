@@ -144,7 +144,8 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
     taken = np.array([seconds for _, _, seconds in tally.steps])
     alone = np.array([machine.alone_seconds(batch) for machine, _, _ in tally.steps])
     limits = np.percentile([machine.alone_seconds(batch) for machine in first], [25, 75])
-    fast, slow = alone <= limits[0], alone >= limits[1]
+    fast = alone <= limits[0]
+    slow = alone >= limits[1]
     return {
         "alone_steps_per_node_hour": alone_hour,
         "lockstep_steps_per_node_hour": 3600 / round_seconds,
@@ -156,11 +157,15 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
 
 
 def _ratio(part: Any, whole: Any) -> float:
-    return float(part / whole) if whole else float("nan")
+    if not whole:
+        return float("nan")
+    return float(part / whole)
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
+    if not values:
+        return float("nan")
+    return float(np.mean(values))
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -209,6 +214,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     lines.insert(1, "|---" * (len(results) + 1) + "|")
     if any("–" in values for _, values in rows):
         lines += ["", "–: there was nothing to count in the seconds counted."]
-    if short := [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]:
+    short = [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]
+    if short:
         lines[-1] += f" No step ended in them: alone one takes {max(short):.0f} s, so simulate more --seconds."
     return "\n".join(lines)
