@@ -121,7 +121,7 @@ def weigh(results: Results, claim: Claim) -> Evidence:
 
 
 def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...], settled: list[bool]) -> Evidence:
-    """The evidence of values by seed, of the claim's first cell and of its second; settled: pairs without a collapse."""
+    """Evidence of values by seed, of the claim's first cell and of its second; settled: of pairs without a collapse."""
     difference = paired_difference(a, b)
     p = paired_permutation(a, b)
     margin = _margin(claim)

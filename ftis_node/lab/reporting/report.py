@@ -62,7 +62,8 @@ def _head(results: Results, book: Book) -> None:
     by_cell: dict[tuple[str, str], list[str]] = defaultdict(list)
     for missing in results.missing:
         by_cell[missing.cell, missing.why].append(str(missing.seed))
-    if told := [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]:
+    told = [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]
+    if told:
         book.write(
             f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that "
             "both have finished."
@@ -84,10 +85,15 @@ def _claims(findings: list[Finding], book: Book) -> None:
         return
     rows = []
     for finding in findings:
-        claim, evidence = finding.claim, finding.evidence
+        claim = finding.claim
+        evidence = finding.evidence
         text = f"{claim.text} ({claim.source})"
-        digits = 3 if claim.measure == "final" else 1
-        difference = say.NONE if math.isnan(evidence.difference.mean) else say.difference(evidence.difference, digits)
+        digits = 1
+        if claim.measure == "final":
+            digits = 3
+        difference = say.NONE
+        if not math.isnan(evidence.difference.mean):
+            difference = say.difference(evidence.difference, digits)
         if evidence.collapsed:
             difference += f"; of all {say.signed(evidence.mean, digits)}"
         seeds = say.pairs(evidence.difference.n, evidence.collapsed)
