@@ -185,11 +185,11 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
             fix = "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until."
             raise UserError(what, fix)
     links = []
-    for step, after, start, event in taken:
+    for step, after, begun, told in taken:
         logged = None
-        if event:
-            logged = _read(LoggedStep, event)
-        links.append(Link(step, after, start, logged))
+        if told:
+            logged = _read(LoggedStep, told)
+        links.append(Link(step, after, begun, logged))
     return Lineage(links, void, len(taken) == len(chain))
 
 
