@@ -247,5 +247,5 @@ def _floor(claim: Claim, n: int) -> float:
     if claim.compare in ("same", "not worse"):
         return float(n < 2)
     if n <= statistics.EXACT_UP_TO:
-        return 2.0 / 2**n
+        return 0.5 ** (n - 1)
     return 1 / (statistics.FLIPS + 1)
