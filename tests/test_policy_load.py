@@ -120,9 +120,10 @@ def anonymous() -> int:
 def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 12, "initializer_range": 0.02}
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "initializer_range": 0.02}
     model = Qwen2ForCausalLM(tiny_config(**sizes)).to(getattr(torch, saved))
-    matrix, whole = 512 * 1408 * 4, 2 * sum(parameter.numel() for parameter in model.parameters())
+    matrix = 512 * 1408 * 4
+    whole = 2 * sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     del model
@@ -142,7 +143,7 @@ def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, mon
     done.set()
     watching.join()
     assert policy.dtype == torch.float16
-    assert peak[0] - max(before, anonymous()) < 6 * matrix < whole / 4
+    assert peak[0] - max(before, anonymous()) < 6 * matrix < whole / 2
 
 
 def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:

@@ -49,10 +49,6 @@ def refusal(chain: Chain, peer: Identity, *removals: Removal, now: float = NOW) 
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-def test_founder_member_and_member_of_a_member_are_let_in() -> None:
-    assert refusal((), FOUNDER) is None and refusal(ANNS, ANN) is None and refusal(BENS, BEN) is None
-
-
 @pytest.mark.parametrize(
     "chain, peer, why",
     [
