@@ -1,13 +1,18 @@
-"""The demo: it runs three (or four) real daemons on this machine, shows them live, and sums up their results."""
+"""The demo: it runs real daemons on this machine, shows them live, and sums up their results.
+
+There are three (or four) with small models, or two with a model of the owner's.
+"""
 
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +43,11 @@ TASK = "arithmetic"
 ALIKE = ("tiny-a", "tiny-b", "tiny-c")
 MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STEPS, OWN_STEPS = 80, 12
+# Two nodes share the machine; a step is small enough that the first comes within minutes without a GPU.
+OWN_SETTINGS = {"vram_share": 0.45, "batch_groups": 4, "eval_prompts": 24, "max_age": 3600}
+SUMS = 600
+SUM_TOKENS = 64
 STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
 
@@ -105,19 +115,40 @@ class Summary(msgspec.Struct, frozen=True):
 class Demo:
     """Starts the daemons, watches them until each has taken its steps, ends them, and sums up."""
 
-    def __init__(self, output: Path, *, listener: bool, steps: int, quiet: bool, mixed: bool = False) -> None:
+    def __init__(
+        self, output: Path, *, listener: bool, steps: int, quiet: bool, mixed: bool = False, model: str | None = None
+    ) -> None:
         """
         Args:
             output: directory for the homes and results; a previous demo's is replaced, any other is refused.
+            model: the owner's, by name or place: two nodes train LoRA layers of it on sums in words.
             mixed: take models with different tokenizers.
             steps: the steps that every node takes.
             quiet: draw nothing (for ``--json``).
+
+        Raises:
+            UserError: the output is not a demo's, or the owner's model cannot be found or asked.
         """
         self.output = output
         self.steps = steps
         self.console = console(stderr=True, quiet=quiet)
         self._interrupted, self._on_terminal = False, os.isatty(0)
         _prepare(output)
+        self.task = TASK
+        self._settings: Mapping[str, float] = {}
+        self._run_file: Path | None = None
+        self._limit = TIME_LIMIT
+        self._title = "different models learning from one another (F-TIS)"
+        if model is not None:
+            self.members = [self._member(name, model, "lora", "--lora") for name in ("A", "B")]
+            self._title = "nodes with one model learning from one another (F-TIS)"
+            self._limit = math.inf
+            self._settings = OWN_SETTINGS
+            sums = output / "sums.jsonl"
+            sums.write_text(sums_in_words(), encoding="utf-8")
+            self.task = str(sums)
+            self._write_run(run_of_sums(model, self.task))
+            return
         models = MIXED if mixed else ALIKE
         self.members = [
             self._member("A", models[0], "full", "--full"),
@@ -126,10 +157,12 @@ class Demo:
         ]
         if listener:
             self.members.append(self._member("D", models[1], "listener", "--full", "--own-share", "0"))
-        self._run_file: Path | None = None
         if mixed:
-            self._run_file = output / "run.toml"
-            self._run_file.write_text(dump_run_file(RunFile(run=text_run())), encoding="utf-8")
+            self._write_run(text_run())
+
+    def _write_run(self, run: Run) -> None:
+        self._run_file = self.output / "run.toml"
+        self._run_file.write_text(dump_run_file(RunFile(run=run)), encoding="utf-8")
 
     def run(self) -> Summary:
         """Run the demo and return its summary. Ctrl-C, SIGTERM and a closed terminal end it early. However this process
@@ -175,8 +208,9 @@ class Demo:
             place = ("--port", str(port)) if member is first else ("--peers", address)
             command = [
                 *(sys.executable, "-m", "ftis_node", "join", "--model", member.model, "--home", str(member.home.path)),
-                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", TASK),
+                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", self.task),
                 *("--set", f"min_peers={len(self.members) - 1}", *place, *member.flags),
+                *(word for name, value in self._settings.items() for word in ("--set", f"{name}={value}")),
             ]
             if member is first and self._run_file is not None:
                 command += ["--run", str(self._run_file)]
@@ -207,7 +241,7 @@ class Demo:
 
     def _rounds(self, began: float) -> Iterator[str]:
         """Poll all nodes repeatedly; yield a line about their progress each time."""
-        while (elapsed := time.monotonic() - began) < TIME_LIMIT:
+        while (elapsed := time.monotonic() - began) < self._limit:
             # A closed terminal tells its first process only: make, in `ssh -t HOST make demo`, which waits for it.
             if self._interrupted or (self._on_terminal and not os.isatty(0)):
                 raise KeyboardInterrupt
@@ -227,7 +261,9 @@ class Demo:
         doing: dict[str, list[str]] = {}
         for member in self.members:
             if not member.steps:
-                doing.setdefault(member.status.reason, []).append(member.name)
+                now = member.status.doing
+                reason = member.status.reason if now is None else f"{member.status.reason} {now.sentence()}."
+                doing.setdefault(reason, []).append(member.name)
         return " ".join(f"{', '.join(names)}: {reason}" for reason, names in doing.items())
 
     def _check_alive(self, member: _Member) -> None:
@@ -259,14 +295,26 @@ class Demo:
             plot_pass_at_1(
                 {f"{member.name} ({member.model}, {member.role})": member.curve() for member in self.members},
                 picture,
-                f"{len(nodes)} different models learning from one another (F-TIS)",
+                f"{len(nodes)} {self._title}",
             )
         (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
             self.console.print(words(in_words(node)))
+        for line in self._what_now(nodes):
+            self.console.print(words(line), soft_wrap=True)  # commands are copied
         curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
         self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
+
+    def _what_now(self, nodes: Sequence[NodeSummary]) -> Iterator[str]:
+        """What the owner of a model can do next: talk to it; or what kept it from learning."""
+        if self.task == TASK:
+            return
+        if all(node.pass_at_1_after <= node.pass_at_1_before for node in nodes):
+            advice = next((member.status.advice for member in self.members if member.status.advice), "")
+            yield f"It answers no more questions right than before. {advice}".rstrip()
+            yield f"Why: ftis-node task check {self.task} --model {nodes[0].model}"
+        yield f'Ask it: ftis-node ask --checkpoint {self.members[0].home.path} --compare "What is 47 plus 38?"'
 
     def _node_summary(self, member: _Member, authors: dict[str, str]) -> NodeSummary:
         """authors: the tokenizer of each, by peer id."""
@@ -311,6 +359,32 @@ def in_words(node: NodeSummary) -> str:
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
         f"{node.foreign_weight_share:.0%} of the weight in its training"
     )
+
+
+def sums_in_words() -> str:
+    """JSON Lines of sums and differences of two numbers below 100, the same at each call."""
+    drawn = random.Random(0)
+    rows = []
+    for _ in range(SUMS):
+        first, second = drawn.randrange(10, 100), drawn.randrange(10, 100)
+        if drawn.random() < 0.5:
+            rows.append({"question": f"What is {first} plus {second}?", "answer": str(first + second)})
+        else:
+            rows.append({"question": f"What is {first} minus {second}?", "answer": str(first - second)})
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def run_of_sums(model: str, task: str) -> Run:
+    """The run of such sums for a model, asked in its chat if it has one. Raises UserError as `load_tokenizer`."""
+    from ftis_node.policy.load import load_tokenizer
+    from ftis_node.tokenizer.asking import facts_for
+    from ftis_node.tokenizer.chat import chat_wanted
+
+    loaded = load_task(task)
+    tokenizer = load_tokenizer(model)
+    chat = chat_wanted(tokenizer, loaded.template, "auto", thinking=False)
+    facts = loaded.facts() | facts_for(tokenizer, chat, loaded.turns)
+    return run_for(facts, group=8, completion_tokens=SUM_TOKENS)
 
 
 def text_run() -> Run:

@@ -45,6 +45,29 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
     assert json.loads((output / "summary.json").read_text()) == summary
 
 
+def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
+    ended = run_cli("demo", "--model", "tiny-bpe", "--steps", "2", "--output", str(output), timeout=800)
+    assert ended.returncode == 0, ended.stderr
+    nodes = json.loads((output / "summary.json").read_text())["nodes"]
+    assert [(node["name"], node["model"], node["role"]) for node in nodes] == [
+        ("A", "tiny-bpe", "lora"),
+        ("B", "tiny-bpe", "lora"),
+    ]
+    assert all(node["steps"] >= 2 for node in nodes)
+    rows = [json.loads(line) for line in (output / "sums.jsonl").read_text().splitlines()]
+    assert len(rows) == 600 and {row["question"].split()[3] for row in rows} == {"plus", "minus"}
+    for row in rows:
+        _, _, first, sign, second = row["question"].rstrip("?").split()
+        assert int(row["answer"]) == int(first) + (1 if sign == "plus" else -1) * int(second)
+    assert f"ftis-node ask --checkpoint {output / 'a'} --compare" in ended.stderr
+    assert "answers no more questions right" in ended.stderr and "task check" in ended.stderr
+    refused = run_cli("demo", "--model", "tiny-bpe", "--mixed", "--output", str(output))
+    assert refused.returncode == 2 and "Leave out --listener and --mixed." in refused.stderr
+    gone = run_cli("demo", "--model", "nowhere/at-all", "--output", str(output))
+    assert gone.returncode != 0 and "nowhere/at-all" in gone.stderr
+
+
 _CHILD = """
 import asyncio, sys
 from ftis_node.host.loops import listen

@@ -41,7 +41,9 @@ def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str
     from tests.manual.real_guard import GUARD_PARTS
     from tests.manual.real_pairs import PAIR_PARTS
     from tests.manual.real_parts import PARTS
+    from tests.support.bf16 import multiply_in_fp32
 
+    multiply_in_fp32()
     if part in PAIR_PARTS:
         found = PAIR_PARTS[part](sources[0], sources[1], dtype)
     else:
