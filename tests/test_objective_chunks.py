@@ -21,7 +21,10 @@ CHUNKS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
 def drawn(seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     new = -torch.rand(9, generator=generator) * 3
-    return {"new": new.requires_grad_(), "start": new.detach() + 0.1 * torch.randn(9, generator=generator)}
+    return {
+        "trainer_logprobs": new.requires_grad_(),
+        "start_logprobs": new.detach() + 0.1 * torch.randn(9, generator=generator),
+    }
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -29,12 +32,12 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
     found = []
     for chunks in (None, torch.arange(9)):
         tokens = drawn()
-        claims = tokens["start"] - torch.linspace(-1, 1, 9)
+        claims = tokens["start_logprobs"] - torch.linspace(-1, 1, 9)
         samples = {"ended": torch.tensor([True, False, True]), "own": torch.tensor([True, False, False])}
-        tokens |= {"generator": claims, "lengths": LENGTHS, "advantages": ADVANTAGES, **samples}
+        tokens |= {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES, **samples}
         terms = PRESETS[name].terms(**tokens, gate=-2.0, chunks=chunks)
         terms.value.sum().backward()
-        found.append([tokens["new"].grad, *(value.detach() for value in vars(terms).values())])
+        found.append([tokens["trainer_logprobs"].grad, *(value.detach() for value in vars(terms).values())])
     for plain, chunked in zip(*found, strict=True):
         assert torch.equal(plain, chunked)
 
@@ -65,9 +68,13 @@ def test_the_gradient_is_that_of_the_value(name: str) -> None:
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
     def value(new: Tensor) -> Tensor:
-        return PRESETS[name].terms(new=new, start=start, generator=claims, chunks=CHUNKS, **samples).value.sum()
+        return (
+            PRESETS[name]
+            .terms(trainer_logprobs=new, start_logprobs=start, sampler_logprobs=claims, chunks=CHUNKS, **samples)
+            .value.sum()
+        )
 
-    start, ended = drawn(3)["start"].double(), torch.tensor([True, False, False])
+    start, ended = drawn(3)["start_logprobs"].double(), torch.tensor([True, False, False])
     samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
     claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
@@ -91,12 +98,14 @@ def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
 )
 def test_chunks_that_are_none_are_refused(chunks: Tensor) -> None:
     with pytest.raises(ValueError, match="chunks must"):
-        PRESETS["vis"].terms(**drawn(), generator=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
+        PRESETS["vis"].terms(
+            **drawn(), sampler_logprobs=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks
+        )
 
 
 def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[bool]) -> dict[str, float]:
     diagnostics = Diagnostics()
-    terms = objective.terms(**drawn(), generator=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
+    terms = objective.terms(**drawn(), sampler_logprobs=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
     diagnostics.add(
         terms, advantages=ADVANTAGES, lengths=LENGTHS, sources=["a", "a", "b"], own="own", chunked=torch.tensor(chunked)
     )
@@ -107,7 +116,7 @@ def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[b
 def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens() -> None:
     claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
     sources = summed(PRESETS["ftis"], claims, CHUNKS, [True, False, True])
-    start = drawn()["start"]
+    start = drawn()["start_logprobs"]
     assert (sources["a"]["chunked"], sources["a"]["chunk_judged"], sources["a"]["judged_tokens"]) == (1, 1, 2)
     weight = min(math.exp(WHOLE_POWER * float(start[:3].sum() + 1.5)), 2.0)
     assert sources["a"]["chunk_excess"] == pytest.approx(weight - 1, abs=1e-6)

@@ -81,7 +81,9 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
     plain, (trained, _) = PRESETS[name].terms(**batch), graded(PRESETS[name], batch)
     with torch.no_grad():
-        evaluated = PRESETS[name].terms(**batch | {"new": batch["new"].clone().requires_grad_()})
+        evaluated = PRESETS[name].terms(
+            **batch | {"trainer_logprobs": batch["trainer_logprobs"].clone().requires_grad_()}
+        )
     assert trained.value.requires_grad and not plain.value.requires_grad and not evaluated.value.requires_grad
     for field in Terms.__dataclass_fields__:
         assert torch.equal(getattr(plain, field), getattr(trained, field))
@@ -97,7 +99,10 @@ def test_a_gpu_says_the_same(name: str) -> None:
     flags: dict[str, Any] = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
     batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
-    here, there = objective.terms(**batch), objective.terms(**batch | {"new": batch["new"].cuda()})
+    here, there = (
+        objective.terms(**batch),
+        objective.terms(**batch | {"trainer_logprobs": batch["trainer_logprobs"].cuda()}),
+    )
     for field in Terms.__dataclass_fields__:
         assert getattr(there, field).is_cuda
         torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))

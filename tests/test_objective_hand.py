@@ -52,7 +52,9 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         weights=[group.weight for group, *_ in taught],
         gate=level,
     )
-    terms = objective.terms(**batch | {"new": torch.stack([x for completion in completions for x in completion.new])})
+    terms = objective.terms(
+        **batch | {"trainer_logprobs": torch.stack([x for completion in completions for x in completion.new])}
+    )
 
     def counted(completion: Completion) -> int:
         return len(completion.start) - (completion.ended and not objective.count_end)
@@ -135,7 +137,8 @@ def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_adva
 
 def test_half_precision_is_computed_in_float32() -> None:
     batch = packed([[-1.0, -1.0]], [1.0], generator=[[-1.0, -1.001]])
-    halved = {"new": batch["new"].bfloat16(), "start": batch["start"].float(), "generator": batch["generator"].float()}
+    halved = {name: batch[name].float() for name in ("start_logprobs", "sampler_logprobs")}
+    halved["trainer_logprobs"] = batch["trainer_logprobs"].bfloat16()
     terms, gradient = graded(PRESETS["ftis"], batch | halved)
     assert terms.value.dtype == terms.log_ratio.dtype == torch.float32
     assert terms.log_ratio[1].item() == pytest.approx(0.001, rel=1e-3)

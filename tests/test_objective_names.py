@@ -34,7 +34,9 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor, **more: Tensor) -> Terms:
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     more = {"own": torch.tensor(OWN), "lengths": torch.tensor(LENGTHS)} | more
-    return objective.terms(new=new, start=start, generator=generator, advantages=advantages, **more)
+    return objective.terms(
+        trainer_logprobs=new, start_logprobs=start, sampler_logprobs=generator, advantages=advantages, **more
+    )
 
 
 def samples(values: Tensor) -> list[Tensor]:

@@ -134,7 +134,7 @@ def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str) -> None:
         ({"lengths": torch.tensor([2, 2])}, "new must have shape"),
         ({"lengths": torch.tensor([3, 0])}, "at least one token"),
         ({"lengths": torch.tensor([2.0, 1.0])}, "integers"),
-        ({"generator": torch.zeros(1)}, "generator must have shape"),
+        ({"sampler_logprobs": torch.zeros(1)}, "sampler_logprobs must have shape"),
         ({"advantages": torch.zeros(3)}, "advantages must have shape"),
         ({"weights": torch.zeros(2, 1)}, "weights must have shape"),
         ({"ended": torch.zeros(3, dtype=torch.bool)}, "ended must have shape"),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
 
-from ftis_node.objective import PRESETS, Objective, Terms
+from ftis_node.objective import PRESETS, Objective, Terms, formulas
 from tests.support.objective_batches import graded, packed
 
 EVERY = settings(deadline=None, max_examples=50, derandomize=True)
@@ -27,9 +28,9 @@ def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
     advantages = draw(st.lists(st.floats(-3, 3), min_size=len(lengths), max_size=len(lengths)))
     flags = st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))
     return {
-        "new": start if own else start + torch.tensor(drift, dtype=torch.float64),
-        "start": start,
-        "generator": start if own else torch.tensor(claimed, dtype=torch.float64),
+        "trainer_logprobs": start if own else start + torch.tensor(drift, dtype=torch.float64),
+        "start_logprobs": start,
+        "sampler_logprobs": start if own else torch.tensor(claimed, dtype=torch.float64),
         "lengths": torch.tensor(lengths),
         "advantages": torch.tensor(advantages, dtype=torch.float64),
         "ended": torch.tensor(draw(flags)),
@@ -42,7 +43,7 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
     pieces = {
         name: torch.split(tensor, batch["lengths"].tolist())
         for name, tensor in batch.items()
-        if name in ("new", "start", "generator")
+        if name in ("trainer_logprobs", "start_logprobs", "sampler_logprobs")
     }
     tokens = {name: torch.cat([piece[i] for i in order]) for name, piece in pieces.items()}
     return tokens | {name: batch[name][order] for name in ("lengths", "advantages", "ended", "own")}
@@ -69,10 +70,10 @@ def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tens
     which %= batch["lengths"].numel()
     batch["advantages"][which] = -1.0
     owner = torch.repeat_interleave(torch.arange(batch["lengths"].numel()), batch["lengths"])
-    batch["start"][owner == which] = -15.0
-    batch["generator"][owner == which] = -1.0
+    batch["start_logprobs"][owner == which] = -15.0
+    batch["sampler_logprobs"][owner == which] = -1.0
     clean, clean_gradient = graded(objective, batch)
-    batch["new"] = torch.where(owner == which, alien, batch["new"])
+    batch["trainer_logprobs"] = torch.where(owner == which, alien, batch["trainer_logprobs"])
     spoiled, gradient = graded(objective, batch)
     assert not spoiled.kept[which] and spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
     assert torch.equal(gradient, clean_gradient) and torch.equal(spoiled.value, clean.value)
@@ -104,13 +105,34 @@ def test_extreme_log_probs_stay_finite(
     batch: dict[str, torch.Tensor], start: float, claimed: float, measure: tuple[str, str]
 ) -> None:
     batch = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
-    batch["start"] = torch.full_like(batch["start"], start)
-    batch["generator"] = torch.full_like(batch["generator"], claimed)
+    batch["start_logprobs"] = torch.full_like(batch["start_logprobs"], start)
+    batch["sampler_logprobs"] = torch.full_like(batch["sampler_logprobs"], claimed)
     for preset in PRESETS.values():
         terms, gradient = graded(preset.replace(divergence=measure[0], reduction=measure[1]), batch)
         assert gradient.isfinite().all()
         for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
             assert getattr(terms, field).isfinite().all(), (preset.name, measure, field)
+
+
+@EVERY
+@given(batches())
+def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.Tensor]) -> None:
+    lengths = batch["lengths"]
+
+    def table(name: str) -> torch.Tensor:
+        return pad_sequence(torch.split(batch[name], lengths.tolist()), batch_first=True)
+
+    trainer = table("trainer_logprobs").requires_grad_()
+    start, sampler = table("start_logprobs"), table("sampler_logprobs")
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    for name, values in (
+        ("ftis", formulas.ftis(trainer, start, sampler, batch["advantages"], mask)),
+        ("gated", formulas.gated(trainer, start, batch["advantages"], mask, batch["own"], -7.0)),
+    ):
+        terms, gradient = graded(PRESETS[name], batch | {"gate": -7.0})
+        (slope,) = torch.autograd.grad(values.sum(), trainer)
+        torch.testing.assert_close(values, terms.value, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(slope[mask], gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_nothing_at_all_is_no_error() -> None:

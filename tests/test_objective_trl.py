@@ -173,9 +173,9 @@ def oracle(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, Tensor]:
     """−Σ_i c_i · value_i / D as the learner has it, and which samples were kept."""
     terms = objective.terms(
-        new=new,
-        start=batch.packed(batch.start),
-        generator=batch.packed(batch.generator),
+        trainer_logprobs=new,
+        start_logprobs=batch.packed(batch.start),
+        sampler_logprobs=batch.packed(batch.generator),
         lengths=batch.lengths,
         advantages=batch.advantages,
         own=MINE,

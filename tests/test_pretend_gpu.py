@@ -13,12 +13,13 @@ PINNED = "2.13.0"
 SHORT, LONG = 9, 25
 # Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
 ONCE = {  # a call of generate, and each time that rows take places
-    "policy/generate/cache.py:enter": 3,
+    "policy/generate/cache.py:_hide_padding": 2,
+    "policy/generate/cache.py:_keep": 1,
     "policy/generate/cache.py:settle": 1,
     "policy/generate/prefill.py:__post_init__": 1,
     "policy/generate/native.py:_enter": 1,
     "policy/generate/native.py:_table": 2,
-    "policy/generate/native.py:fill": 1,
+    "policy/generate/native.py:_change": 1,
     "policy/generate/prefill.py:read": 4,
 }
 EIGHTH = "policy/generate/native.py:look"  # every eighth token: who is done?

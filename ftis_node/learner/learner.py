@@ -273,9 +273,9 @@ class Learner:
             before = torch.cat([start[sample.index].to(device) for sample in samples])
         suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
         terms = self.objective.terms(
-            new=new,
-            start=before,
-            generator=torch.from_numpy(claimed).to(device),
+            trainer_logprobs=new,
+            start_logprobs=before,
+            sampler_logprobs=torch.from_numpy(claimed).to(device),
             lengths=lengths,
             advantages=advantages,
             weights=_column([sample.weight for sample in samples], device) * ~suspect,

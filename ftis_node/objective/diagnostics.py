@@ -174,7 +174,7 @@ class Diagnostics:
         if not len(sources) == lengths.numel() == terms.kept.numel():
             raise ValueError(f"{len(sources)} sources and {lengths.numel()} lengths for {terms.kept.numel()} samples")
         numbers = [self._numbers.setdefault(source, len(self._numbers)) for source in sources]
-        counted = terms.counted.cpu()
+        counted = terms.loss_mask.cpu()
         return counted, owners(lengths.cpu())[counted], torch.tensor(numbers, dtype=torch.int64)
 
 

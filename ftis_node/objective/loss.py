@@ -20,7 +20,7 @@ class Terms:
     kept          bool `[N]` dropped neither by the filter nor by the gate
     divergence    `[N]`      D of the policy at the start of the step from the generator; 0 without a counted token
     likelihood    `[N]`      s_i = 1/|a_i| Σ_t log π_start, mean log-prob; 0 without a counted token
-    counted       bool `[T]` in the loss: all but a sampled EOS under an objective that leaves it out
+    loss_mask     bool `[T]` in the loss: all but a sampled EOS under an objective that leaves it out
     log_ratio     `[T]`      d = log π_start − log π_gen, clamped; its chunk's, where chunks are given
     sample_log_ratio `[N]`   Σ d over all of a sample's tokens, or chunks, a sampled EOS included
     importance    `[T]`      weights at the start of the step, after truncation; 1 where the objective uses none
@@ -36,7 +36,7 @@ class Terms:
     kept: Tensor
     divergence: Tensor
     likelihood: Tensor
-    counted: Tensor
+    loss_mask: Tensor
     log_ratio: Tensor
     sample_log_ratio: Tensor
     importance: Tensor
@@ -97,21 +97,21 @@ def values(
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
     # backward, and one alien sample would spoil the gradient of all.
-    live = (kept & (gain != 0))[samples.owner] & samples.counted
+    live = (kept & (gain != 0))[samples.owner] & samples.loss_mask
     owner = samples.owner
     if ratio != "token":
         outer = token_weights
         if importance.through_ratio:
             outer = samples.by_token(trusted)
         return samples.weights * _by_sample(samples, live, outer, importance, clip, ratio) / sizes
-    new = samples.new
-    base = samples.start
+    new = samples.trainer_logprobs
+    base = samples.start_logprobs
     outer = token_weights
     if importance.through_ratio:
         new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
         live = samples.of_chunks(live)
         owner = samples.of_chunks(owner)
-        base = samples.generator
+        base = samples.sampler_logprobs
         outer = trusted
     new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
     term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], clip)
@@ -122,7 +122,7 @@ def _by_sample(
     samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
 ) -> Tensor:
     """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
-    new = torch.where(live, samples.new, torch.zeros_like(samples.new))
+    new = torch.where(live, samples.trainer_logprobs, torch.zeros_like(samples.trainer_logprobs))
     advantages = samples.advantages[samples.owner]
     if ratio == "detached":
         term = clip.of(_log_ratio(samples, new.detach(), live, importance, ratio).exp()) * advantages * new
@@ -134,11 +134,11 @@ def _by_sample(
 def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importance, of: Ratio) -> Tensor:
     """log R of each token, `[T]`: its own, its chunk's, or its sample's over what is `live`."""
     if of == "token" and not importance.through_ratio:
-        return clamped_log_ratio(new, samples.start)
-    start = samples.by_chunk(samples.start)
+        return clamped_log_ratio(new, samples.start_logprobs)
+    start = samples.by_chunk(samples.start_logprobs)
     base = start
     if importance.through_ratio:
-        base = samples.generator
+        base = samples.sampler_logprobs
     if of != "sequence":
         return samples.by_token(clamped_log_ratio(samples.by_chunk(new), base))
     own = samples.of_chunks(samples.own[samples.owner])
@@ -151,7 +151,7 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
 
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
-    ratio = _log_ratio(samples, samples.new.detach(), samples.counted, importance, of).exp()
+    ratio = _log_ratio(samples, samples.trainer_logprobs.detach(), samples.loss_mask, importance, of).exp()
     clipped = clip.of(ratio)
     advantages = samples.advantages[samples.owner]
     return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))

@@ -101,9 +101,9 @@ class Objective:
     def terms(
         self,
         *,
-        new: Tensor,
-        start: Tensor,
-        generator: Tensor,
+        trainer_logprobs: Tensor,
+        start_logprobs: Tensor,
+        sampler_logprobs: Tensor,
         lengths: Tensor,
         advantages: Tensor,
         weights: Tensor | None = None,
@@ -115,39 +115,39 @@ class Objective:
     ) -> Terms:
         """The loss terms of N packed samples, T = Σ lengths tokens in all.
 
-        new         `[T]`  log π_θ of the sampled tokens, with gradient (or without, to evaluate)
-        start       `[T]`  the same at the start of the step (`new.detach()` at its first inner step)
-        generator   `[T]`  the log-probs that the generator claims; `[C]` with `chunks`
-        lengths     int64 `[N]`
-        advantages  `[N]`  over each sample's whole group
-        weights     `[N]`  per-source weight, 1 if None
-        ended       bool `[N]`  the last token is a sampled EOS; None: of none
-        own         bool `[N]`  the node's own, which no gate touches; None: all are
-        gate        m of `next_gate` before this step; None: no foreign sample passes a gate
-        chunks      int64 `[T]`  the chunk of each token, ascending through all samples, where the generator has another
-                    tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then of chunks, with
-                    log ρ_c = Σ_{t in c} log π_start − generator_c, and a chunk's weight is that of each of its tokens.
-                    |a_i|, s_i and the gradient are of tokens. None: each token is a chunk
-        written     int64 `[N]`  tokens of the author; None: as many as `lengths`
+        trainer_logprobs  `[T]`  log π_θ of the sampled tokens, with gradient (or without, to evaluate)
+        start_logprobs    `[T]`  the same at the start of the step (`trainer_logprobs.detach()` at its first inner step)
+        sampler_logprobs  `[T]`  the log-probs that the generator claims; `[C]` with `chunks`
+        lengths           int64 `[N]`
+        advantages        `[N]`  over each sample's whole group
+        weights           `[N]`  per-source weight, 1 if None
+        ended             bool `[N]`  the last token is a sampled EOS; None: of none
+        own               bool `[N]`  the node's own, which no gate touches; None: all are
+        gate              m of `next_gate` before this step; None: no foreign sample passes a gate
+        chunks            int64 `[T]`  the chunk of each token, ascending through all samples, where the generator has
+                          another tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then
+                          of chunks, with log ρ_c = Σ_{t in c} log π_start − sampler_logprobs_c, and a chunk's weight is
+                          that of each of its tokens. |a_i|, s_i and the gradient are of tokens. None: each token is one
+        written           int64 `[N]`  tokens of the author; None: as many as `lengths`
 
-        Computed in float32 at least, on the device of `new`. ValueError if the shapes do not fit, or if the aggregation
-        is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
+        Computed in float32 at least, on the device of `trainer_logprobs`. ValueError if the shapes do not fit, or if
+        the aggregation is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
         optional = {"weights": weights, "ended": ended, "own": own, "chunks": chunks, "written": written}
-        tokens = {"new": new, "start": start}
-        samples = pack(tokens, lengths, advantages, generator, count_end=self.count_end, **optional)
+        tokens = {"trainer_logprobs": trainer_logprobs, "start_logprobs": start_logprobs}
+        samples = pack(tokens, lengths, advantages, sampler_logprobs, count_end=self.count_end, **optional)
         clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
-            log_ratio = clamped_log_ratio(samples.by_chunk(samples.start), samples.generator)
-            counted = samples.of_chunks(samples.counted)
+            log_ratio = clamped_log_ratio(samples.by_chunk(samples.start_logprobs), samples.sampler_logprobs)
+            counted = samples.of_chunks(samples.loss_mask)
             owner = samples.of_chunks(samples.owner)
             of = owner[counted]
             estimates = ESTIMATORS[self.divergence](log_ratio[counted])
             sizes_of = torch.bincount(of, minlength=samples.lengths.numel())
             divergence = REDUCTIONS[self.reduction](estimates, of, sizes_of)
-            likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
+            likelihood = samples.sum_counted(samples.start_logprobs) / samples.lengths.clamp(min=1)
             kept = kept_by_filter(samples.advantages, divergence, self.threshold)
             # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.
             kept = kept | (samples.lengths == 0)
@@ -162,7 +162,7 @@ class Objective:
             kept=kept,
             divergence=divergence,
             likelihood=likelihood,
-            counted=samples.counted,
+            loss_mask=samples.loss_mask,
             log_ratio=samples.by_token(log_ratio),
             sample_log_ratio=segment_sum(log_ratio, owner, samples.lengths.numel()),
             importance=token_weights,

@@ -12,16 +12,16 @@ from ftis_node.objective.packed import check, check_chunks, first_of, owners, se
 class Samples:
     """Packed samples; `owner` int64 `[T]` names each token's sample, see `packed`.
 
-    `counted` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is 0
-    for a sample that was only an uncounted EOS. `chunks` int64 `[T]` names each token's chunk, `generator` is `[C]`;
-    None: each token is a chunk. `written` int64 `[N]` counts the same of a sample's author, in its tokens.
+    `loss_mask` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is
+    0 for a sample that was only an uncounted EOS. `chunks` int64 `[T]` names each token's chunk, `sampler_logprobs` is
+    `[C]`; None: each token is a chunk. `written` int64 `[N]` counts the same of a sample's author, in its tokens.
     """
 
-    new: Tensor
-    start: Tensor
-    generator: Tensor
+    trainer_logprobs: Tensor
+    start_logprobs: Tensor
+    sampler_logprobs: Tensor
     owner: Tensor
-    counted: Tensor
+    loss_mask: Tensor
     lengths: Tensor
     advantages: Tensor
     weights: Tensor
@@ -33,7 +33,7 @@ class Samples:
         """Sum of each chunk's tokens: `[T]` → `[C]`."""
         if self.chunks is None:
             return values
-        return segment_sum(values, self.chunks, self.generator.numel())
+        return segment_sum(values, self.chunks, self.sampler_logprobs.numel())
 
     def by_token(self, values: Tensor) -> Tensor:
         """The value of each token's chunk: `[C]` → `[T]`."""
@@ -50,12 +50,12 @@ class Samples:
     def sum_counted(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted tokens: `[T]` → `[N]`."""
         return segment_sum(
-            torch.where(self.counted, values, torch.zeros_like(values)), self.owner, self.lengths.numel()
+            torch.where(self.loss_mask, values, torch.zeros_like(values)), self.owner, self.lengths.numel()
         )
 
     def sum_counted_chunks(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted chunks: `[C]` → `[N]`."""
-        kept = torch.where(self.of_chunks(self.counted), values, torch.zeros_like(values))
+        kept = torch.where(self.of_chunks(self.loss_mask), values, torch.zeros_like(values))
         return segment_sum(kept, self.of_chunks(self.owner), self.lengths.numel())
 
 
@@ -63,7 +63,7 @@ def pack(
     tokens: dict[str, Tensor],
     lengths: Tensor,
     advantages: Tensor,
-    generator: Tensor,
+    sampler_logprobs: Tensor,
     *,
     count_end: bool,
     weights: Tensor | None,
@@ -72,12 +72,12 @@ def pack(
     chunks: Tensor | None,
     written: Tensor | None,
 ) -> Samples:
-    """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new` and `start`, each `[T]`.
+    """The arguments of `Objective.terms` as `Samples`: `tokens` has `trainer_logprobs` and `start_logprobs`, `[T]`.
 
     The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
     policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
     """
-    new = tokens["new"]
+    new = tokens["trainer_logprobs"]
     if weights is None:
         weights = torch.ones_like(advantages)
     if ended is None:
@@ -85,10 +85,10 @@ def pack(
     if own is None:
         own = torch.ones_like(lengths, dtype=torch.bool)
     if chunks is None:
-        tokens = {**tokens, "generator": generator}
+        tokens = {**tokens, "sampler_logprobs": sampler_logprobs}
     check(lengths, tokens, {"advantages": advantages, "weights": weights, "ended": ended, "own": own})
     if chunks is not None:
-        check_chunks(chunks, lengths, generator.numel())
+        check_chunks(chunks, lengths, sampler_logprobs.numel())
         chunks = chunks.to(new.device)
     # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
     dtype = torch.promote_types(new.dtype, torch.float32)
@@ -96,21 +96,22 @@ def pack(
     ended = ended.to(new.device, torch.bool)
     own = own.to(new.device, torch.bool)
     owner = owners(lengths)
-    counted = torch.ones_like(new, dtype=torch.bool)
+    loss_mask = torch.ones_like(new, dtype=torch.bool)
     written = lengths if written is None else written.to(new.device)
     if not count_end:
-        counted[lengths.cumsum(0)[ended] - 1] = False
-        lengths, written = (count - ended.to(count.dtype) for count in (lengths, written))
+        loss_mask[lengths.cumsum(0)[ended] - 1] = False
+        lengths = lengths - ended.to(lengths.dtype)
+        written = written - ended.to(written.dtype)
 
     def constant(tensor: Tensor) -> Tensor:
         return tensor.detach().to(new.device, dtype)
 
     return Samples(
-        new=new.to(dtype),
-        start=constant(tokens["start"]),
-        generator=constant(generator),
+        trainer_logprobs=new.to(dtype),
+        start_logprobs=constant(tokens["start_logprobs"]),
+        sampler_logprobs=constant(sampler_logprobs),
         owner=owner,
-        counted=counted,
+        loss_mask=loss_mask,
         lengths=lengths,
         advantages=constant(advantages),
         weights=constant(weights),

@@ -183,13 +183,14 @@ def losses(source: str, dtype: str, *, full: bool, **chosen: Any) -> Iterator[Ch
     yield from ratios(trainer - sampler, lengths, 1e-3 if dtype == "float32" else 0.05)
     for name, objective in PRESETS.items():
         advantages = objective.advantages(torch.tensor([0.0, 1.0, 0.0, 1.0])).repeat(LOSS_GROUPS)
-        shown = {"start": trainer, "lengths": lengths, "advantages": advantages, "gate": -10.0}
+        shown = {"start_logprobs": trainer, "lengths": lengths, "advantages": advantages, "gate": -10.0}
         for own in (True, False) if name == "gspo" else (True,):
             slopes = []
             for generator in (sampler, trainer):
                 new = trainer.clone().requires_grad_()
                 whose = torch.full_like(lengths, own, dtype=torch.bool)
-                value = objective.terms(new=new, generator=generator, own=whose, **shown).value
+                given = {"trainer_logprobs": new, "sampler_logprobs": generator, "own": whose}
+                value = objective.terms(**given, **shown).value
                 (slope,) = torch.autograd.grad(-objective.sample_scale(4) * value.sum(), new)
                 slopes.append(slope)
             norms = [float(slope.norm()) for slope in slopes]

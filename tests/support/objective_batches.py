@@ -35,9 +35,9 @@ def packed(
         return torch.tensor([x for sample in samples for x in sample], dtype=torch.float64)
 
     return {
-        "new": flat(new or start),
-        "start": flat(start),
-        "generator": flat(generator or start),
+        "trainer_logprobs": flat(new or start),
+        "start_logprobs": flat(start),
+        "sampler_logprobs": flat(generator or start),
         "lengths": torch.tensor([len(sample) for sample in start]),
         "advantages": torch.tensor(advantages, dtype=torch.float64),
         **{name: torch.tensor(value) if isinstance(value, list) else value for name, value in more.items()},
@@ -45,8 +45,8 @@ def packed(
 
 
 def graded(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, Tensor]:
-    """The terms of such arguments, and the gradient of the sum of their values for `new`."""
-    new = batch["new"].clone().requires_grad_()
-    terms = objective.terms(**batch | {"new": new})
+    """The terms of such arguments, and the gradient of the sum of their values for `trainer_logprobs`."""
+    new = batch["trainer_logprobs"].clone().requires_grad_()
+    terms = objective.terms(**batch | {"trainer_logprobs": new})
     (gradient,) = torch.autograd.grad(terms.value.sum(), new)
     return terms, gradient
