@@ -121,8 +121,18 @@ class Batch:
         return batch
 
     def _add(
-        self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective, own: str, rng: random.Random
+        self,
+        prompt_ids: Sequence[int],
+        parts: Sequence[Part],
+        objective: Objective,
+        own: str,
+        rng: random.Random,
     ) -> None:
+        """Add the samples of one group.
+
+        Raises:
+            FtisError: a part has not as many rewards as completions.
+        """
         if any(len(part.rewards) != len(part.completions) for part in parts):
             raise FtisError("A group has not as many rewards as completions.")
         rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
@@ -132,13 +142,14 @@ class Batch:
         judged = after_both(rewards.tolist(), readable, rng)
         scale = objective.sample_scale(len(rewards))
         if objective.imitation is not None and all(part.source != own for part in parts):
-            rewards = rewards * torch.tensor(readable)  # what this node cannot write it cannot imitate
-            advantages = imitated(rewards.tolist(), objective.imitation)  # λ of the group, not of its 1/G
-            scale = 1.0
+            legible = rewards * torch.tensor(readable)  # what this node cannot write it cannot imitate
+            advantages = imitated(legible.tolist(), objective.imitation)
+            scale = 1.0  # λ of the group, not of its 1/G
             judged = [False] * len(judged)  # the one that is computed was picked by its reward
         samples: list[Sample] = []
         remaining = zip(advantages, judged, strict=True)
         for part in parts:
+            mine = part.source == own
             for completion in part.completions:
                 advantage, evidence = next(remaining)
                 if completion is None:
@@ -146,12 +157,19 @@ class Batch:
                     self.unreadable_judged[part.source] += evidence
                     continue
                 self.tokens += counted(completion, objective)
-                if advantage == 0 and not every and (part.source == own or not evidence):
+                if advantage == 0 and not every and (mine or not evidence):
                     self.idle[part.source] += 1
                     continue
-                index = len(self.computed) + len(samples)
-                judge = evidence or part.source == own
-                samples.append(Sample(index, part.source, completion, advantage, part.weight, scale, judge))
+                sample = Sample(
+                    index=len(self.computed) + len(samples),
+                    source=part.source,
+                    completion=completion,
+                    advantage=advantage,
+                    weight=part.weight,
+                    scale=scale,
+                    judged=evidence or mine,
+                )
+                samples.append(sample)
         self.groups += 1
         self.samples += len(rewards)
         if samples:

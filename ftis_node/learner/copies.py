@@ -19,13 +19,13 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous copies on the CPU by the same names, complete when this returns."""
     made = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in tensors.items()}
     on_gpu = [name for name, tensor in tensors.items() if tensor.device.type == "cuda"]
-    if on_gpu and (buffers := _pinned()):
+    buffers = _pinned() if on_gpu else []
+    if buffers:
         stream = torch.cuda.current_stream(tensors[on_gpu[0]].device)
         through(buffers, [(tensors[name], made[name]) for name in on_gpu], stream.record_event)
-    else:
-        on_gpu = []
-    for name in tensors.keys() - on_gpu:
-        made[name].copy_(tensors[name].detach())
+    for name, tensor in tensors.items():
+        if not buffers or name not in on_gpu:
+            made[name].copy_(tensor.detach())
     return made
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,16 +69,18 @@ class Optimiser:
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
         gradients = self._gradients().values()
-        cut = self._norm(gradient for gradient in gradients if sharded(gradient))
+        cut = self._norm([gradient for gradient in gradients if sharded(gradient)])
         if self._in_parts:
             cut = math.sqrt(self._team.total(cut**2))
-        return math.hypot(cut, self._norm(gradient for gradient in gradients if not sharded(gradient)))
+        whole = self._norm([gradient for gradient in gradients if not sharded(gradient)])
+        return math.hypot(cut, whole)
 
-    def _norm(self, gradients: Iterable[Tensor]) -> float:
-        norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
-        if norms:
-            return float(torch.linalg.vector_norm(torch.stack(norms)))
-        return 0.0
+    def _norm(self, gradients: Sequence[Tensor]) -> float:
+        """The 2-norm of this rank's parts of the gradients; 0 without any."""
+        if not gradients:
+            return 0.0
+        norms = [torch.linalg.vector_norm(local(one), dtype=torch.float32) for one in gradients]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
 
     def step(self, *, norm: float, scale: float) -> None:
         """Take one step on the gradients that lie in the parameters, and drop them. On a GPU that has too little memory
@@ -88,25 +90,30 @@ class Optimiser:
             norm: what `gradient_norm` gave.
             scale: what the gradient is multiplied by before it is clipped.
         """
-        factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
+        clip = min(1.0, self._clip / max(norm * scale, 1e-12))
+        warm = min(1.0, (self.updates + 1) / max(self._warmup, 1))
         for group in self._adam.param_groups:
-            group["lr"] = self._rate * min(1.0, (self.updates + 1) / max(self._warmup, 1))
-        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else _once
+            group["lr"] = self._rate * warm
         gradients = self._gradients()
         self.drop_gradients()
         for names in self._slices(gradients):
-            trying(functools.partial(self._hand_over, names, gradients))
-            if factor != 1:
-                masters = [self._masters[name] for name in names]
-                torch._foreach_mul_([master.grad for master in masters if master.grad is not None], factor)
-            trying(functools.partial(self._update, names))
-            with torch.no_grad():
-                for name in names:
-                    self._masters[name].grad = None
-                    if not self._alike(name):
-                        self._part(self._trainable[name]).copy_(self._masters[name])
+            self._step_slice(names, gradients, scale * clip)
         self.updates += 1
         self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
+
+    def _step_slice(self, names: Sequence[str], gradients: dict[str, Tensor], factor: float) -> None:
+        """Update these parameters by their gradients times a factor, and take the gradients out of the dictionary."""
+        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else _once
+        trying(functools.partial(self._hand_over, names, gradients))
+        masters = [self._masters[name] for name in names]
+        if factor != 1:
+            torch._foreach_mul_([master.grad for master in masters if master.grad is not None], factor)
+        trying(functools.partial(self._update, masters))
+        with torch.no_grad():
+            for name, master in zip(names, masters, strict=True):
+                master.grad = None
+                if not self._alike(name):
+                    self._part(self._trainable[name]).copy_(master)
 
     def _hand_over(self, names: Sequence[str], gradients: dict[str, Tensor]) -> None:
         """Move gradients to the masters, in fp32. Called again, it goes on."""
@@ -115,9 +122,9 @@ class Optimiser:
                 self._masters[name].grad = self._part(gradients[name]).float()
                 del gradients[name]
 
-    def _update(self, names: Sequence[str]) -> None:
+    def _update(self, masters: Sequence[Parameter]) -> None:
         """AdamW's update of the masters. Moments that it has only begun to make are dropped."""
-        new = [self._masters[name] for name in names if not self._adam.state.get(self._masters[name])]
+        new = [master for master in masters if not self._adam.state.get(master)]
         try:
             self._adam.step()
         except (RuntimeError, MemoryError):
@@ -141,11 +148,10 @@ class Optimiser:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
         """
         # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
-        state = {
-            f"{name}/{key}": self._whole(name, value)
-            for name, master in self._masters.items()
-            for key, value in flattened(self._adam.state.get(master, {})).items()
-        }
+        state = {}
+        for name, master in self._masters.items():
+            for key, value in flattened(self._adam.state.get(master, {})).items():
+                state[f"{name}/{key}"] = self._whole(name, value)
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
         if live or self._in_parts:
             return weights, state
@@ -157,27 +163,35 @@ class Optimiser:
         Raises:
             FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
         """
-        entries: dict[str, dict[str, Tensor]] = {}
+        entries: dict[str, dict[str, Tensor]] = {}  # by parameter
         for full, value in state.items():
             name, _, key = full.rpartition("/")
             entries.setdefault(name, {})[key] = value
-        if not all(any(key.split(".")[0] == self._moment for key in entry) for entry in entries.values()):
-            raise FtisError("The checkpoint belongs to another optimiser.")
-        shapes = {name: parameter.shape for name, parameter in self._trainable.items()}
-        if {name: weight.shape for name, weight in weights.items()} != shapes or entries.keys() - shapes.keys():
-            raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
+        self._refuse_other(weights, entries)
         with torch.no_grad():
             for name, parameter in self._trainable.items():
-                self._masters[name].copy_(self._mine(name, weights[name]))
-                local(parameter).copy_(self._masters[name] if sharded(parameter) else weights[name])
-        restored = {
-            position: unflattened({key: self._mine(name, value) for key, value in entries[name].items()})
-            for position, name in enumerate(self._trainable)
-            if name in entries
-        }
-        self.updates = max((int(entry.get("step", 0)) for entry in restored.values()), default=0)
+                master = self._masters[name]
+                master.copy_(self._mine(name, weights[name]))
+                local(parameter).copy_(master if sharded(parameter) else weights[name])
+        restored = {}
+        self.updates = 0
+        for position, name in enumerate(self._trainable):
+            if name in entries:
+                mine = {key: self._mine(name, value) for key, value in entries[name].items()}
+                restored[position] = unflattened(mine)
+                self.updates = max(self.updates, int(restored[position].get("step", 0)))
         self._adam.state.clear()  # a GPU has no room for two of each
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
+
+    def _refuse_other(self, weights: Mapping[str, Tensor], entries: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Raise FtisError unless these weights and states are of this model and this optimiser."""
+        for entry in entries.values():
+            if not any(key.split(".")[0] == self._moment for key in entry):
+                raise FtisError("The checkpoint belongs to another optimiser.")
+        shapes = {name: parameter.shape for name, parameter in self._trainable.items()}
+        found = {name: weight.shape for name, weight in weights.items()}
+        if found != shapes or entries.keys() - shapes.keys():
+            raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""
@@ -204,18 +218,20 @@ class Optimiser:
         return self._trainable[name].dtype == torch.float32
 
     def _gradients(self) -> dict[str, Tensor]:
-        found = ((name, parameter.grad) for name, parameter in self._trainable.items())
-        return {name: gradient for name, gradient in found if gradient is not None}
+        """The gradients that lie in the parameters, by name."""
+        return {name: one.grad for name, one in self._trainable.items() if one.grad is not None}
 
     def _slices(self, gradients: Mapping[str, Tensor]) -> Iterator[list[str]]:
         """Names with a gradient: those without a copy at once, the others a few at a time, as each needs room.
 
         8-bit AdamW makes a parameter's moments just before it updates it, so there a new parameter comes alone.
         """
-        alone = self._moment == _MOMENT["adamw8bit"]
-        new = [name for name in gradients if alone and not self._adam.state.get(self._masters[name])]
+        new = []
+        if self._moment == _MOMENT["adamw8bit"]:
+            new = [name for name in gradients if not self._adam.state.get(self._masters[name])]
+        for name in new:
+            yield [name]
         known = [name for name in gradients if name not in new]
-        yield from ([name] for name in new)
         alike = [name for name in known if self._alike(name)]
         if alike:
             yield alike

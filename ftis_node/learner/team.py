@@ -121,15 +121,15 @@ class Team:
         """
         names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
-        wanted = (parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one)
+        wanted = [parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one]
         for pieces in portions(_pieces(wanted), lambda some: sum(map(len, some)) <= BUCKET):
             _add_up(pieces)
 
     def first(self, *values: float) -> list[float]:
         """Return the first rank's value."""
-        told = torch.tensor(values, dtype=torch.float64)
-        dist.broadcast(told, 0)
-        return told.tolist()
+        sent = torch.tensor(values, dtype=torch.float64)
+        dist.broadcast(sent, 0)
+        return sent.tolist()
 
     def broadcast_parameters(self, tensors: Sequence[Tensor]) -> None:
         """Put the first rank's values into these tensors of all."""
@@ -144,9 +144,9 @@ class Team:
 
     def total(self, value: float) -> float:
         """The sum of all ranks' values."""
-        told = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(told)
-        return float(told)
+        added = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(added)
+        return float(added)
 
     def most(self, value: int) -> int:
         """The largest of all ranks' values."""
@@ -161,24 +161,28 @@ class Team:
         whole = torch.empty(self.size if self.rank == 0 else 0, *mine.shape, dtype=part.dtype)
         begin = 0
         for piece in torch.split(mine, max(1, BUCKET // mine[0].numel())):  # a GPU may have no room for an embedding
-            parts = [torch.empty_like(piece) for _ in range(self.size)] if self.rank == 0 else None
-            dist.gather(piece, parts)
-            for rank, one in enumerate(parts or ()):
+            parts = []
+            if self.rank == 0:
+                parts = [torch.empty_like(piece) for _ in range(self.size)]
+            dist.gather(piece, parts or None)
+            for rank, one in enumerate(parts):
                 whole[rank, begin : begin + len(one)] = one
             begin += len(piece)
         return whole.flatten(0, 1)[:rows]
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Every rank's tensors, on the CPU, in the order of the ranks."""
-        mine = torch.frombuffer(
-            bytearray(save({name: t.cpu().contiguous() for name, t in tensors.items()})), dtype=torch.uint8
-        )
+        packed = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+        mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)]))
         most = max(int(size) for size in sizes)
         buffers = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(buffers, torch.nn.functional.pad(mine, (0, most - len(mine))))
-        return [load(buffer[: int(size)].numpy().tobytes()) for buffer, size in zip(buffers, sizes, strict=True)]
+        found = []
+        for buffer, size in zip(buffers, sizes, strict=True):
+            found.append(load(buffer[: int(size)].numpy().tobytes()))
+        return found
 
     def _most(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, dist.ReduceOp.MAX)

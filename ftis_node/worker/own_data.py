@@ -20,13 +20,18 @@ def rows_of_step(there: int, count: int, step: int, seed: int) -> list[int]:
 
 def groups_of(rows: Sequence[int], made: Sequence[ScoredPacket]) -> list[StepGroup]:
     """The groups that were sampled on them, for a step."""
-    return [
-        StepGroup(row, [GroupPart(OWN, one.packet, one.rewards)], own=True) for row, one in zip(rows, made, strict=True)
-    ]
+    groups = []
+    for row, one in zip(rows, made, strict=True):
+        part = GroupPart(OWN, one.packet, one.rewards)
+        groups.append(StepGroup(row, [part], own=True))
+    return groups
 
 
 def figures(groups: Sequence[StepGroup]) -> dict[str, Any]:
     """Return the number of these among a step's groups, and their mean reward, for the report."""
     own = [group for group in groups if group.own]
     rewards = [reward for group in own for part in group.parts for reward in part.rewards]
-    return {"own_data_groups": len(own), "own_data_reward": sum(rewards) / len(rewards) if rewards else None}
+    mean = None
+    if rewards:
+        mean = sum(rewards) / len(rewards)
+    return {"own_data_groups": len(own), "own_data_reward": mean}

@@ -100,10 +100,11 @@ class Ranks:
     def _generate(self, asked: m.Generate) -> m.Generated:
         slots = asked.slots or range(len(asked.rows))
         seeds = asked.seeds or self.engine.seeds(len(asked.rows))
-        some = [slice(rank, None, self.size) for rank in range(self.size)]
-        answers = self._all(
-            [replace(asked, rows=asked.rows[mine], slots=list(slots[mine]), seeds=seeds[mine]) for mine in some]
-        )
+        requests = []
+        for rank in range(self.size):
+            mine = slice(rank, None, self.size)
+            requests.append(replace(asked, rows=asked.rows[mine], slots=list(slots[mine]), seeds=seeds[mine]))
+        answers = self._all(requests)
         groups = _in_turn([answer.groups for answer in answers])
         seconds = max(answer.seconds for answer in answers)
         return m.Generated(groups, seconds, min(answer.generation_batch for answer in answers))
@@ -120,8 +121,9 @@ class Ranks:
 
     def _all(self, requests: Sequence[m.Request[Any]]) -> list[Any]:
         """Each rank's answer to its own of the requests."""
-        asked = [rank.ask(request) for rank, request in zip(self._others, requests[1:], strict=True)]
-        waits: list[Callable[[], Any]] = [partial(self._here, requests[0]), *(one.result for one in asked)]
+        waits: list[Callable[[], Any]] = [partial(self._here, requests[0])]
+        for rank, request in zip(self._others, requests[1:], strict=True):
+            waits.append(rank.ask(request).result)
         answers = []
         errors = []
         for wait in waits:
