@@ -128,10 +128,14 @@ class Saving:
         if self._good_step > self.saved_step:  # unsaved training is lost
             self._soon = LOST_SHARE * (self._good_at - self._since)
         self._since = self._clock()
-        older = older and not await asyncio.to_thread(self._checkpoints.take_back)
+        if older and await asyncio.to_thread(self._checkpoints.take_back):
+            older = False
         known_damaged = self._checkpoints.damaged()
-        found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
-        found = found or await asyncio.to_thread(self._checkpoints.latest)
+        found = None
+        if older:
+            found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step)
+        if found is None:
+            found = await asyncio.to_thread(self._checkpoints.latest)
         self.branch = await asyncio.to_thread(self._checkpoints.next_branch)
         for path in set(self._checkpoints.damaged()) - set(known_damaged):
             logger.error("A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", path)
@@ -139,21 +143,24 @@ class Saving:
             return None
         directory, facts = found
         refuse_other_model(self._path, facts["model"], self._model)
-        if (theirs := facts.get("quantisation", "none")) != self._of.get("quantisation", "none"):
+        theirs = facts.get("quantisation", "none")
+        if theirs != self._of.get("quantisation", "none"):
             what = f"The LoRA layers under {self._path} were trained with quantisation={theirs}."
             raise UsageError(what, "Leave out quantisation, which the home knows, or use a fresh --home.")
         progress = Progress.from_facts(facts["progress"])
         if older:
             await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
         await self._load(worker, directory, progress.step)
-        self.saved_step = self._good_step = progress.step
+        self.saved_step = progress.step
+        self._good_step = progress.step
         logger.info("Going on from step %d", progress.step)
         self._metrics.write("resumed", step=progress.step, branch=facts.get("branch", 0))
         return progress
 
     async def _load(self, worker: Worker, directory: Path, step: int) -> None:
         await worker.call(Restore(str(directory), step))
-        self._unsaved = self._tried = False
+        self._unsaved = False
+        self._tried = False
         self._saved_at = self._clock()
 
     async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
@@ -233,9 +240,14 @@ class Saving:
 
     def status(self) -> CheckpointStatus:
         """The status of the newest checkpoint."""
-        age = None if self._saved_at is None else self._clock() - self._saved_at
-        due = max(0.0, self._due_in()) if self._unsaved else None
-        step = None if age is None else self.saved_step
+        age = None
+        step = None
+        if self._saved_at is not None:
+            age = self._clock() - self._saved_at
+            step = self.saved_step
+        due = None
+        if self._unsaved:
+            due = max(0.0, self._due_in())
         return CheckpointStatus(step, self.next_bytes or None, age, due, self._asked is not None)
 
     @property
@@ -265,7 +277,8 @@ class Saving:
         self._writing = None
         if writing is None or writing.cancel() or writing.cancelled():
             return
-        if (error := writing.exception()) is not None:
+        error = writing.exception()
+        if error is not None:
             logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
@@ -304,13 +317,18 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
     """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
     _, of = _begun(checkpoints)
     if of is not None:
-        kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
-        refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
+        model, kind = of
+        ours = kind
+        if settings.lora is not None:
+            ours = "lora" if settings.lora else "full"
+        refuse_other_model(checkpoints, labelled(model, kind), labelled(settings.model, ours))
 
 
 def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
     """The facts of the newest checkpoint, and its model with the trained part of it; None if there is none."""
-    facts = (newest_facts(checkpoints) if checkpoints.is_dir() else None) or {}
+    facts: Facts = {}
+    if checkpoints.is_dir():
+        facts = newest_facts(checkpoints) or {}
     return facts, parse_label(facts.get("model"))
 
 
@@ -319,8 +337,11 @@ def facts_of(
 ) -> Facts:
     """The facts by which a start knows whether, and with which settings, a checkpoint is its own."""
     facts: Facts = {"model": model, "optimiser": optimiser}
-    facts |= {"quantisation": "nf4"} if quantisation == "nf4" else {}
-    return facts | ({"layers": dict(layers)} if layers is not None else {})
+    if quantisation == "nf4":
+        facts["quantisation"] = "nf4"
+    if layers is not None:
+        facts["layers"] = dict(layers)
+    return facts
 
 
 def layers_of(settings: Settings) -> Layers | None:
@@ -335,8 +356,11 @@ def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     facts, of = _begun(checkpoints)
     if of is None or not same_model(of[0], model):
         return {}
-    quantisation = facts.get("quantisation", "none")
-    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"], "quantisation": quantisation}
+    return {
+        "lora": of[1] == "lora",
+        "optimiser": facts["optimiser"],
+        "quantisation": facts.get("quantisation", "none"),
+    }
 
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
@@ -354,7 +378,8 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
     if of[1] != "lora" or settings.lora is False or not same_model(of[0], settings.model):
         return settings, dict(origins)  # what differs is refused later
     fixed: dict[str, Any] = {**facts.get("layers", {}), "quantisation": facts.get("quantisation", "none")}
-    fixed |= {"lora_targets": tuple(fixed["lora_targets"])} if "lora_targets" in fixed else {}
+    if "lora_targets" in fixed:
+        fixed["lora_targets"] = tuple(fixed["lora_targets"])
     for name, theirs in fixed.items():
         ours = getattr(settings, name)
         if ours not in (None, theirs) and by_a_person(origins[name]):
@@ -379,7 +404,8 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
     Imports PyTorch if the home has learned sizes, because they are valid only for the same amount of memory.
     """
     settings, origins = with_begun(home, settings, origins)
-    if not settings.port and origins["port"] == "default" and (port := home.last_port()):
+    port = home.last_port()
+    if port and not settings.port and origins["port"] == "default":
         settings = settings.model_copy(update={"port": port})
         origins = {**origins, "port": "home"}
     learned = LearnedSizes(home.plan, settings.model).sizes

@@ -78,8 +78,12 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
     Raises:
         UsageError: they are two different runs, or a file cannot be read.
     """
-    known = load_run_file(home.run_file) if home.run_file.exists() else None
-    named = load_run_file(file) if file is not None else None
+    known = None
+    if home.run_file.exists():
+        known = load_run_file(home.run_file)
+    named = None
+    if file is not None:
+        named = load_run_file(file)
     if known is not None and named is not None and known.run.id != named.run.id:
         what = f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}."
         raise UsageError(what, "Name another --home for the other run.")
@@ -110,10 +114,18 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
         fix = "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run."
         raise UsageError(what, fix)
     home = options.home
-    key = options.home.key
-    roster_of(home, found.run, Identity.load(key) if key.exists() else Identity(os.urandom(32)), options.invitation)
-    named = {"task": options.task, "reward": options.reward, "template": options.template}
-    check_named(found.run, **named, ours=ours, data=options.data)
+    identity = Identity(os.urandom(32))
+    if home.key.exists():
+        identity = Identity.load(home.key)
+    roster_of(home, found.run, identity, options.invitation)
+    check_named(
+        found.run,
+        task=options.task,
+        reward=options.reward,
+        template=options.template,
+        ours=ours,
+        data=options.data,
+    )
 
 
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
@@ -125,7 +137,8 @@ def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation |
     if not run.founder:
         return None
     roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
-    if why := roster.shut_out:
+    why = roster.shut_out
+    if why:
         raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
     return roster
 
@@ -144,7 +157,8 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
 def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
     """Keep the run, to which the owner agreed, and the paths of the task's files for starts that do not name them."""
     files = options.files()
-    if files["data"] is None and (file := source_of(task).file) is not None:
+    file = source_of(task).file
+    if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
     replace_text(home.task_files, json.dumps(files | {"run": run_id.hex()}), durable=True)
 
@@ -168,7 +182,10 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
     files = {name: Path(path) for name, path in _read(home).items() if name != "run"}
     if options.task is not None:
         named = source_of(options.task)
-        files = {one: path for one, path in files.items() if named.has_files and (named.file is None or one != "data")}
+        if named.file is not None:
+            files.pop("data", None)
+        if not named.has_files:
+            files = {}
     data = options.data or files.get("data")
     eval_data = options.eval_data or files.get("eval_data")
     return replace(options, data=data, eval_data=eval_data)

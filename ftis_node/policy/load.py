@@ -79,12 +79,19 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     """A normaliser or a template of some bytes can make a text a billion times longer."""
-    parts = (getattr(backend, name, None) for name in ("normalizer", "post_processor"))
-    normaliser, template = (part.__getstate__().decode() if part is not None else "" for part in parts)
+    normaliser = _state_of(getattr(backend, "normalizer", None))
+    template = _state_of(getattr(backend, "post_processor", None))
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
     if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
         what = f"The tokenizer of {name!r} makes texts many times longer."
         raise UsageError(what, "Use the tokenizer that the model came with.")
+
+
+def _state_of(part: Any) -> str:
+    """A part of a tokenizer as JSON; empty if there is none."""
+    if part is None:
+        return ""
+    return str(part.__getstate__().decode())
 
 
 def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
@@ -142,10 +149,14 @@ def _cast_later() -> Iterator[dict[nn.Module, torch.dtype]]:
 
     def later(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
         given: dict[str, torch.dtype | None] = plan(model, dtype)
-        paths = {} if given else {path: m for path, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
-        found = {path: module for path, module in paths.items() if module.weight.dtype == dtype}
-        casts.update(dict.fromkeys(found.values(), dtype))
-        return given | {f"{path}.weight": None for path in found}
+        if given:
+            return given
+        left: dict[str, torch.dtype | None] = {}
+        for path, module in model.named_modules():
+            if type(module) in (nn.Linear, nn.Embedding) and module.weight.dtype == dtype:
+                casts[module] = dtype
+                left[f"{path}.weight"] = None
+        return left
 
     PreTrainedModel._get_dtype_plan = later
     try:
@@ -179,8 +190,8 @@ def make_policy(
     if settings.lora:
         model = _with_lora(model, settings, casts)
     if settings.quantisation == "nf4":
-        head = (model.get_base_model() if settings.lora else model).get_output_embeddings()
-        quantise(model, head, device, settings.model, casts)
+        base = model.get_base_model() if settings.lora else model
+        quantise(model, base.get_output_embeddings(), device, settings.model, casts)
     while casts:
         module, dtype = casts.popitem()
         module.to(device, dtype)
@@ -232,7 +243,8 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
     """transformers fills what a file of weights lacks with random numbers."""
-    if missing := sorted(found["missing_keys"]):
+    missing = sorted(found["missing_keys"])
+    if missing:
         more = ""
         if missing[1:]:
             more = f" and {len(missing) - 1} more"

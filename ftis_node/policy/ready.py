@@ -117,10 +117,10 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
     """The policy, and how its sequences are laid out, in words."""
     model = policy.causal_lm
     config = policy.causal_lm.config
-    if why := unpackable(model):
+    why = unpackable(model)
+    if why:
         return policy, f"padded, which takes longer, for {why}"
     packed = replace(policy, packed=True)
-    why = ""
     refused = ""
     flash = policy.device.type == "cuda" and policy.dtype != torch.float32
     before = config._attn_implementation
@@ -139,7 +139,9 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
         kernels = ""
         if policy.graphs and understood(model):
             kernels = _fused(expected, packed, probe, tolerance)
-    return packed, f"packed{', by FlashAttention' if name == fastest else refused} ({why}){kernels}"
+    if name == fastest:
+        refused = ", by FlashAttention"
+    return packed, f"packed{refused} ({why}){kernels}"
 
 
 def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> str:
@@ -149,10 +151,11 @@ def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed
     except ImportError as error:
         return f", without liger-kernel's fused kernels ({first_line(error, 100)})"
     right, why = _like(expected, policy, probe, tolerance)
-    if not right:
-        undo()
-        logger.warning("%s is trained without liger-kernel's fused kernels: %s.", policy.name, why)
-    return f", with{'' if right else 'out'} liger-kernel's fused kernels ({why})"
+    if right:
+        return f", with liger-kernel's fused kernels ({why})"
+    undo()
+    logger.warning("%s is trained without liger-kernel's fused kernels: %s.", policy.name, why)
+    return f", without liger-kernel's fused kernels ({why})"
 
 
 @contextmanager
@@ -209,9 +212,10 @@ def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed]
     if not apart <= tolerance:
         return False, _compared(apart, tolerance)
     off = float((slope - expected[1]).norm())
+    whole = float(expected[1].norm())
     most = _SLOPE_EXACT if policy.dtype == torch.float32 else _SLOPE
-    if not off <= most * float(expected[1].norm()):
-        return False, f"the gradient differs by {off / float(expected[1].norm()):.2g} of itself"
+    if not off <= most * whole:
+        return False, f"the gradient differs by {off / whole:.2g} of itself"
     return True, _compared(apart, tolerance)
 
 
@@ -226,8 +230,8 @@ def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: floa
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
         return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
     if apart <= tolerance:
-        graphs = f"with{'' if policy.graphs else 'out'} CUDA graphs"
-        how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs}"
+        graphs = "with" if policy.graphs else "without"
+        how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs} CUDA graphs"
         return replace(policy, lean=True), how
     if policy.graphs:
         logger.warning("%s is generated with without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
@@ -311,9 +315,11 @@ def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
     out = []
     for group in probe:
         for completion in group.completions:
+            first = len(group.prompt)
             ids = torch.tensor([[*group.prompt, *completion.tolist()]], device=policy.device)
-            logits: Any = policy.causal_lm(input_ids=ids).logits[0, len(group.prompt) - 1 : -1, : policy.vocabulary]
-            out.append(logits.float().log_softmax(-1).gather(1, ids[0, len(group.prompt) :, None])[:, 0])
+            logits: Any = policy.causal_lm(input_ids=ids).logits
+            logprobs = logits[0, first - 1 : -1, : policy.vocabulary].float().log_softmax(-1)
+            out.append(logprobs.gather(1, ids[0, first:, None])[:, 0])
     return torch.cat(out)
 
 
@@ -321,10 +327,13 @@ def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
 def _batch_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
     """The same by the whole model's own forward pass over all completions in one batch, padded on the left."""
     rows = [[*group.prompt, *completion.tolist()] for group in probe for completion in group.completions]
-    ids, mask = (part.to(policy.device) for part in left_padded(rows))
+    ids, mask = left_padded(rows)
+    ids = ids.to(policy.device)
+    mask = mask.to(policy.device)
     places = (mask.cumsum(1) - 1).clamp(min=0)
     logits: Any = policy.causal_lm(input_ids=ids, attention_mask=mask, position_ids=places).logits
-    found = logits[:, :-1, : policy.vocabulary].float().log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
+    logprobs = logits[:, :-1, : policy.vocabulary].float().log_softmax(-1)
+    found = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]
     lengths = [len(completion) for group in probe for completion in group.completions]
     return torch.cat([row[-length:] for row, length in zip(found, lengths, strict=True)])
 

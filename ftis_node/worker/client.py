@@ -132,7 +132,7 @@ class Worker:
 
     def _read(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         with suppress(OSError):
-            while (reply := receive(connection, Reply)) is not None:
+            for reply in iter(lambda: receive(connection, Reply), None):
                 self._answer(reply)
         with self._lock:
             self._connection = None

@@ -26,13 +26,12 @@ def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, p
     refuse_unwritable(backend, policy.name, prompts)
     refuse_special(tokenizer, tags_of(task.reward), policy.name)
     letters = "".join(sorted({letter for row in task.train for letter in row.question}))
+    asking = task.template.replace("{question}", "")
     chat = chat_in(None, tokenizer, task.template, settings)
     return ModelFacts(
         **task.facts(),
         **facts_for(tokenizer, chat, task.turns),
-        unwritable="".join(
-            unwritable(backend, text) for text in (letters, task.template.replace("{question}", "") + tags)
-        ),
+        unwritable=unwritable(backend, letters) + unwritable(backend, asking + tags),
         text_refusal=text_refusal(tokenizer, prompts, tags),
         parameters=policy.parameters(),
         checkpoint_bytes=4 * policy.trainable() + plan.memory.optimiser,

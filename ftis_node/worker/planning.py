@@ -82,7 +82,10 @@ def ceilings(
 def _sensible(remembered: Mapping[str, Any], workload: Workload) -> Mapping[str, Any]:
     """Raise remembered sizes to one sequence, or one group, because smaller ones save no memory."""
     least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
-    return {name: max(value, least[name]) if name in least else value for name, value in remembered.items()}
+    sensible = dict(remembered)
+    for name in least.keys() & remembered.keys():
+        sensible[name] = max(remembered[name], least[name])
+    return sensible
 
 
 @dataclass(frozen=True)
@@ -99,17 +102,28 @@ class Question:
         """The plan. By itself it chooses 8 bits on a GPU only; to ask imports bitsandbytes, which takes seconds."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
-        four_bit, fused = (find_spec(name) is not None for name in ("bitsandbytes", "liger_kernel"))
+        four_bit = find_spec("bitsandbytes") is not None
+        fused = find_spec("liger_kernel") is not None
         half: Dtype = "bfloat16"
         if kind == "cuda":
             half = half_dtype(self.device)
-        asked = (self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
-        return plan(*asked, four_bit=four_bit, fused=fused and self.wishes.engine == "native", half=half)
+        return plan(
+            self.shape,
+            self.budget,
+            self.workload,
+            self.wishes,
+            kind,
+            eight_bit,
+            four_bit=four_bit,
+            fused=fused and self.wishes.engine == "native",
+            half=half,
+        )
 
 
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
     """Raise UsageError before the training starts if no checkpoint can hold the optimiser's state."""
-    if (reason := unsaveable(optimiser, device)) is not None:
+    reason = unsaveable(optimiser, device)
+    if reason is not None:
         other = "adamw"
         if optimiser == "adamw":
             other = "adamw8bit"
@@ -146,8 +160,10 @@ def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> 
 
 def smallest_budget(settings: Settings) -> int:
     """Bytes to plan with for each of the settings' devices: those of the smallest, or of a shared memory a part."""
-    budgets = [memory_budget(settings, choose_device(name), bare=True) for name in set(settings.devices)]
-    return min(budgets) // (len(settings.devices) if settings.devices[0] == "cpu" else 1)
+    smallest = min(memory_budget(settings, choose_device(name), bare=True) for name in set(settings.devices))
+    if settings.devices[0] == "cpu":
+        return smallest // len(settings.devices)
+    return smallest
 
 
 def memory_budget(settings: Settings, device: torch.device, *, bare: bool = False) -> int:
@@ -167,8 +183,10 @@ def memory_budget(settings: Settings, device: torch.device, *, bare: bool = Fals
             return limit
         return min(limit, free)
     free, total = torch.cuda.mem_get_info(device)
-    free += min(total - free, CONTEXT_BYTES["cuda"]) if bare else 0
-    free -= DISPLAY_BYTES if shows(device) else 0
+    if bare:
+        free += min(total - free, CONTEXT_BYTES["cuda"])
+    if shows(device):
+        free -= DISPLAY_BYTES
     limit = memory_limit(settings, total)
     if limit is None:
         return free

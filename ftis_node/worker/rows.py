@@ -1,7 +1,7 @@
 """Rows of data in a run: those that are sampled and trained on, and those of an evaluation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ftis_node.config.run import Run
 from ftis_node.evaluate import greedy
@@ -74,8 +74,15 @@ class Evaluations:
     def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
         """Answer every `parts`-th question of a set, from `part` on."""
         one = self.sets[name]
-        asked = replace(one, prompts=one.prompts[part::parts], examples=one.examples[part::parts])
-        sampling = Sampling(asked.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
-        with scoring(asked.reward, asked.scorer) as scorer:
-            questions = (asked.prompts, asked.examples, scorer, sampling)
-            return greedy.evaluate(policy, *questions, episodes=asked.episodes, room=self.room).figures()
+        sampling = Sampling(one.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
+        with scoring(one.reward, one.scorer) as scorer:
+            answers = greedy.evaluate(
+                policy,
+                one.prompts[part::parts],
+                one.examples[part::parts],
+                scorer,
+                sampling,
+                episodes=one.episodes,
+                room=self.room,
+            )
+        return answers.figures()

@@ -62,7 +62,8 @@ def read(
     Args:
         cache: an empty one; None: one for `decoder`. width: least one of the prompts' table.
     """
-    ids, mask = left_padded(prompts, ALIGNED if policy.graphs else 1, width)
+    multiple = ALIGNED if policy.graphs else 1
+    ids, mask = left_padded(prompts, multiple, width)
     known = mask.numpy().astype(np.bool_)
     cache = _growing() if cache is None else cache
     ids = ids.to(policy.device)

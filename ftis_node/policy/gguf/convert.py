@@ -77,13 +77,16 @@ def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
     """Whether head and embedding are one matrix: rounded in two ways, they are alike and not the same."""
     if HEAD not in names:
         return True
-    one, other = (weights.header.tensors[names[name]] for name in (HEAD, EMBEDDING))
+    one = weights.header.tensors[names[HEAD]]
+    other = weights.header.tensors[names[EMBEDDING]]
     if one.shape != other.shape:
         return False
     every = max(1, one.elements // _SAMPLE)
-    head, embedding = (np.concatenate(list(weights.rows(names[name], every))) for name in (HEAD, EMBEDDING))
+    head = np.concatenate(list(weights.rows(names[HEAD], every)))
+    embedding = np.concatenate(list(weights.rows(names[EMBEDDING], every)))
     product = float((head * embedding).sum())
-    return product > _ALIKE * float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
+    sizes = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
+    return product > _ALIKE * sizes
 
 
 def _finer(weights: _GgufTensors, names: dict[str, str]) -> str:
@@ -113,21 +116,30 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         names.pop(HEAD, None)
     ends = ends_of(header)
     first = header.facts.get("tokenizer.ggml.bos_token_id")
-    ids = {"bos_token_id": first, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
-    ids["pad_token_id"] = header.facts.get("tokenizer.ggml.padding_token_id")
+    ids = {
+        "bos_token_id": first,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": header.facts.get("tokenizer.ggml.padding_token_id"),
+    }
     config |= ids | {"tie_word_embeddings": tied}
     _write(folder / "config.json", config)
     shapes = {name: list(header.tensors[stored].shape) for name, stored in names.items()}
     _refuse_other_shapes(folder, shapes)
     if tokenizer is None:
         write_tokenizer(header, folder)
-    for name in FILES if tokenizer is not None else ():
-        if tokenizer is not None and (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
+    else:
+        for name in FILES:
+            if (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, folder / name)
     if not (folder / "generation_config.json").exists():
         _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
-    facts = {"architecture": header.facts["general.architecture"], "quantisation": quantisation(header)}
-    facts |= {"file": file.name, "size": file.stat().st_size, "name": str(header.facts.get("general.name", ""))}
+    facts = {
+        "architecture": header.facts["general.architecture"],
+        "quantisation": quantisation(header),
+        "file": file.name,
+        "size": file.stat().st_size,
+        "name": str(header.facts.get("general.name", "")),
+    }
     with (folder / "model.safetensors").open("wb") as out:
         _write_weights(out, weights, names, shapes, {"format": "pt", "gguf": json.dumps(facts)})
     sync(folder / "model.safetensors")

@@ -46,9 +46,11 @@ def ends_of(header: GgufHeader) -> list[int]:
     own = [header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     kinds = header.facts.get("tokenizer.ggml.token_type") or []
     words = header.facts.get("tokenizer.ggml.tokens") or []
-    known = [place for place, (word, kind) in enumerate(zip(words, kinds, strict=False)) if word in _ENDS]
-    known = [place for place in known if kinds[place] == _CONTROL]
-    return list(dict.fromkeys(one for one in [*own, *known] if isinstance(one, int)))
+    ends = [place for place in own if isinstance(place, int)]
+    for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
+        if word in _ENDS and kind == _CONTROL:
+            ends.append(place)
+    return list(dict.fromkeys(ends))
 
 
 def write_tokenizer(header: GgufHeader, folder: Path) -> None:
@@ -77,9 +79,13 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
 def _told(header: GgufHeader, words: list[str]) -> dict[str, Any]:
     facts = header.facts
     template = facts.get("tokenizer.chat_template")
-    told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    told |= {"model_max_length": header.fact("context_length")}
-    told |= {"chat_template": template} if isinstance(template, str) else {}
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": header.fact("context_length"),
+    }
+    if isinstance(template, str):
+        told["chat_template"] = template
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         place = facts.get(f"tokenizer.ggml.{key}_token_id")
         if name == "bos" and not _begins(facts) and "bos_token" not in str(template):
@@ -223,10 +229,12 @@ def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]
 def _split_of(state: dict[str, Any]) -> str | None:
     """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here."""
     for name in _SPLITS:
-        made = _by_bytes({"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}, [])
-        parts = [
-            [one["model"].get("ignore_merges", False), one["normalizer"], one["pre_tokenizer"]] for one in (made, state)
-        ]
-        if parts[0] == parts[1]:
+        empty = {"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}
+        if _splitting(_by_bytes(empty, [])) == _splitting(state):
             return name
     return None
+
+
+def _splitting(state: dict[str, Any]) -> list[Any]:
+    """What of a tokenizer says how it splits texts."""
+    return [state["model"].get("ignore_merges", False), state["normalizer"], state["pre_tokenizer"]]
