@@ -120,7 +120,8 @@ class Team:
         Those in shards have it already.
         """
         names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
-        there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
+        mine = [parameters[name].grad is not None for name in names]
+        there = self._most(torch.tensor(mine, dtype=torch.int32))
         wanted = [parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one]
         for pieces in portions(_pieces(wanted), lambda some: sum(map(len, some)) <= BUCKET):
             _add_up(pieces)
@@ -139,7 +140,8 @@ class Team:
     def broadcast_parts(self, tensors: Sequence[Tensor]) -> None:
         """Put each rank's part, see `fsdp.part_of`, into these tensors of all."""
         for tensor in tensors:
-            for rank, part in enumerate(torch.split(tensor.detach(), -(-len(tensor) // self.size))):
+            rows = -(-len(tensor) // self.size)
+            for rank, part in enumerate(torch.split(tensor.detach(), rows)):
                 dist.broadcast(part, rank)
 
     def total(self, value: float) -> float:

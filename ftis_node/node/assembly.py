@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Components:
-    """A node's parts once it has its run and its model. `standing_file` and `saving` write files that outlive it."""
+    """A node's parts once it has its run and its model. `reputation_file` and `saving` write files that outlive it."""
 
     home: Home
     run_file: RunFile
@@ -227,10 +227,12 @@ def refill_pool(components: Components) -> None:
     for author, body, age in components.store.waiting(pool.max_age()):
         made = unix_seconds() - age
         born = boot_seconds() - age
-        verdicts = (admit(components.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
-        group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
-        if group is not None and not pool.knows(group.key):
-            components.stepper.source.inbox.score_later(group, born)
+        for late in (0, epoch, -epoch):
+            group = admit(components.context, author, body, issued_at=int(made - late))
+            if isinstance(group, Group):
+                if not pool.knows(group.key):
+                    components.stepper.source.inbox.score_later(group, born)
+                break
 
 
 async def open_network(

@@ -307,7 +307,9 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     """Raise UsageError unless both labels name the same model, trained in the same way."""
     of = parse_label(theirs)
     to = parse_label(ours)
-    if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
+    if theirs == ours:
+        return
+    if of is not None and to is not None and of[1] == to[1] and same_model(of[0], to[0]):
         return
     what = f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}."
     raise UsageError(what, "Use the model and --lora/--full of the first start, or a fresh --home.")

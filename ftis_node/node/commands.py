@@ -83,18 +83,28 @@ class Schedule:
         now = boot_seconds()
         if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
             self._looked = now
-            self._busy_looks = self._busy_looks + 1 if self._sees_others(await self._pmon()) else 0
+            text = await self._pmon()
+            self._note_own_card(text)
+            self._busy_looks += 1
+            if not self._others_in(text):
+                self._busy_looks = 0
             if self._busy_looks >= BUSY_LOOKS:
                 self._busy_at = now
         return now - self._busy_at < QUIET_SECONDS
 
-    def _sees_others(self, text: str) -> bool:
+    def _note_own_card(self, text: str) -> None:
+        """Note on which GPU the node's own process runs. text: nvidia-smi's."""
         own = self._own()
-        rows = list(read_pmon(text))
-        for card, pid, _ in rows:
+        for card, pid, _ in read_pmon(text):
             if pid in own:
                 self._card = card
-        return any(card == self._card and pid not in own and busy >= BUSY_PERCENT for card, pid, busy in rows)
+
+    def _others_in(self, text: str) -> bool:
+        """Whether nvidia-smi's text names another busy process on the node's GPU."""
+        own = self._own()
+        return any(
+            card == self._card and pid not in own and busy >= BUSY_PERCENT for card, pid, busy in read_pmon(text)
+        )
 
     async def _pmon(self) -> str:
         """The output of nvidia-smi; empty if there is none."""
@@ -121,7 +131,10 @@ def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
     for line in text.splitlines():
         words = line.split()
         if len(words) > 3 and words[0].isdigit() and words[1].isdigit():
-            yield words[0], int(words[1]), int(words[3]) if words[3].isdigit() else 0
+            busy = 0
+            if words[3].isdigit():
+                busy = int(words[3])
+            yield words[0], int(words[1]), busy
 
 
 class Phase(Enum):

@@ -155,7 +155,8 @@ class _Texts:
         self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, object]:
-        if (components := self._components()) is None:
+        components = self._components()
+        if components is None:
             return {"step": 0, "groups": []}
         stepper = components.stepper
         async with self._lock:

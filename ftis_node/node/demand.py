@@ -60,7 +60,8 @@ class Demand:
         """The groups to make before waiting for foreign ones: the node's part and the expected shortfall."""
         if self._supply is None:
             return part
-        return min(batch, max(part, batch - max(int(self._left + self._supply), waiting.usable())))
+        expected = max(int(self._left + self._supply), waiting.usable())
+        return min(batch, max(part, batch - expected))
 
 
 def own_part(batch: int, share: float | None, others: int) -> int:
@@ -69,7 +70,9 @@ def own_part(batch: int, share: float | None, others: int) -> int:
     Args:
         share: as the settings fix it; None: an equal one among itself and so many others.
     """
-    return math.ceil((max(1 / (1 + others), OWN_SHARE_FLOOR) if share is None else share) * batch)
+    if share is None:
+        share = max(1 / (1 + others), OWN_SHARE_FLOOR)
+    return math.ceil(share * batch)
 
 
 def foreign(part: int, batches: float, waiting: Waiting) -> int:

@@ -78,10 +78,10 @@ class Maker:
         groups = self._admitted(number, slots, issued_at, answer)
         means.totals.add_round([one.group for one in groups])
         means.store.add([(one.group, one.group.data) for one in groups], own=True)
-        refs = [
-            PacketRef(one.group.packet.slot, one.group.digest, len(one.group.data), right_of(one.rewards))
-            for one in groups
-        ]
+        refs = []
+        for one in groups:
+            group = one.group
+            refs.append(PacketRef(group.packet.slot, group.digest, len(group.data), right_of(one.rewards)))
         means.swarm.announce(number, means.progress.step, refs, issued_at)
         return groups
 

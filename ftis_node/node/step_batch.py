@@ -36,9 +36,15 @@ class Shown:
     @classmethod
     def of(cls, step: int, author: str | None, group: Group, rewards: Sequence[float]) -> Shown:
         """The first completions of a group."""
-        packet = group.packet
-        first = (packet.lengths[:SHOWN], packet.finished[:SHOWN])
-        return cls(step, author, group.row, tuple(rewards[:SHOWN]), group.data, *first)
+        return cls(
+            step,
+            author,
+            group.row,
+            tuple(rewards[:SHOWN]),
+            group.data,
+            group.packet.lengths[:SHOWN],
+            group.packet.finished[:SHOWN],
+        )
 
 
 class Recent:
@@ -53,7 +59,10 @@ class Recent:
         """The groups of one step. Where no foreign ones came, those of an earlier step stay."""
         for group in groups:
             self.step = group.step
-            (self._own if group.author is None else self._foreign).append(group)
+            if group.author is None:
+                self._own.append(group)
+            else:
+                self._foreign.append(group)
 
     def groups(self) -> list[Shown]:
         """Own ones first, the latest first of each."""
@@ -91,7 +100,8 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
         own_reward=mean([r for group in own for r in group.rewards]),
         foreign_reward=mean([r for scored in foreign for r in scored.rewards]),
         batch=Digests(
-            own=[group.group.digest.hex() for group in own], foreign=[scored.group.digest.hex() for scored in foreign]
+            own=[one.group.digest.hex() for one in own],
+            foreign=[one.group.digest.hex() for one in foreign],
         ),
     )
 

@@ -49,4 +49,5 @@ class SourceColumns:
 
     def columns(self) -> Columns:
         """All rows so far."""
-        return Columns(torch.cat(self._source), {name: torch.cat(pieces) for name, pieces in self._columns.items()})
+        columns = {name: torch.cat(pieces) for name, pieces in self._columns.items()}
+        return Columns(torch.cat(self._source), columns)

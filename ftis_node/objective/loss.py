@@ -57,7 +57,8 @@ class Clip:
         if self.low is None and self.high is None:
             return ratio
         low = None if self.low is None else 1 - self.low
-        return ratio.clamp(low, None if self.high is None else 1 + self.high)
+        high = None if self.high is None else 1 + self.high
+        return ratio.clamp(low, high)
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
@@ -108,27 +109,34 @@ def values(
     base = samples.start_logprobs
     outer = token_weights
     if importance.through_ratio:
-        new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
+        new = samples.by_chunk(_only(live, new))
         live = samples.of_chunks(live)
         owner = samples.of_chunks(owner)
         base = samples.sampler_logprobs
         outer = trusted
-    new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
-    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], clip)
+    log_ratio = clamped_log_ratio(_only(live, new), _only(live, base))
+    term = _only(live, outer) * surrogate(log_ratio, samples.advantages[owner], clip)
     return samples.weights * segment_sum(term, owner, samples.lengths.numel()) / sizes
+
+
+def _only(live: Tensor, values: Tensor) -> Tensor:
+    """The values where `live` is, else 0, without a gradient."""
+    return torch.where(live, values, torch.zeros_like(values))
 
 
 def _by_sample(
     samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
 ) -> Tensor:
     """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
-    new = torch.where(live, samples.trainer_logprobs, torch.zeros_like(samples.trainer_logprobs))
+    new = _only(live, samples.trainer_logprobs)
     advantages = samples.advantages[samples.owner]
     if ratio == "detached":
-        term = clip.of(_log_ratio(samples, new.detach(), live, importance, ratio).exp()) * advantages * new
+        log_ratio = _log_ratio(samples, new.detach(), live, importance, ratio)
+        term = clip.of(log_ratio.exp()) * advantages * new
     else:
-        term = surrogate(_log_ratio(samples, new, live, importance, ratio), advantages, clip)
-    return segment_sum(torch.where(live, outer * term, torch.zeros_like(term)), samples.owner, samples.lengths.numel())
+        log_ratio = _log_ratio(samples, new, live, importance, ratio)
+        term = surrogate(log_ratio, advantages, clip)
+    return segment_sum(_only(live, outer * term), samples.owner, samples.lengths.numel())
 
 
 def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importance, of: Ratio) -> Tensor:

@@ -52,5 +52,6 @@ def check_chunks(chunks: Tensor, lengths: Tensor, count: int) -> None:
     steps = chunks[1:] - chunks[:-1]
     ends = lengths.cumsum(0)[:-1].to(chunks.device)
     whole = int(chunks[0]) == 0 and int(chunks[-1]) == count - 1
-    if not (whole and bool(((steps == 0) | (steps == 1)).all()) and bool((steps[ends - 1] == 1).all())):
+    ascending = bool(((steps == 0) | (steps == 1)).all())
+    if not (whole and ascending and bool((steps[ends - 1] == 1).all())):
         raise ValueError(f"chunks must ascend from 0 to {count - 1}, with new ones at the begin of each sample")

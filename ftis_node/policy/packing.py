@@ -309,13 +309,15 @@ def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
     """`take`, `back` and `filled` of `_Cells`, of rows of these lengths one after another; all as integers."""
     filled = np.arange(sizes.max()) < sizes[:, None]
     first = np.cumsum(sizes) - sizes
-    take = np.where(filled, first[:, None] + np.arange(filled.shape[1]), 0).reshape(-1)
+    tokens = first[:, None] + np.arange(filled.shape[1])
+    take = np.where(filled, tokens, 0).reshape(-1)
     return take, np.flatnonzero(filled), filled.astype(np.int64)
 
 
 def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
     """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
-    flat = torch.from_numpy(np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])).to(device)
+    together = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])
+    flat = torch.from_numpy(together).to(device)
     parts = torch.split(flat, [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
@@ -323,7 +325,8 @@ def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
 def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A bias; its lines begin at multiples of 8, for a GPU's kernel would copy others for each layer."""
     width = seen.shape[-1]
-    bias = torch.zeros(*seen.shape[:-1], -(-width // 8) * 8, dtype=dtype, device=seen.device)
+    line = -(-width // 8) * 8
+    bias = torch.zeros(*seen.shape[:-1], line, dtype=dtype, device=seen.device)
     return bias[..., :width].masked_fill_(~seen, -torch.inf)
 
 

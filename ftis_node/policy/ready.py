@@ -184,7 +184,8 @@ def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
         slopes: tuple[Tensor, ...] = ()
         if trained:
             slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)
-    return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *(slope.flatten().float() for slope in slopes)])
+    flat = [slope.flatten().float() for slope in slopes]
+    return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *flat])
 
 
 def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
@@ -289,7 +290,8 @@ def _probe(policy: Policy, texts: Sequence[str]) -> list[Prefixed]:
     probe = []
     for prompt, completions in _SHAPE:
         taken = [next(left) for _ in range(prompt)]
-        probe.append(Prefixed(taken, [np.asarray([next(left) for _ in range(count)]) for count in completions]))
+        answers = [np.asarray([next(left) for _ in range(count)]) for count in completions]
+        probe.append(Prefixed(taken, answers))
     return probe
 
 

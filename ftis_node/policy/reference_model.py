@@ -53,7 +53,8 @@ class _Tempered(LogitsProcessor):  # type: ignore[misc]
         if self._latest is not None:
             self._columns.append(self._latest.gather(1, input_ids[:, -1:]))
         tempered = torch.full_like(scores, -torch.inf, dtype=torch.float32)
-        tempered[:, : self._vocabulary] = (scores[:, : self._vocabulary].float() / self._temperature).log_softmax(-1)
+        logits = scores[:, : self._vocabulary].float() / self._temperature
+        tempered[:, : self._vocabulary] = logits.log_softmax(-1)
         self._latest = tempered
         rows = len(scores)
         advance(tokens=rows, begun=rows * len(self._columns) / self._cap)

@@ -83,7 +83,9 @@ class _Head(torch.autograd.Function):
                 chosen = x.gather(1, place[:, number, None])
                 top = x.amax(1, keepdim=True)
                 e = x.sub_(top).exp()
-                found.append(torch.stack([chosen[:, 0], top[:, 0], e.sum(1), x.mul_(e).sum(1)], 1))
+                z = e.sum(1)
+                mean = x.mul_(e).sum(1)
+                found.append(torch.stack([chosen[:, 0], top[:, 0], z, mean], 1))
                 if kept is not None:
                     kept.append(e.div_(found[0][:, 2:3]))
             chosen, top, z, mean = torch.stack(found, 2).unbind(1)  # of each block: its Σ e and Σ e·x, x = logit − top

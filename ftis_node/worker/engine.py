@@ -296,7 +296,11 @@ class Engine:
 
     def texts(self, groups: Sequence[m.ReadableGroup]) -> list[m.GroupText]:
         """Groups as readable text; a very long completion is cut."""
-        return [group_text(self.packets, self.task.train[one.row], one, self._columns.of(one.packet)) for one in groups]
+        texts = []
+        for one in groups:
+            columns = self._columns.of(one.packet)
+            texts.append(group_text(self.packets, self.task.train[one.row], one, columns))
+        return texts
 
     def step(
         self, groups: Sequence[m.StepGroup], micro_batch_tokens: int | None = None, own_data: int = 0
@@ -333,13 +337,14 @@ class Engine:
 
     def training_groups(self, groups: Sequence[m.StepGroup]) -> list[TrainingGroup]:
         """The same groups in the learner's form."""
-        mine: Sequence[list[int]] = ()
-        if self._own_rows is not None:
-            mine = self._own_rows.prompts
-        return [
-            TrainingGroup((mine if group.own else self.prompts)[group.row], [self._part(part) for part in group.parts])
-            for group in groups
-        ]
+        taken = []
+        for group in groups:
+            asked = self._rows
+            if group.own and self._own_rows is not None:
+                asked = self._own_rows
+            parts = [self._part(part) for part in group.parts]
+            taken.append(TrainingGroup(asked.prompts[group.row], parts))
+        return taken
 
     def _part(self, part: m.GroupPart) -> Part:
         completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)

@@ -61,7 +61,8 @@ class Ranks:
             case m.Generate():
                 return self._generate(request)
             case m.Evaluate(also):
-                return merged(self._all([m.Evaluate(also, rank, self.size) for rank in range(self.size)]))
+                parts = [m.Evaluate(also, rank, self.size) for rank in range(self.size)]
+                return merged(self._all(parts))
             case m.Save() | m.Snapshot() if self.engine.learner.in_shards:
                 return self._all([request, *[m.Gather()] * len(self._others)])[0]
             case m.Interrupt():

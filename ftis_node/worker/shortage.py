@@ -88,7 +88,9 @@ def _smaller(model: str, remembered: Mapping[str, Any], asked: Question) -> Iter
 
 
 def _either(ways: list[str]) -> str:
-    return " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
+    if len(ways) == 1:
+        return ways[0]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

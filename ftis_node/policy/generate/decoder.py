@@ -277,7 +277,9 @@ class Decoder:
         positions = torch.arange(size.width + size.tokens, device=embedding.device)
         cos, sin = self._weights.rotary(embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
-        self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
+        first = sin[0, :, : self._half]
+        second = sin[0, :, self._half :]
+        self._turns = torch.cat([cos[0], -first, second], -1)
         like = embedding.new_empty(0, cos.shape[-1])
         self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
         self._logits: Tensor | None = None
@@ -307,7 +309,8 @@ class Decoder:
         host, so that a CUDA graph of it can be replayed.
         """
         weights = self._weights
-        cos, sin = self._turns.index_select(0, self.cache.positions())[:, None].chunk(2, -1)
+        turns = self._turns.index_select(0, self.cache.positions())
+        cos, sin = turns[:, None].chunk(2, -1)
         x = functional.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))

@@ -94,7 +94,8 @@ def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
     if len(parts) == 1:
         return parts[0]
     mask = np.concatenate([part.mask for part in parts])
-    return Read(0, torch.cat([part.logits for part in parts]), _joined([part.cache for part in parts]), mask)
+    logits = torch.cat([part.logits for part in parts])
+    return Read(0, logits, _joined([part.cache for part in parts]), mask)
 
 
 def together(prompts: Sequence[Sequence[int]]) -> int:

@@ -85,7 +85,8 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     share = ((wanted - ends.gather(1, chosen) + mass) / mass).clamp_(0, _BELOW_ONE)  # how far into the block
     inside = _block_of(probabilities, chosen, block)
     ends = inside.cumsum(-1)
-    place = torch.searchsorted(ends, share[:, :, None] * ends[:, :, -1:], right=True)[:, :, 0]
+    wanted = share[:, :, None] * ends[:, :, -1:]
+    place = torch.searchsorted(ends, wanted, right=True)[:, :, 0]
     return place.add_(chosen, alpha=block)
 
 
@@ -96,5 +97,6 @@ def _block_of(probabilities: Tensor, chosen: Tensor, block: int) -> Tensor:
         places = chosen[:, :, None].expand(-1, -1, block)
         return probabilities.unflatten(1, (-1, block)).gather(1, places).double()  # type: ignore[no-untyped-call, no-any-return]
     columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
-    found = probabilities.gather(1, columns.clamp(max=vocabulary - 1).flatten(1)).view(columns.shape).double()
+    there = columns.clamp(max=vocabulary - 1)
+    found = probabilities.gather(1, there.flatten(1)).view(columns.shape).double()
     return found.masked_fill_(columns >= vocabulary, 0)

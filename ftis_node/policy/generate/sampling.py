@@ -55,12 +55,12 @@ def to_completions(
     ends: Array = np.asarray(np.isin(ids, eos))
     finished: Array = np.asarray(ends.any(1))
     lengths = np.where(finished, ends.argmax(1) + 1, ids.shape[1])
-    flat = [
-        Completion(ids[row, :length].astype(np.uint32), logprobs[row, :length].astype(np.float32), bool(finished[row]))
-        for row, length in enumerate(lengths.tolist())
-    ]
-    if not all(np.isfinite(completion.logprobs).all() for completion in flat):
-        raise not_finite(policy)
+    flat = []
+    for row, length in enumerate(lengths.tolist()):
+        claimed = logprobs[row, :length].astype(np.float32)
+        if not np.isfinite(claimed).all():
+            raise not_finite(policy)
+        flat.append(Completion(ids[row, :length].astype(np.uint32), claimed, bool(finished[row])))
     return [flat[start : start + group] for start in range(0, len(flat), group)]
 
 
