@@ -354,12 +354,11 @@ class Learner:
 
     def next_gate(self, computed: Sequence[Computed]) -> float | None:
         """The gate's level after a step on these; see `Objective.next_gate`."""
-        successes = [
-            part.terms.likelihood[place]
-            for part in computed
-            for place, sample in enumerate(part.samples)
-            if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective)
-        ]
+        successes = []
+        for part in computed:
+            for sample, likelihood in zip(part.samples, part.terms.likelihood, strict=True):
+                if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective):
+                    successes.append(likelihood)
         likelihoods = torch.empty(0)
         if successes:
             likelihoods = torch.stack(successes)
@@ -463,8 +462,11 @@ def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
         return None
     pieces = []
     begin = 0
-    for completion in (sample.completion for sample in samples):
-        chunks = np.arange(completion.sampled) if completion.chunks is None else completion.chunks
+    for sample in samples:
+        completion = sample.completion
+        chunks = completion.chunks
+        if chunks is None:
+            chunks = np.arange(completion.sampled)
         pieces.append(chunks + begin)
         begin += len(completion.logprobs)
     return torch.from_numpy(np.concatenate(pieces)).to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
+from ftis_node.node.means import Compute
 from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
@@ -162,19 +163,22 @@ class _Texts:
         async with self._lock:
             groups = stepper.recent.groups()
             step = stepper.recent.step
-            new = [group for group in groups if group not in self._known]
             self._known = {group: self._known[group] for group in groups if group in self._known}
-            if new:
-                asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
-                try:
-                    async with asyncio.timeout(TEXT_SECONDS):
-                        texts = await stepper.means.worker.call(Texts(asked))
-                except (WorkerDied, WorkerFault, TimeoutError):
-                    pass  # it restarts or is very busy: show the texts known so far
-                else:
-                    self._known |= dict(zip(new, texts, strict=True))
+            await self._decode(stepper.means.worker, [group for group in groups if group not in self._known])
             shown = [_group(group, self._known[group]) for group in groups if group in self._known]
         return {"step": step, "groups": shown}
+
+    async def _decode(self, worker: Compute, new: Sequence[Shown]) -> None:
+        """Get the texts of these groups, if the compute process has time for it."""
+        if not new:
+            return
+        asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
+        try:
+            async with asyncio.timeout(TEXT_SECONDS):
+                texts = await worker.call(Texts(asked))
+        except (WorkerDied, WorkerFault, TimeoutError):
+            return  # it restarts or is very busy: the texts known so far are shown
+        self._known |= dict(zip(new, texts, strict=True))
 
 
 def _group(group: Shown, texts: GroupText) -> dict[str, object]:
@@ -182,5 +186,10 @@ def _group(group: Shown, texts: GroupText) -> dict[str, object]:
     columns = texts.columns or [{}] * len(texts.completions)
     samples = zip(texts.completions, group.rewards, group.lengths, group.finished, columns, strict=True)
     names = ("text", "reward", "tokens", "finished", "columns")
-    told = {"step": group.step, "author": group.author, "question": texts.question, "answer": texts.answer}
-    return {**told, "completions": [dict(zip(names, sample, strict=True)) for sample in samples]}
+    return {
+        "step": group.step,
+        "author": group.author,
+        "question": texts.question,
+        "answer": texts.answer,
+        "completions": [dict(zip(names, sample, strict=True)) for sample in samples],
+    }

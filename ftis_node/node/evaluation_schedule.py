@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -40,8 +41,11 @@ class EvaluationSchedule:
         """
         self._clock = clock
         self._began: float | None = None
-        self._spent = self._whole = self._besides = 0.0  # seconds: in all; for all questions; for own data
-        self._questions = self._asked = 0  # asked: parts so far
+        self._spent = 0.0  # seconds, in all
+        self._whole = 0.0  # seconds that all questions would take
+        self._besides = 0.0  # seconds for own data
+        self._questions = 0
+        self._asked = 0  # parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
 
     def recall(self, metrics: Path) -> None:
@@ -60,18 +64,18 @@ class EvaluationSchedule:
         """Evaluate, and log the results."""
         parts = self.parts()
         found = await worker.call(Evaluate(part=self._asked % parts, parts=parts))
-        own: Evaluation | None = None
+        seconds = found.seconds
+        also: dict[str, Any] = {}
         if means.own_data_groups:
             own = await worker.call(Evaluate(OWN_DATA))
-        seconds = found.seconds + (own.seconds if own is not None else 0.0)
-        progress = means.progress
-        progress.evaluated(found.pass_at_1)
-        self.taken(progress.step, found, seconds, parts, rule=means.run.reward)
-        also = {}
-        if own is not None:
-            logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)
-            also = {"own_data": asdict(own)}
-        metrics.write("evaluation", step=progress.step, since_start=since_start, **asdict(found), **also)
+            seconds += own.seconds
+            also["own_data"] = asdict(own)
+        means.progress.evaluated(found.pass_at_1)
+        step = means.progress.step
+        self.taken(step, found, seconds, parts, rule=means.run.reward)
+        if also:
+            logger.info("Step %d: pass@1 %.3f on your own data", step, also["own_data"]["pass_at_1"])
+        metrics.write("evaluation", step=step, since_start=since_start, **asdict(found), **also)
 
     def taken(self, step: int, found: Evaluation, seconds: float, parts: int = 1, *, rule: str = "integer") -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.

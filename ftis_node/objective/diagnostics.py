@@ -67,33 +67,42 @@ class Diagnostics:
         counted, owner, source = self._rows(terms, lengths, sources)
         self._own = own
         samples = len(sources)
-        sizes = torch.bincount(owner, minlength=samples).clamp(min=1)
+        none = torch.zeros(samples, dtype=torch.bool)
+        if distrusted is None:
+            distrusted = none
+        if chunked is None:
+            chunked = none
+        if judged is None:
+            judged = ~none
+        log_ratio = terms.log_ratio.cpu()[counted].double()
+        estimates: dict[str, Tensor] = {name: estimate(log_ratio) for name, estimate in ESTIMATORS.items()}
         by_token = {
-            "log_ratio": terms.log_ratio.cpu()[counted].double(),
+            "log_ratio": log_ratio,
             "importance": terms.importance.cpu()[counted],
             "truncated": terms.truncated.cpu()[counted],
+            **estimates,
         }
-        estimates = {name: estimate(by_token["log_ratio"]) for name, estimate in ESTIMATORS.items()}
         if entropy is not None:
             by_token["entropy"] = entropy.cpu()[counted]
+        sizes = torch.bincount(owner, minlength=samples).clamp(min=1)
         negative = advantages.cpu() <= 0
         dropped = ~terms.kept.cpu()
-        by_chunk = torch.zeros(samples, dtype=torch.bool) if chunked is None else chunked.cpu()
         by_sample = {
             "negative": negative,
             "filtered": dropped & negative,
             "gated": dropped & ~negative,
-            "distrusted": torch.zeros(samples, dtype=torch.bool) if distrusted is None else distrusted.cpu(),
+            "distrusted": distrusted.cpu(),
             "divergence": terms.divergence,
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
             "token_weight": terms.loss_weight.cpu() / sizes,
-            "chunked": by_chunk,
-            **_evidence(terms, lengths.cpu(), by_chunk, torch.ones_like(by_chunk) if judged is None else judged.cpu()),
+            "chunked": chunked.cpu(),
+            **_evidence(terms, lengths.cpu(), chunked.cpu(), judged.cpu()),
         }
-        means = {name: segment_sum(values, owner, samples) / sizes for name, values in estimates.items()}
-        self._samples.add(source, by_sample | means)
-        self._tokens.add(source[owner], by_token | estimates)
+        for name, values in estimates.items():
+            by_sample[name] = segment_sum(values, owner, samples) / sizes
+        self._samples.add(source, by_sample)
+        self._tokens.add(source[owner], by_token)
         self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
 
     def add_inner(self, terms: Terms, *, lengths: Tensor, sources: Sequence[str]) -> None:
@@ -155,10 +164,13 @@ class Diagnostics:
 
         def figures(names: set[str]) -> Figures:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
+            idle = sum(self._idle[name] for name in names)
+            unreadable = sum(self._unreadable[name] for name in names)
+            lost = sum(self._lost[name] for name in names)
             return {
-                "idle": float(sum(self._idle[name] for name in names)),
-                **_present("unreadable", sum(self._unreadable[name] for name in names)),
-                **sample_figures(samples.of(numbers), samples, lost=sum(self._lost[name] for name in names)),
+                "idle": float(idle),
+                **_present("unreadable", unreadable),
+                **sample_figures(samples.of(numbers), samples, lost=lost),
                 **token_figures(tokens.of(numbers), clips.of(numbers)),
             }
 

@@ -36,9 +36,12 @@ def sample_figures(some: Columns, every: Columns, *, lost: int = 0) -> dict[str,
 
 
 def _chunk_figures(some: Columns, lost: int) -> dict[str, float]:
-    bets = {f"chunk_bet_{bet}": _total(some[f"chunk_bet_{bet}"]) + lost * math.log1p(-bet) for bet in BETS}
-    totals = {name: _total(some[name]) for name in ("chunked", "chunk_judged", "chunk_excess")}
-    return {**totals, "chunk_excess_squares": _total(some["chunk_excess"].square()), **bets}
+    figures = {name: _total(some[name]) for name in ("chunked", "chunk_judged", "chunk_excess")}
+    figures["chunk_excess_squares"] = _total(some["chunk_excess"].square())
+    for bet in BETS:
+        name = f"chunk_bet_{bet}"
+        figures[name] = _total(some[name]) + lost * math.log1p(-bet)
+    return figures
 
 
 def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:
@@ -53,8 +56,8 @@ def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:
     if "entropy" in tokens:
         figures["entropy"] = _mean(tokens["entropy"])
     for name, values in (("ratio", tokens["log_ratio"].exp()), ("weight", weight)):
-        p1, p50, p99, largest = _quantiles(values, 0.01, 0.5, 0.99, 1.0)
-        figures |= {f"{name}_p1": p1, f"{name}_p50": p50, f"{name}_p99": p99, f"{name}_max": largest}
+        found = _quantiles(values, 0.01, 0.5, 0.99, 1.0)
+        figures |= zip((f"{name}_p1", f"{name}_p50", f"{name}_p99", f"{name}_max"), found, strict=True)
     return figures | {name: _mean(tokens[name]) for name in ESTIMATORS}
 
 
