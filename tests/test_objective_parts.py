@@ -131,7 +131,7 @@ def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"lengths": torch.tensor([2, 2])}, "new must have shape"),
+        ({"lengths": torch.tensor([2, 2])}, "trainer_logprobs must have shape"),
         ({"lengths": torch.tensor([3, 0])}, "at least one token"),
         ({"lengths": torch.tensor([2.0, 1.0])}, "integers"),
         ({"sampler_logprobs": torch.zeros(1)}, "sampler_logprobs must have shape"),
