@@ -73,7 +73,9 @@ FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
 
 # What stays free on a GPU: so much of all, and at least so many bytes; and for a display, which may take it later.
-RESERVE, LEAST_RESERVE, DISPLAY_BYTES = 0.02, 300 << 20, 512 << 20
+RESERVE = 0.02
+LEAST_RESERVE = 300 << 20
+DISPLAY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -195,40 +197,39 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         UsageError: the model has no module of the LoRA targets.
     """
     width = setup.width
-    adapters = geometry.lora_parameters(setup.lora_rank, setup.lora_targets) if setup.lora else 0
-    trained = adapters or geometry.parameters
-    mastered = width < 4
+    adapters = 0
+    trained = geometry.parameters
+    gradient_elements = geometry.parameters + geometry.vocabulary * geometry.hidden
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
-    gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
-    away = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers) * (setup.parts - 1) // setup.parts
+    if setup.lora:
+        adapters = trained = gradient_elements = geometry.lora_parameters(setup.lora_rank, setup.lora_targets)
+    linear = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers)
+    away = linear * (setup.parts - 1) // setup.parts
     updated = -(-trained // setup.parts)
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
     # A layer in shards is whole for its pass, the next one while it is fetched, and a layer's gradient.
     there = 3 * width * away // geometry.layers
+    weights = width * (geometry.parameters + adapters - away)
+    if setup.quantisation == "nf4":
+        weights -= round((width - NF4_BYTES) * linear)
     bare = Memory(
-        weights=width * (geometry.parameters + adapters - away) - _saved(geometry, setup),
-        master=4 * updated if mastered else 0,
-        gradients=gradients - width * away,
+        weights=weights,
+        master=4 * updated if width < 4 else 0,
+        gradients=width * (gradient_elements - away),
         optimiser=round(MOMENT_BYTES[setup.optimiser] * updated),
         activations=kept,
         one_layer=one_layer + there,
         logits=_logits(geometry, workload, setup, device),
-        update=_update(geometry, updated, mastered, setup, device),
+        update=_update(geometry, updated, setup, device),
         kv_cache=cache,
         sampling=sampling + width * away,
         overhead=0,
     )
     overhead = CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total)
-    reserve = max(LEAST_RESERVE, round(RESERVE * (bare.total + overhead))) if device == "cuda" else 0
-    return replace(bare, overhead=overhead + reserve)
-
-
-def _saved(geometry: Geometry, setup: Setup) -> int:
-    """Bytes that quantisation saves of the weights."""
-    if setup.quantisation == "none":
-        return 0
-    return round((setup.width - NF4_BYTES) * sum(m.inputs * m.outputs * m.count for m in geometry.within_layers))
+    if device == "cuda":
+        overhead += max(LEAST_RESERVE, round(RESERVE * (bare.total + overhead)))
+    return replace(bare, overhead=overhead)
 
 
 def _dense(geometry: Geometry, setup: Setup) -> int:
@@ -240,23 +241,29 @@ def _dense(geometry: Geometry, setup: Setup) -> int:
 
 def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
     """Bytes that the layers keep of one micro-batch, and bytes that one layer adds in the backward pass."""
-    g, width = geometry, setup.width
+    g = geometry
+    width = setup.width
     prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
-    tokens, reach = prompts + completions, workload.longest
-    flash = setup.fused and setup.dtype == "bfloat16"  # which is chosen from Ampere on
-    attention = width * (g.heads if g.packed and not flash else g.kv_heads) * g.head_dim  # no mask: no head is repeated
+    tokens = prompts + completions
+    held = tokens  # rows of keys and values
+    heads = g.kv_heads
+    mask = 0
+    if g.packed:
+        held = prompts + completions * workload.longest // workload.completion_tokens
+        flash = setup.fused and setup.dtype == "bfloat16"  # which is chosen from Ampere on
+        if not flash:  # with a mask heads are repeated
+            heads = g.heads
+            mask = width * completions * workload.longest
+    attention = width * heads * g.head_dim
     mlp = width * g.intermediate
-    held = prompts + completions * reach // workload.completion_tokens if g.packed else tokens  # keys and values
-    mask = width * completions * reach if g.packed and not flash else 0
 
-    kept = tokens * _kept_by_token(g, setup)
-    kept += 2 * attention * held
-    in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
-    gradients = 3 if setup.lora and not in_mlp else 2
-    passing = tokens * (gradients * mlp + width * g.hidden)
-    passing = max(passing, 4 * attention * held - 3 * tokens * mlp)  # the MLP is done before attention
-
-    passing += _dense(g, setup)
+    kept = tokens * _kept_by_token(g, setup) + 2 * attention * held
+    gradients = 2
+    if setup.lora and not any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup)):
+        gradients = 3
+    of_mlp = tokens * (gradients * mlp + width * g.hidden)
+    of_attention = 4 * attention * held - 3 * tokens * mlp  # the MLP is done before attention
+    passing = max(of_mlp, of_attention) + _dense(g, setup)
 
     around = tokens * (2 * width * g.head_dim + 64) + mask  # rotary tables, indices
     if setup.gradient_checkpointing:
@@ -266,11 +273,18 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
 
 def _kept_by_token(g: Geometry, setup: Setup) -> int:
     """Bytes that a layer keeps of each token, but for keys, values and the mask."""
-    width, heads, fused = setup.width, g.heads * g.head_dim, setup.fused
-    norms = 2 * ((width if fused else 4) * g.hidden + 4)
-    frozen = norms + (2 if fused else 3) * width * g.intermediate + 2 * width * heads + 4 * g.heads
+    width = setup.width
+    heads = width * g.heads * g.head_dim
+    norm_width = 4
+    in_mlp = 3
+    of_full_norms = 4
+    if setup.fused:
+        norm_width = width
+        in_mlp = of_full_norms = 2
+    norms = 2 * (norm_width * g.hidden + 4)
+    frozen = norms + in_mlp * width * g.intermediate + 2 * heads + 4 * g.heads
     if not setup.lora:
-        return frozen + (2 if fused else 4) * width * g.hidden + width * g.intermediate + width * heads
+        return frozen + of_full_norms * width * g.hidden + width * g.intermediate + heads
     targets = _targeted(g, setup)
     ranks = sum(setup.lora_rank * t.count for t in targets)
     inputs = {(t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): t.inputs * t.count for t in targets}
@@ -285,22 +299,36 @@ def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
 def _logits(g: Geometry, workload: Workload, setup: Setup, device: Device) -> int:
     """A block of logits, in fp32 and in the weights' dtype; all that may be kept; the final norm and hidden states."""
     prompts, completions = workload.split(setup.micro_batch_tokens, g.packed)
-    rows, whole = min(completions, BLOCK_TOKENS[device]), 4 * completions * g.vocabulary
+    rows = min(completions, BLOCK_TOKENS[device])
+    whole = 4 * completions * g.vocabulary
     block = min(BLOCK_BYTES[device], 4 * rows * g.vocabulary)
-    kept = whole if whole <= CHUNK_BYTES and block == 4 * rows * g.vocabulary else 0
     states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden + rows * (4 + 2 * setup.width) * g.hidden
-    return LOGIT_BUFFERS * block + (block // 2 if setup.width < 4 else 0) + kept + states
+    size = LOGIT_BUFFERS * block + states
+    if setup.width < 4:
+        size += block // 2
+    if whole <= CHUNK_BYTES and block == 4 * rows * g.vocabulary:
+        size += whole
+    return size
 
 
-def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
+def _update(g: Geometry, trained: int, setup: Setup, device: Device) -> int:
     """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once.
 
     On a CPU bitsandbytes turns the moments of one parameter at a time into fp32, with three passing copies beside them.
     """
     largest = min(g.largest // setup.parts, trained)
-    together = max(0 if setup.lora else largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
-    of_adamw, of_8_bits = (4 * together, 0) if device == "cuda" else (8 * largest, 20 * largest)
-    return (4 * together if mastered else 0) + (of_adamw if setup.optimiser == "adamw" else of_8_bits)
+    together = trained
+    size = 0
+    if setup.width < 4:  # there are masters
+        together = min(UPDATE_ELEMENTS, trained)
+        if not setup.lora:
+            together = max(together, largest)
+        size = 4 * together
+    if device == "cpu":
+        size += (8 if setup.optimiser == "adamw" else 20) * largest
+    elif setup.optimiser == "adamw":
+        size += 4 * together
+    return size
 
 
 def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
@@ -313,19 +341,26 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
     lean = setup.engine == "native" and workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
-    graphs = lean and device == "cuda"
-    wide = -(-workload.prompt_tokens // PROMPT_WIDTHS) * PROMPT_WIDTHS if graphs else workload.prompt_tokens
-    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * (wide + workload.completion_tokens) * row_bytes)
+    prompts = rows * workload.prompt_tokens
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
+    together = min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
     if setup.engine == "hf":
         drawing = rows * g.vocabulary * (setup.width + 16)
-    scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
-    if graphs:  # of CUDA graphs' pool, and of a shape's first token, which has no graph
-        drawing, scores = 2 * drawing, 2 * scores
+        together = prompts
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
-    prompts = rows * workload.prompt_tokens
-    together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
-    ahead = together * row_bytes if lean else 0  # rows that wait have no place yet
-    reading = together * token + (0 if lean else prompts * row_bytes - cache)
+    reading = together * token
+    scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
+    wide = workload.prompt_tokens
+    if lean and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
+        wide = -(-wide // PROMPT_WIDTHS) * PROMPT_WIDTHS
+        drawing *= 2
+        scores *= 2
+    cache = rows * (wide + workload.completion_tokens) * row_bytes
+    ahead = 0
+    if lean:
+        ahead = together * row_bytes  # rows that wait have no place yet
+    else:
+        cache = round(CACHE_GROWTH[device] * cache)
+        reading += prompts * row_bytes - cache
     dense = _dense(g, setup)
     return cache, ahead + max(drawing, scores, reading + dense, dense)

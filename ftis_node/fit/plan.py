@@ -26,7 +26,8 @@ SMALLER_MICRO_BATCHES = (12_288, 8_192, 6_144, 4_096, 3_072, 2_048)
 PROMPTS_AGAIN = 0.2
 
 # With less a GPU spends its time on launches: completions side by side, tokens of a micro-batch.
-CRAWLING_ROWS, CRAWLING_TOKENS = 48, 2_048
+CRAWLING_ROWS = 48
+CRAWLING_TOKENS = 2_048
 
 # Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
 SMALL_MODEL = 100_000_000
@@ -90,13 +91,19 @@ def plan(
     Raises:
         UsageError: the model has no module of the LoRA targets.
     """
-    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda", half)
-    dense = [replace(way, fused=fused and device == "cuda" and geometry.decoded > 0) for way in ways]
-    kinds: list[Quantisation] = ["none", "nf4"] if four_bit and device == "cuda" and dense[-1].lora else ["none"]
+    on_gpu = device == "cuda"
+    dense = _setups(geometry, workload, wishes, device, eight_bit and on_gpu, half)
+    if fused and on_gpu and geometry.decoded > 0:
+        dense = [replace(way, fused=True) for way in dense]
+    kinds: list[Quantisation] = ["none"]
     if wishes.quantisation is not None:
         kinds = [wishes.quantisation]
+    elif four_bit and on_gpu and dense[-1].lora:
+        kinds.append("nf4")
     for kind in kinds:
-        ways = dense if kind == "none" else [replace(way, quantisation=kind) for way in dense if way.lora]
+        ways = dense
+        if kind == "nf4":
+            ways = [replace(way, quantisation=kind) for way in dense if way.lora]
         needs = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
         chosen = next((index for index, (_, need) in enumerate(needs) if need.total <= budget), None)
         if chosen is None:  # then of what is left when there is no choice between full and LoRA any more
@@ -108,9 +115,10 @@ def plan(
         if memory.total <= budget and not _crawls(setup, workload, geometry.packed):
             break
     notes = [*slow_parts(geometry, workload, wishes)]
-    absent = geometry.without_meaning(setup.lora_targets) if setup.lora else []
-    if absent:
-        notes.append(f"The model has no module {' or '.join(absent)}: in lora_targets that means nothing.")
+    if setup.lora:
+        absent = geometry.without_meaning(setup.lora_targets)
+        if absent:
+            notes.append(f"The model has no module {' or '.join(absent)}: in lora_targets that means nothing.")
     return Plan(
         **vars(setup),
         memory=memory,
@@ -130,11 +138,14 @@ def _setups(
     geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool, half: Dtype
 ) -> list[Setup]:
     """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
-    group, small = workload.group, device == "cpu" or geometry.parameters < SMALL_MODEL
+    group = workload.group
+    dtype = half
+    if device == "cpu" or geometry.parameters < SMALL_MODEL:
+        dtype = "float32"
     step_tokens = workload.step_tokens(geometry.packed)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
-        dtype=wishes.dtype or ("float32" if small else half),
+        dtype=wishes.dtype or dtype,
         micro_batch_tokens=wishes.micro_batch_tokens or most,
         generation_batch=wishes.generation_batch or max(group, GENERATION_BATCH // group * group),
         lora_rank=wishes.lora_rank,
@@ -142,25 +153,34 @@ def _setups(
         engine=wishes.engine,
         devices=wishes.devices,
     )
-    checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
-    sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
-    if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
-        sizes[False] += _smaller(most, workload, geometry.packed)
-    asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
-    can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
-    cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
-    ways = [(False, cut) for cut in cuts] if asked is not True else []
+    portions = []  # with checkpointing or without, and the size of micro-batches
+    if wishes.gradient_checkpointing is None:
+        portions.append((False, common.micro_batch_tokens))
+        if wishes.micro_batch_tokens is None:
+            portions += [(False, size) for size in _smaller(most, workload, geometry.packed)]
+    portions.append((wishes.gradient_checkpointing is not False, common.micro_batch_tokens))
+
+    asked = wishes.lora
+    if wishes.quantisation == "nf4":
+        asked = True
+    elif wishes.sharded:
+        asked = False
+    kinds = []  # LoRA or not, sharded or not
+    if not asked:
+        kinds.append((False, bool(wishes.sharded)))
+        if wishes.sharded is None and wishes.devices > 1 and wishes.optimiser != "adamw8bit":
+            kinds.append((False, True))
     if asked or (asked is None and geometry.takes(wishes.lora_targets)):
-        ways.append((True, False))
+        kinds.append((True, False))
+
     setups = []
-    for lora, sharded in ways:
-        optimisers: list[OptimiserName] = ["adamw"]
-        if eight_bit and not lora and not sharded:
+    for lora, sharded in kinds:
+        optimisers: list[OptimiserName] = [wishes.optimiser or "adamw"]
+        if wishes.optimiser is None and eight_bit and not lora and not sharded:
             optimisers.append("adamw8bit")
-        for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
+        for optimiser in optimisers:
             way = replace(common, lora=lora, sharded=sharded, optimiser=optimiser)
-            for on in checkpointing:
-                setups += [replace(way, gradient_checkpointing=on, micro_batch_tokens=size) for size in sizes[on]]
+            setups += [replace(way, gradient_checkpointing=on, micro_batch_tokens=size) for on, size in portions]
     return setups
 
 
@@ -187,11 +207,13 @@ def _shrunk(
         return next((size for size in sizes if estimate(geometry, workload, size, device).total <= budget), None)
 
     def generating(way: Setup) -> list[Setup]:
-        rows = range(way.generation_batch, 0, -workload.group) if wishes.generation_batch is None else ()
-        return [replace(way, generation_batch=size) for size in rows] or [way]
+        if wishes.generation_batch is not None:
+            return [way]
+        return [replace(way, generation_batch=size) for size in range(way.generation_batch, 0, -workload.group)]
 
     def training(way: Setup) -> list[Setup]:
-        sizes, least = [way.micro_batch_tokens], max(MIN_TOKENS, workload.longest)
+        sizes = [way.micro_batch_tokens]
+        least = max(MIN_TOKENS, workload.longest)
         while wishes.micro_batch_tokens is None and sizes[-1] > least:
             sizes.append(max(least, sizes[-1] // 2))
         return [replace(way, micro_batch_tokens=size) for size in sizes]
@@ -230,33 +252,34 @@ def _reasons(
     tried = [(way, need) for way, need in needs[:chosen] if way.micro_batch_tokens == most]
     if wishes.lora is not None:
         kind = replace(setup, optimiser="adamw", gradient_checkpointing=False)
-        yield f"{_label(kind)}, as it was asked for or settled before."
+        label = _label(kind)
+        yield f"{label[0].upper()}{label[1:]}, as it was asked for or settled before."
+    elif setup.quantisation == "nf4" and wishes.quantisation is not None:
+        yield "LoRA on weights of four bits (NF4), as it was asked for or settled before."
     elif setup.quantisation == "nf4":
         yield (
-            "LoRA on weights of four bits (NF4), as it was asked for or settled before."
-            if wishes.quantisation is not None
-            else "LoRA on weights of four bits (NF4), because beside weights of two bytes there is no room for "
+            "LoRA on weights of four bits (NF4), because beside weights of two bytes there is no room for "
             f"{CRAWLING_ROWS} completions and {CRAWLING_TOKENS:,} tokens at a time."
         )
     elif setup.lora:
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
         yield (
-            f"LoRA, because {_label(way, within=True)} needs {rounded(need.total)} and there are {rounded(budget)}: "
+            f"LoRA, because {_label(way)} needs {rounded(need.total)} and there are {rounded(budget)}: "
             f"{rounded(state)} are weights, gradients and optimiser state of every parameter."
         )
     elif setup.sharded and wishes.sharded is None:
         way, need = min(((w, n) for w, n in full_size if not w.lora and not w.sharded), key=lambda pair: pair[1].total)
         yield (
             f"Full training in shards over {setup.devices} devices: it needs {rounded(memory.total)} in each, and "
-            f"{_label(way, within=True)} without shards {rounded(need.total)}, where there are {rounded(budget)}."
+            f"{_label(way)} without shards {rounded(need.total)}, where there are {rounded(budget)}."
         )
     else:
         yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
     if setup.quantisation == "nf4":
         yield "Generating takes about 1.6 times as long as with weights of two bytes (1.5B on an H100)."
     if tried:
-        yield f"Too large: {'; '.join(f'{_label(way, within=True)}, {rounded(need.total)}' for way, need in tried)}."
+        yield f"Too large: {'; '.join(f'{_label(way)}, {rounded(need.total)}' for way, need in tried)}."
     plain = [(way, need) for way, need in needs if way.lora == setup.lora and not way.gradient_checkpointing]
     if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
         way, need = plain[-1]
@@ -302,10 +325,18 @@ def slow_parts(geometry: Geometry, workload: Workload, wishes: Wishes) -> Iterat
         )
 
 
-def _label(setup: Setup, *, within: bool = False) -> str:
-    extras = [f"its state in shards over {setup.devices} devices"] if setup.sharded else []
-    extras += ["8-bit AdamW"] if setup.optimiser == "adamw8bit" else []
-    extras += ["gradient checkpointing"] if setup.gradient_checkpointing else []
-    full = "full training" if within else "Full training"
-    kind = "NF4 with LoRA" if setup.quantisation == "nf4" else "LoRA" if setup.lora else full
-    return kind + (f" with {' and '.join(extras)}" if extras else "")
+def _label(setup: Setup) -> str:
+    """The way to train, in words that may stand within a sentence."""
+    kind = "full training"
+    if setup.quantisation == "nf4":
+        kind = "NF4 with LoRA"
+    elif setup.lora:
+        kind = "LoRA"
+    extras = []
+    if setup.sharded:
+        extras.append(f"its state in shards over {setup.devices} devices")
+    if setup.optimiser == "adamw8bit":
+        extras.append("8-bit AdamW")
+    if setup.gradient_checkpointing:
+        extras.append("gradient checkpointing")
+    return " with ".join(filter(None, [kind, " and ".join(extras)]))
