@@ -14,6 +14,7 @@ from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
 from ftis_node.policy.gguf.folder import told_of
 from ftis_node.policy.names import resolve
+from ftis_node.text import counted
 from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.restore import Checkpoint
 
@@ -50,12 +51,15 @@ def card(
         chat: whether questions were messages of a chat. bare: whether they were without what the tokenizer puts in
             front of a text.
     """
-    task = record.run.task if record.run else checkpoint.task
-    rows = dict(_rows(checkpoint, settings, record, base=base, kind=kind, dtype=dtype))
-    load = _LOAD["adapter" if kind == "adapter" else "model"].replace("{base}", json.dumps(base))
+    task = checkpoint.task if record.run is None else record.run.task
+    title = f"# {_cell(base)}, trained with F-TIS"
+    if task:
+        title += f" on {_cell(task)}"
+    rows = dict(_rows(checkpoint, settings, record, task, base=base, kind=kind, dtype=dtype))
+    load = _LOAD.get(kind, _LOAD["model"]).replace("{base}", json.dumps(base))
     parts = [
         _front_matter(base, kind),
-        f"# {_cell(base)}, trained with F-TIS{f' on {_cell(task)}' if task else ''}",
+        title,
         "A node of a peer-to-peer swarm trained this model by reinforcement learning, on completions of its own and of "
         f"other people's different models, with F-TIS ([arXiv {PAPER}](https://arxiv.org/abs/{PAPER})).",
         "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
@@ -70,11 +74,14 @@ def card(
 
 
 def _front_matter(base: str, kind: str) -> str:
-    tags = ["f-tis", "reinforcement-learning", "ftis-node", *(["lora"] if kind != "full" else []), f"arxiv:{PAPER}"]
+    tags = ["f-tis", "reinforcement-learning", "ftis-node", "lora", f"arxiv:{PAPER}"]
+    if kind == "full":
+        tags.remove("lora")
+    relation, library = ("adapter", "peft") if kind == "adapter" else ("finetune", "transformers")
     facts = {
         "base_model": base,
-        "base_model_relation": "adapter" if kind == "adapter" else "finetune",
-        "library_name": "peft" if kind == "adapter" else "transformers",
+        "base_model_relation": relation,
+        "library_name": library,
         "pipeline_tag": "text-generation",
         "tags": tags,
     }
@@ -82,11 +89,10 @@ def _front_matter(base: str, kind: str) -> str:
 
 
 def _rows(
-    checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, *, base: str, kind: str, dtype: str
+    checkpoint: Checkpoint, settings: Settings, record: TrainingRecord, task: str, *, base: str, kind: str, dtype: str
 ) -> Iterator[tuple[str, str]]:
-    run, progress = record.run, checkpoint.progress
-    made_of = told_of(Path(resolve(settings.model)))
-    yield "base model", f"{base}, {made_of}" if made_of else base
+    run = record.run
+    yield "base model", ", ".join(filter(None, [base, told_of(Path(resolve(settings.model)))]))
     yield "trained", _trained(settings, kind)
     if checkpoint.quantisation == "nf4":
         yield "trained beside", f"base weights in four bits (NF4); {UNROUNDED}"
@@ -94,15 +100,16 @@ def _rows(
     if run is not None:
         yield "run", run.id.hex()
         yield "task", f"{run.task}; reward `{run.reward}`; sha256 of the data {run.data[:16]}…"
-    elif checkpoint.task:
-        yield "task", checkpoint.task
+    elif task:
+        yield "task", task
     if checkpoint.step is not None:
         yield "steps", f"{checkpoint.step:,}"
-    if "own_groups_used" in progress:
-        yield "groups trained on", _groups(progress)
-    if (told := _pass_at_1(checkpoint, record)) is not None:
+    if "own_groups_used" in checkpoint.progress:
+        yield "groups trained on", _groups(checkpoint.progress)
+    told = _pass_at_1(checkpoint, record)
+    if told is not None:
         yield "greedy pass@1, held-out questions", told
-    yield from _settings(record, run.task if run else checkpoint.task, lora=checkpoint.lora)
+    yield from _settings(record, task, lora=checkpoint.lora)
     if run is not None:
         yield "sampling", f"{run.group} completions a prompt, temperature {run.temperature:g}"
     if record.versions:
@@ -120,18 +127,23 @@ def _trained(settings: Settings, kind: str) -> str:
 
 def _groups(progress: Mapping[str, Any]) -> str:
     foreign: Mapping[str, int] = progress.get("foreign_groups_used") or {}
-    authors = f"at least {len(foreign)}" if OTHERS in foreign else str(len(foreign))
-    whose = f", of {authors} other author{'' if authors == '1' else 's'}" if foreign else ""
-    return f"{progress['own_groups_used']:,} of its own, {sum(foreign.values()):,} foreign{whose}"
+    told = f"{progress['own_groups_used']:,} of its own, {sum(foreign.values()):,} foreign"
+    if OTHERS in foreign:
+        told += f", of at least {len(foreign)} other authors"
+    elif foreign:
+        told += f", of {counted(len(foreign), 'other author')}"
+    return told
 
 
 def _pass_at_1(checkpoint: Checkpoint, record: TrainingRecord) -> str | None:
     """By the home's log, which has intervals, or by the checkpoint's own facts."""
     if record.evaluations:
-        first, last = record.evaluations[0], record.evaluations[-1]
-        told = f"{_rate(first)} at step {first['step']}"
-        return told if first is last else f"{told}; {_rate(last)} at step {last['step']}"
-    before, now = (checkpoint.progress.get(key) for key in ("pass_at_1_before", "pass_at_1"))
+        ends = record.evaluations[:1]
+        if len(record.evaluations) > 1:
+            ends = [*ends, record.evaluations[-1]]
+        return "; ".join(f"{_rate(one)} at step {one['step']}" for one in ends)
+    before = checkpoint.progress.get("pass_at_1_before")
+    now = checkpoint.progress.get("pass_at_1")
     if before is None or now is None:
         return None
     return f"{before:.1%} before; {now:.1%} at step {checkpoint.progress.get('pass_at_1_step', '?')}"
@@ -145,15 +157,15 @@ def _rate(evaluation: Mapping[str, Any]) -> str:
 
 
 def _settings(record: TrainingRecord, task: str, *, lora: bool) -> Iterator[tuple[str, str]]:
+    if not record.settings:
+        return
     try:
-        settings = recorded(record.settings) if record.settings else None
+        settings = recorded(record.settings)
     except ValidationError:  # of another version
-        settings = None
-    if settings is None:
         return
     told = {name: record.settings.get(name) for name in (*OBJECTIVE_PARTS, "mask")}  # a mask: of an earlier version
-    parts = [f"{name} {value}" for name, value in told.items() if value is not None]
-    yield "objective", settings.objective + (f" with {', '.join(parts)}" if parts else "")
+    parts = ", ".join(f"{name} {value}" for name, value in told.items() if value is not None)
+    yield "objective", " with ".join(filter(None, [settings.objective, parts]))
     rate = settings.effective_learning_rate(task, lora=lora)
     yield (
         "optimiser",

@@ -1,25 +1,24 @@
 """A trained model, or its LoRA layers alone, as one GGUF file for llama.cpp, Ollama and LM Studio."""
 
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.export.model import Exported, config_of, exported, kind_of, merged, targets_of
+from ftis_node.export.appearing import appearing
+from ftis_node.export.model import Exported, config_of, exported, kind_of, merged, stored, targets_of
 from ftis_node.export.record import record_of
 from ftis_node.host.doing import advance, doing
-from ftis_node.host.files import existing_folder, sync
+from ftis_node.host.files import free_bytes
 from ftis_node.policy.gguf.families import FAMILIES, FREQUENCIES, HEAD
 from ftis_node.policy.gguf.folder import blocks, read
 from ftis_node.policy.gguf.header import MAGIC
@@ -27,7 +26,7 @@ from ftis_node.policy.gguf.metadata import architecture, factors_of, facts_of, n
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import file_of, public_name
 from ftis_node.text import rounded
-from ftis_node.worker.restore import Checkpoint, gone
+from ftis_node.worker.restore import Checkpoint
 
 # By the names of --dtype: llama.cpp's numbers of a tensor's kind, and of a file's.
 KINDS = {"float32": (0, 0), "f16": (1, 1), "q8_0": (8, 7), "bfloat16": (30, 32)}
@@ -66,17 +65,25 @@ def export_gguf(
             checkpoint has no LoRA layers, or `to` must not be written.
         UserError: weights cannot be read, or the file cannot be written.
     """
-    sizes, model, kind = blocks(), settings.model, kind_of(checkpoint, adapter=adapter)
+    sizes = blocks()
+    kind = kind_of(checkpoint, adapter=adapter)
+    model = settings.model
+    public = public_name(model)
     named = file_of(model)
     base = None if named is None else named[0]
     _check_target(to, base, overwrite=overwrite)
-    config, public = config_of(model), public_name(model)
-    dtype = dtype or ("float32" if adapter else "f16")
+    config = config_of(model)
+    if dtype is None:
+        dtype = "float32" if adapter else "f16"
     wanted, file_type = KINDS[dtype]
+    facts: dict[str, Any] = {"general.architecture": architecture(config, public)}
+    kinds: dict[str, int] = {}
     if adapter:
-        targets_of(checkpoint, model)
-        shapes = dict(checkpoint.shapes)
-        names = {name: _lora_name(name, config, public) for name in shapes}
+        targets_of(checkpoint, model, config)
+        names = {name: _lora_name(name, config, public) for name in checkpoint.shapes}
+        parts = [_part(name, source, checkpoint.shapes[source], wanted, sizes) for source, name in names.items()]
+        facts |= {"general.type": "adapter", "adapter.type": "lora", "general.name": public}
+        facts["adapter.lora.alpha"] = float(settings.lora_alpha)
     else:
         with torch.device("meta"):
             skeleton: Any = AutoModelForCausalLM.from_config(config)
@@ -84,20 +91,10 @@ def export_gguf(
         if config.tie_word_embeddings:
             shapes.pop(HEAD)
         names = names_for(shapes, config, public)
-    parts = []
-    for source, name in names.items():
-        chosen = _kind_for(shapes[source], wanted, sizes)
-        elements, size = sizes[chosen]
-        parts.append(_Part(name, source, shapes[source], chosen, int(np.prod(shapes[source])) // elements * size))
-    facts: dict[str, Any] = {"general.architecture": architecture(config, public)}
-    kinds: dict[str, int] = {}
-    if adapter:
-        facts |= {"general.type": "adapter", "adapter.type": "lora", "general.name": public}
-        facts |= {"adapter.lora.alpha": float(settings.lora_alpha)}
-    else:
+        parts = [_part(name, source, shapes[source], wanted, sizes) for source, name in names.items()]
         factors = factors_of(config)
         if factors:
-            parts.append(_Part(FREQUENCIES, "", (len(factors),), _FLOAT32, 4 * len(factors)))
+            parts.append(_part(FREQUENCIES, "", (len(factors),), wanted, sizes))
         if base is not None:
             header = read(base)
             kinds = header.kinds
@@ -108,15 +105,21 @@ def export_gguf(
                 facts |= facts_of(config, load_tokenizer(model), written, public)
     facts |= {"general.file_type": file_type, "general.quantization_version": 2}
     _check_room(to, sum(part.size for part in parts))
-    with _values(checkpoint, settings, adapter=adapter) as values, _appearing(to) as partial:
-        _write(partial, facts, kinds, parts, lambda part: _arranged(part, values, config))
+    values = _values(checkpoint, settings, adapter=adapter)
+    with appearing(to, "Make room, or name another file.") as file:
+        _write(file, facts, kinds, parts, lambda part: _arranged(part, values, config))
     return exported(checkpoint, settings, to, public, kind, dtype, {to.name: to.stat().st_size})
 
 
-def _kind_for(shape: tuple[int, ...], wanted: int, sizes: Mapping[int, tuple[int, int]]) -> int:
+def _part(name: str, source: str, shape: tuple[int, ...], wanted: int, sizes: Mapping[int, tuple[int, int]]) -> _Part:
+    """A tensor of the kind that was asked for; a vector in float32, rows that no block divides in f16."""
+    kind = wanted
     if len(shape) == 1:
-        return _FLOAT32
-    return wanted if shape[-1] % sizes[wanted][0] == 0 else _F16
+        kind = _FLOAT32
+    elif shape[-1] % sizes[wanted][0] != 0:
+        kind = _F16
+    elements, size = sizes[kind]
+    return _Part(name, source, shape, kind, math.prod(shape) // elements * size)
 
 
 def _lora_name(name: str, config: Any, model: str) -> str:
@@ -126,18 +129,12 @@ def _lora_name(name: str, config: Any, model: str) -> str:
     return f"{names_for([weight], config, model)[weight]}.lora_{rest[0].lower()}"
 
 
-@contextmanager
-def _values(checkpoint: Checkpoint, settings: Settings, *, adapter: bool) -> Iterator[Callable[[str], Tensor]]:
-    """Yield a function that gives the tensor of a name in the checkpoint, or in the merged model."""
-    if not adapter:
-        state = merged(checkpoint, settings, record_of(checkpoint))[0].state_dict()
-        yield state.__getitem__
-        return
-    try:
-        with safe_open(checkpoint.weights, "pt") as file:
-            yield file.get_tensor
-    except (OSError, SafetensorError) as error:
-        raise gone(checkpoint, error) from error
+def _values(checkpoint: Checkpoint, settings: Settings, *, adapter: bool) -> Callable[[str], Tensor]:
+    """A function that gives the tensor of a name in the checkpoint, or in the merged model."""
+    if adapter:
+        return partial(stored, checkpoint)
+    model, _ = merged(checkpoint, settings, record_of(checkpoint))
+    return cast(Callable[[str], Tensor], model.state_dict().__getitem__)
 
 
 def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.ndarray[Any, Any]:
@@ -152,11 +149,11 @@ def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.n
     family = FAMILIES[architecture(config, part.name)]
     if family.one_more and part.name.endswith("norm.weight"):
         found = found + np.float32(1)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    of = heads.get(part.name.split(".")[2] if part.name.startswith("blk.") else "")
-    if family.paired and of is not None and not part.name.endswith(".lora_a"):
-        # The two halves of a head's rows, in pairs.
-        found = found.reshape(of, 2, len(found) // of // 2, -1).swapaxes(1, 2).reshape(part.shape)
+    if family.paired and part.name.startswith("blk.") and not part.name.endswith(".lora_a"):
+        all_heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        heads = all_heads.get(part.name.split(".")[2])
+        if heads is not None:  # the two halves of a head's rows, in pairs
+            found = found.reshape(heads, 2, len(found) // heads // 2, -1).swapaxes(1, 2).reshape(part.shape)
     if part.kind == _F16 and not float(np.abs(found).max()) <= _LARGEST:
         what = f"{part.source} has a number that is too large for f16, or none at all."
         raise UserError(what, "Take --dtype bfloat16; or an earlier checkpoint, where training went astray.")
@@ -201,27 +198,8 @@ def _check_target(to: Path, base: Path | None, *, overwrite: bool) -> None:
 
 
 def _check_room(to: Path, size: int) -> None:
-    need, free = size + _HEADER, shutil.disk_usage(existing_folder(to)).free
+    need = size + _HEADER
+    free = free_bytes(to)
     if need > free:
         what = f"{to} takes {rounded(need)}, and {rounded(free)} are free there."
         raise UserError(what, "Make room, name a file on another disk, or take --dtype q8_0.")
-
-
-@contextmanager
-def _appearing(to: Path) -> Iterator[Path]:
-    """A path beside `to`, whose file gets that name at the end, or is removed.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        sync(partial)
-        partial.replace(to)
-    except OSError as error:
-        raise UserError(f"{to} cannot be written: {error.strerror}.", "Make room, or name another file.") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()

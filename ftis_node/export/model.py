@@ -1,9 +1,7 @@
 """The weights of a checkpoint in the formats of transformers and peft, with tokenizer, generation config and card."""
 
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,12 @@ import torch
 from huggingface_hub import HfApi, constants
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
+from ftis_node.export.appearing import appearing
 from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
 from ftis_node.host.doing import doing
@@ -81,21 +81,26 @@ def export(
     check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
     record = record_of(checkpoint)
     base = public_name(settings.model)
-    with appearing(to) as folder:
+    with appearing(to, "Make room, or name another --to.") as folder:
+        folder.mkdir()
         if adapter:
             dtype = _write_adapter(folder, checkpoint, settings, base)
         else:
             dtype = _write_model(folder, checkpoint, settings, record, shard_bytes)
         tokenizer = load_tokenizer(settings.model)
         tokenizer.save_pretrained(folder)
-        run, asked = record.run, settings.model_copy(update=record.asked())
-        chat, prefix, ends = None, None, end_ids(tokenizer)
+        run = record.run
+        ends = end_ids(tokenizer)
+        in_chat = bare = False
         if run is not None:
+            asked = settings.model_copy(update=record.asked())
             chat, prefix, ends = asked_in(run, tokenizer, run.template, asked)
+            in_chat = chat is not None
+            bare = bool(front_ids(tokenizer)) and prefix == ()
         _generation(settings.model, ends).save_pretrained(folder)
-        bare = bool(front_ids(tokenizer)) and prefix == ()
-        text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=chat is not None, bare=bare)
+        text = card(checkpoint, settings, record, base=base, kind=kind, dtype=dtype, chat=in_chat, bare=bare)
         (folder / "README.md").write_text(text, encoding="utf-8")
+        _open_to_others(folder)
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     return exported(checkpoint, settings, to, base, kind, dtype, files)
 
@@ -163,16 +168,13 @@ def _unknown_dtype(checkpoint: Checkpoint, model: str) -> str:
 
 def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, base: str) -> str:
     """The LoRA layers; of the base model only its shapes are looked at."""
-    targets, transposed = targets_of(checkpoint, settings.model)
-    wanted = getattr(torch, settings.dtype) if settings.dtype else None
+    targets, transposed = targets_of(checkpoint, settings.model, config_of(settings.model))
     tensors = {}
-    try:
-        with safe_open(checkpoint.weights, "pt") as file:
-            for name in checkpoint.shapes:
-                value = file.get_tensor(name)  # under the name that peft saves it by
-                tensors[name.replace(".default.", ".")] = value if wanted is None else value.to(wanted)
-    except (OSError, SafetensorError) as error:
-        raise gone(checkpoint, error) from error
+    for name in checkpoint.shapes:
+        value = stored(checkpoint, name)
+        if settings.dtype:
+            value = value.to(getattr(torch, settings.dtype))
+        tensors[name.replace(".default.", ".")] = value  # the name that peft saves it by
     save_file(tensors, folder / _ADAPTER, metadata={"format": "pt"})
     lora = LoraConfig(
         r=settings.lora_rank,
@@ -188,30 +190,43 @@ def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, bas
     return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
 
 
-def targets_of(checkpoint: Checkpoint, model: str) -> tuple[list[str], bool]:
+def stored(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A tensor of the checkpoint's weights. Raises UserError where it cannot be read."""
+    try:
+        with safe_open(checkpoint.weights, "pt") as file:
+            value: Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise gone(checkpoint, error) from error
+    return value
+
+
+def targets_of(checkpoint: Checkpoint, model: str, config: Any) -> tuple[list[str], bool]:
     """The modules with LoRA layers, by the last part of their names if no others end so; and whether their weights are
-    `[inputs, outputs]`.
+    `[inputs, outputs]`. config: the model's.
 
     Raises:
         UsageError: the base model has no such modules.
     """
     try:
         with torch.device("meta"):
-            skeleton: Any = AutoModelForCausalLM.from_config(config_of(model))
+            skeleton: Any = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         raise unloadable(model, resolve(model), error) from error
     modules = linear_modules(skeleton)
     trained = checkpoint.lora_targets
     for name in trained:
-        prefix, module = f"base_model.model.{name}.lora_", modules.get(name)
-        down, up = (checkpoint.shapes.get(f"{prefix}{part}.default.weight", (0, 0)) for part in "AB")
+        prefix = f"base_model.model.{name}.lora_"
+        module = modules.get(name)
+        down = checkpoint.shapes.get(f"{prefix}A.default.weight", (0, 0))
+        up = checkpoint.shapes.get(f"{prefix}B.default.weight", (0, 0))
         if module is None or inputs_and_outputs(module) != (down[1], up[0]):
             what = f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}."
             raise UsageError(what, "Name the model it was trained from with --model.")
     last = {name.rpartition(".")[2] for name in trained}
     alike = {name for name, _ in skeleton.named_modules() if name.rpartition(".")[2] in last}
     transposed = any(isinstance(modules[name], Conv1D) for name in trained)
-    return (sorted(last) if alike == set(trained) else list(trained)), transposed
+    targets = sorted(last) if alike == set(trained) else list(trained)
+    return targets, transposed
 
 
 def config_of(model: str) -> Any:
@@ -302,34 +317,3 @@ def _open_to_others(folder: Path) -> None:
 
 def _of_a_model(entry: Path) -> bool:
     return entry.is_file() and not entry.is_symlink() and entry.suffix in _SUFFIXES
-
-
-@contextmanager
-def appearing(to: Path) -> Iterator[Path]:
-    """A fresh directory beside `to`, which is renamed to it at the end; removed if there is an error.
-
-    The old contents of `to` are gone afterwards (see `check_target`); after an error they are still there.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    to = to.resolve()
-    partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
-    replaced = to.with_name(f".{to.name}.{os.getpid()}.replaced")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        yield partial
-        _open_to_others(partial)
-        if to.exists():
-            to.rename(replaced)
-        partial.rename(to)
-    except (OSError, SafetensorError) as error:
-        if replaced.exists() and not to.exists():
-            replaced.rename(to)
-        told = (isinstance(error, OSError) and error.strerror) or error
-        raise UserError(f"{to} cannot be written: {told}.", "Make room, or name another --to.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if to.exists():
-            shutil.rmtree(replaced, ignore_errors=True)

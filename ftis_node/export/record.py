@@ -41,13 +41,14 @@ def record_of(checkpoint: Checkpoint) -> TrainingRecord:
     with suppress(OSError, UnicodeDecodeError):
         events = read_events(home.metrics, "started", "evaluation")
     step = checkpoint.step
-    events = [event for event in events if step is not None and event.get("step", step + 1) <= step]
-    started = [event for event in events if event["event"] == "started"]
-    last = started[-1] if started else {}
+    start: Mapping[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     for event in events:
+        if step is None or event.get("step", step + 1) > step:
+            continue
         if event["event"] == "evaluation":
             evaluations.append(event)
         else:  # what was evaluated after the step that it went on from was of weights that are lost
+            start = event
             evaluations = [one for one in evaluations if one["step"] <= event["step"]]
-    return TrainingRecord(run, last.get("settings", {}), last.get("versions", {}), evaluations)
+    return TrainingRecord(run, start.get("settings", {}), start.get("versions", {}), evaluations)

@@ -140,6 +140,11 @@ def existing_folder(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that are free on the disk of a path, which need not exist yet."""
+    return shutil.disk_usage(existing_folder(path)).free
+
+
 def cache_dir() -> Path:
     """$XDG_CACHE_HOME/ftis-node, or ~/.cache/ftis-node."""
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError, UserError, first_line
-from ftis_node.host.files import cache_dir, existing_folder
+from ftis_node.host.files import cache_dir, free_bytes
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.installed import NAME, to_install
 from ftis_node.tasks.download import put_there
@@ -222,7 +221,7 @@ def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
     from huggingface_hub import constants, hf_hub_download
 
     total = sum(files.values())
-    free = shutil.disk_usage(existing_folder(Path(constants.HF_HUB_CACHE))).free
+    free = free_bytes(Path(constants.HF_HUB_CACHE))
     if total > 0.9 * free:
         raise UsageError(f"{source.name} has {rounded(total)}, and the disk {rounded(free)} left.", "Make room on it.")
     logger.info("Downloading %s, %s in %s.", source.name, rounded(total), counted(len(files), "file"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.files import cache_dir, existing_folder, replace_text
+from ftis_node.host.files import cache_dir, free_bytes, replace_text
 from ftis_node.installed import to_install
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile, read_header
 from ftis_node.policy.gguf.words import FILES, LISTS
@@ -178,7 +178,7 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     need = 2 * sum(one.elements for one in header.tensors.values()) + _ROOM
-    free = shutil.disk_usage(existing_folder(target)).free
+    free = free_bytes(target)
     if need > free:
         what = f"{file} takes {rounded(need)} as a folder, and {rounded(free)} are free in {target.parent}."
         raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.")
