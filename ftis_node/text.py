@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 _LIKE_AN_ID = re.compile(r"12D3|\bQm\w{8}|\S{40}")
 FURTHER = " " * 9
-MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
+MB = 1 << 20
+GB = 1 << 30  # as graphics cards are labelled; of disks too
 
 
 def escaped(text: str) -> str:

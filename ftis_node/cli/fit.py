@@ -67,7 +67,8 @@ def fit(
     """
     sizes = _sizes(vram)
     caps = _caps(task, prompt_tokens, completion_tokens)
-    smallest, devices = min(sizes, default=None), _devices(device, len(sizes))  # each device has as much to hold
+    smallest = min(sizes, default=None)  # each device has as much to hold
+    devices = _devices(device, len(sizes))
     wished = {"device": devices, "vram_gb": smallest, "vram_share": vram_share, "lora": lora, "dtype": dtype}
     wished |= {"quantisation": quantisation, "optimiser": optimiser, "gradient_checkpointing": gradient_checkpointing}
     wished |= {"micro_batch_tokens": micro_batch_tokens, "generation_batch": generation_batch}
@@ -86,25 +87,37 @@ def fit(
         now(f"Reading the configuration of {model}")
         shape = geometry(model)
     refuse_run(model, shape.context, caps[1])
-    bits, fused = (importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "liger_kernel"))
-    asked = (shape, budget, Workload(*caps, completions, settings.batch_groups), wishes(settings), device)
-    chosen = plan(*asked, bits, four_bit=bits, fused=fused)
-    where = (task, devices, smallest, vram_share)
-    command = _command(model, chosen, *where)
+    workload = Workload(*caps, completions, settings.batch_groups)
+
+    def planned(*, bits: bool, fused: bool) -> tuple[Plan, str]:
+        """The plan where these packages are there, and its command line."""
+        made = plan(shape, budget, workload, wishes(settings), device, bits, four_bit=bits, fused=fused)
+        return made, _command(model, made, task, devices, smallest, vram_share)
+
+    chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
-        say("", *([f"  {command}"] if chosen.fits else []))
-        if device == "cuda" and _command(model, plan(*asked, True, four_bit=True, fused=True), *where) != command:
+        say("")
+        if chosen.fits:
+            say(f"  {command}")
+        if device == "cuda" and planned(bits=True, fused=True)[1] != command:
             note(f"Another plan is possible with bitsandbytes and liger-kernel: {to_install('ftis-node[gpu]')}.")
-    sys.exit(0 if chosen.fits else 1)
+    if not chosen.fits:
+        sys.exit(1)
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _sizes(vram: str | None) -> list[float]:
     """GB of each device."""
+    if vram is None:
+        return []
     try:
-        sizes = [float(size) for size in vram.split(",")] if vram is not None else []
+        sizes = [float(size) for size in vram.split(",")]
     except ValueError:
         sizes = [math.nan]
     if not all(math.isfinite(size) and size > 0 for size in sizes):
@@ -114,15 +127,19 @@ def _sizes(vram: str | None) -> list[float]:
 
 def _devices(device: str, count: int) -> str:
     """The setting `device` for so many devices of a kind; 0 is this machine's one."""
-    gpus = map("cuda:{}".format, range(count))
-    return device if count < 2 else ",".join([device] * count if device == "cpu" else gpus)
+    if count < 2:
+        return device
+    if device == "cpu":
+        return ",".join(["cpu"] * count)
+    return ",".join(f"cuda:{index}" for index in range(count))
 
 
 def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
     """Caps of prompt and completion: as given, else the task's."""
-    known = CAPS.get(task, (None, None))
-    prompt, completion = prompt_tokens or known[0], completion_tokens or known[1]
-    if prompt is None or completion is None:
+    prompt, completion = CAPS.get(task, (0, 0))
+    prompt = prompt_tokens or prompt
+    completion = completion_tokens or completion
+    if not prompt or not completion:
         raise UsageError(f"The caps of {task!r} are not known here.", "Give --prompt-tokens and --completion-tokens.")
     return prompt, completion
 
@@ -143,29 +160,37 @@ def _present(device: str) -> int:
         raise UsageError("There is no GPU here to ask for its memory.", "Give --vram GB, or --device cpu.")
     from ftis_node.worker.planning import shows
 
-    display = DISPLAY_BYTES if shows(torch.device("cuda:0")) else 0
-    return int(torch.cuda.get_device_properties(0).total_memory) - display
+    total = int(torch.cuda.get_device_properties(0).total_memory)
+    return total - DISPLAY_BYTES if shows(torch.device("cuda:0")) else total
 
 
 def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, vram_share: float | None) -> str:
     """The command line that does as planned."""
-    named = [f"vram_share={vram_share:g}"] if vram_share is not None else []
-    chosen = (*_CHOICES, *_BATCHES, *(["sharded"] if plan.devices > 1 else []))
-    named += [f"{name}={str(getattr(plan, name)).lower()}" for name in chosen]
-    words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
-    if devices != "cuda":
-        words += ["--device" if plan.devices == 1 else "--devices", devices]
-    words += ["--vram", f"{vram:g}"] if vram is not None else []
-    return shlex.join(words + [word for pair in named for word in ("--set", pair)])
+    words = ["ftis-node", "join", "--model", model, "--task", task]
+    words.append("--lora" if plan.lora else "--full")
+    if plan.devices > 1:
+        words += ["--devices", devices]
+    elif devices != "cuda":
+        words += ["--device", devices]
+    if vram is not None:
+        words += ["--vram", f"{vram:g}"]
+    if vram_share is not None:
+        words += ["--set", f"vram_share={vram_share:g}"]
+    names = [*_CHOICES, *_BATCHES]
+    if plan.devices > 1:
+        names.append("sharded")
+    for name in names:
+        words += ["--set", f"{name}={str(getattr(plan, name)).lower()}"]
+    return shlex.join(words)
 
 
 def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, Any]:
     from ftis_node.node.checkpointing import checkpoint_seconds
     from ftis_node.preflight.place import checkpoint_bytes
 
-    memory, one = plan.memory, checkpoint_bytes(plan, shape)
+    one = checkpoint_bytes(plan, shape)
     between = checkpoint_seconds(minutes, one)
-    sizes = {part: getattr(memory, part) for part in (*_PARTS, "training", "generating", "total")}
+    sizes = {part: getattr(plan.memory, part) for part in (*_PARTS, "training", "generating", "total")}
     return {
         "model": shape.name,
         "parameters": shape.parameters,
@@ -183,8 +208,10 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     from ftis_node.node.checkpointing import wear
     from ftis_node.preflight.place import checkpoint_bytes
 
-    each = f" in each of {plan.devices} devices" if plan.devices > 1 else ""
-    say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory{each}", "")
+    title = f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory"
+    if plan.devices > 1:
+        title += f" in each of {plan.devices} devices"
+    say(title, "")
     for part, (name, phase) in _PARTS.items():
         say(f"  {name:36} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):

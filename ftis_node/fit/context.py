@@ -123,9 +123,14 @@ def refuse_prompts(
             raise UsageError(what, "Take such rows out of the data, or use another model.")
     lengths = [len(prompt) for prompt in prompts]
     row = lengths.index(0) if 0 in lengths else lengths.index(max(lengths))
-    longest, asked, named = lengths[row], rows[row].question, _named(rows, row, data)
-    beginning = asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…"
-    told = f": {beginning!r}" if shown else ""
+    longest = lengths[row]
+    named = _named(rows, row, data)
+    told = ""
+    if shown:
+        beginning = rows[row].question
+        if len(beginning) > _BEGINNING:
+            beginning = beginning[:_BEGINNING] + "…"
+        told = f": {beginning!r}"
     if longest == 0:
         what = f"{named} has no token in the tokenizer of {name}{told}."
         raise UsageError(what, "Take such rows out of the data, or use a model with another tokenizer.")
