@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case, Finding, noted
+from ftis_node.preflight.case import Case, Finding, Verdict, noted
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
@@ -32,25 +31,32 @@ def hub(case: Case) -> Iterator[Finding]:
     source = resolve(case.settings.model)
     case.hub = Hub(False, trouble="it did not answer in time")  # for later checks, if this one hangs
     case.hub = seen = ask_hub()
-    why = "HF_HUB_OFFLINE is set" if seen.switched_off else f"the hub does not answer ({seen.trouble})"
+    why = f"the hub does not answer ({seen.trouble})"
+    advice = "Mend the network (or HF_ENDPOINT, or the proxy)"
+    if seen.switched_off:
+        why = "HF_HUB_OFFLINE is set"
+        advice = "Unset HF_HUB_OFFLINE"
     if Path(source).is_dir():
         text = f"{case.settings.model} is {told_of(Path(source)) or 'a folder'} here; no hub is needed."
         yield Finding("hub", "ok", text)
-    elif cached(source) is not None:
+        return
+    if cached(source) is not None:
         text = f"{source} is in the local cache"
         if seen.answers:
             yield Finding("hub", "ok", f"{text}, and the hub answers.")
         else:
             yield Finding("hub", "warn", f"{text}; {why}.", "Nothing, as long as no other model is wanted.")
-    elif not seen.answers and (proxy := refused_proxy()) is not None:
-        yield Finding("hub", "fail", f"{source} is not in the local cache. {proxy.what}", proxy.fix)
-    elif not seen.answers:
-        advice = "Unset HF_HUB_OFFLINE" if seen.switched_off else "Mend the network (or HF_ENDPOINT, or the proxy)"
-        advice += "; or download the model elsewhere, copy the folder here and pass --model FOLDER."
-        yield Finding("hub", "fail", f"{source} is not in the local cache, and {why}.", advice)
-    else:
+        return
+    if seen.answers:
         offered(source)
         yield Finding("hub", "ok", f"{source} is not here yet; the hub answers, and gives it.")
+        return
+    proxy = refused_proxy()
+    if proxy is not None:
+        yield Finding("hub", "fail", f"{source} is not in the local cache. {proxy.what}", proxy.fix)
+        return
+    advice += "; or download the model elsewhere, copy the folder here and pass --model FOLDER."
+    yield Finding("hub", "fail", f"{source} is not in the local cache, and {why}.", advice)
 
 
 def clock(case: Case) -> Iterator[Finding]:
@@ -66,9 +72,9 @@ def clock(case: Case) -> Iterator[Finding]:
     if abs(behind) <= CLOCK_SECONDS:
         yield Finding("clock", "ok", f"It agrees with the hub's ({seconds}).")
         return
-    far = abs(behind) >= REPLAY_FENCE
+    verdict: Verdict = "fail" if abs(behind) >= REPLAY_FENCE else "warn"
     text = f"It is {seconds}; peers refuse what a node announces that is {REPLAY_FENCE / 3600:g} hours off."
-    yield Finding("clock", "fail" if far else "warn", text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
+    yield Finding("clock", verdict, text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
 
 
 def memory(case: Case) -> Iterator[Finding | UserError]:
@@ -96,14 +102,16 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     yield from noted(lambda: refuse_unsaveable(chosen.optimiser, choose_device(settings.devices[0])))
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan
-        need, budget = rounded(running.memory_bytes), rounded(running.budget)
-        text = f"The running daemon planned with {need} of {budget}."
+        text = f"The running daemon planned with {rounded(running.memory_bytes)} of {rounded(running.budget)}."
         yield Finding("memory", "ok" if running.fits else "warn", text)
         return
-    device, what = choose_device(settings.devices[0]), "LoRA" if chosen.lora else "full training"
-    need, budget = rounded(chosen.memory.total), rounded(chosen.budget)
-    where = f"the {device}" if len(settings.devices) == 1 else f"each of {settings.device}"
-    text = f"{settings.model}, {what}: {need} of {budget} on {where}."
+    device = choose_device(settings.devices[0])
+    what = "LoRA" if chosen.lora else "full training"
+    text = f"{settings.model}, {what}: {rounded(chosen.memory.total)} of {rounded(chosen.budget)} on "
+    if len(settings.devices) == 1:
+        text += f"the {device}."
+    else:
+        text += f"each of {settings.device}."
     limit = memory_limit() if device.type == "cpu" else None
     if not chosen.fits:
         refuse_shortage(settings, load, remembered, chosen, shape)
@@ -154,11 +162,13 @@ def letters(case: Case) -> None:
 
     from ftis_node.tokenizer.fingerprint import refuse_unwritable
 
-    words, task = None, case.task
-    with suppress(Exception):  # a missing or damaged file; a later check says so
+    if case.task is None:
+        return
+    try:
         words = Tokenizer.from_file(str(Path(resolve(case.settings.model)) / "tokenizer.json"))
-    if words is not None and task is not None:
-        refuse_unwritable(words, case.settings.model, [task.prompt(row) for row in task.train])
+    except Exception:  # a missing or damaged file; a later check says so
+        return
+    refuse_unwritable(words, case.settings.model, [case.task.prompt(row) for row in case.task.train])
 
 
 def tokenizer(case: Case) -> Iterator[Finding]:

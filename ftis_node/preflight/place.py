@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import psutil
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
-from ftis_node.host.files import bytes_under, existing_folder
+from ftis_node.host.files import bytes_under, existing_folder, free_bytes
 from ftis_node.node.checkpointing import refuse_other_settings, wear
 from ftis_node.node.run_source import with_remembered
 from ftis_node.preflight.case import Case, Finding, noted
@@ -129,27 +128,39 @@ def disk(case: Case) -> Iterator[Finding]:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
         yield Finding("disk", "warn", text, "Name a --home on a disk of this machine.")
     files = [file.stat().st_size for file in case.home.path.glob("*") if file.is_file()]  # not a service's models
-    free, there = shutil.disk_usage(place).free, bytes_under(case.home.checkpoints) + sum(files)
-    one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
-    checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
-    need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
+    there = bytes_under(case.home.checkpoints) + sum(files)
+    free = free_bytes(place)
+    one = 0
+    if case.plan is not None and case.shape is not None:
+        one = checkpoint_bytes(case.plan, case.shape)
+    checkpoints = CHECKPOINTS * one
+    quota = quotas(case.settings, one)
     logs = LOG_BYTES + quota.older_metrics
+    need = max(0, quota.packets + checkpoints + logs - there)
     parts = f"{rounded(checkpoints)} of checkpoints, {rounded(quota.packets)} of packets, {rounded(logs)} of logs"
-    parts += f", less {rounded(there)} that are there" if there else ""
+    if there:
+        parts += f", less {rounded(there)} that are there"
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
-    text += f" It gets {wear(case.settings.checkpoint_minutes, one)}." if one else ""
+    if one:
+        text += f" It gets {wear(case.settings.checkpoint_minutes, one)}."
     advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
-    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
+    yield _room(need, free, text, advice)
     source = resolve(case.settings.model)
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
     cache = existing_folder(Path(constants.HF_HUB_CACHE))
-    # On one disk the home's growth comes first.
-    free = free - need if os.stat(place).st_dev == os.stat(cache).st_dev else shutil.disk_usage(cache).free
+    if os.stat(place).st_dev == os.stat(cache).st_dev:
+        free -= need  # the home's growth comes first
+    else:
+        free = free_bytes(cache)
     need = 2 * case.shape.parameters  # hub models are in bf16 as a rule
     text = f"{rounded(max(0, free))} are left in {cache}; {case.settings.model} takes about {rounded(need)} there."
     advice = "Make room there, or set HF_HOME to a folder on another disk."
-    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
+    yield _room(need, free, text, advice)
+
+
+def _room(need: int, free: int, text: str, advice: str) -> Finding:
+    return Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
 
 
 def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:

@@ -49,28 +49,42 @@ def in_words(case: Case) -> list[str]:
     chosen, run, task, plan = _chosen(case), _run(case), case.task, case.plan
     lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
     lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
-    lines += [] if chosen else ["settings  all by default"]
-    state = "begun, without a checkpoint" if case.home.path.exists() else "it would be made"
-    state = state if case.step is None else f"goes on from step {case.step}"
-    lines += [f"home      {case.home.path}: {state}" + (f"; {case.peer_id}" if case.peer_id else "")]
+    if not chosen:
+        lines.append("settings  all by default")
+    state = "it would be made"
+    if case.step is not None:
+        state = f"goes on from step {case.step}"
+    elif case.home.path.exists():
+        state = "begun, without a checkpoint"
+    if case.peer_id:
+        state += f"; {case.peer_id}"
+    lines.append(f"home      {case.home.path}: {state}")
     if run is not None:
         found, known, origin = run
         sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
-        sizes += ", for models of any tokenizer" if found.text else ""
+        if found.text:
+            sizes += ", for models of any tokenizer"
+        if case.private:
+            sizes += ", private"
         known = known or "a new one, whose id will follow from this home's key"
-        lines += [f"run       {known} (from {origin}): {found.task}, {sizes}{', private' if case.private else ''}"]
-        lines += [f"template  {shown(found.template)}; judged by {found.reward}"]
-    if case.task_known:
+        lines.append(f"run       {known} (from {origin}): {found.task}, {sizes}")
+        lines.append(f"template  {shown(found.template)}; judged by {found.reward}")
+    if case.task_known and task is not None:
+        lines.append(f"task      {case.task_name}: {len(task.train):,} rows and {len(task.held_out):,} held out")
+        few = told_if_few(len(task.held_out))
+        if few:
+            lines.append(f"          {few}")
+    elif case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
-        rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
-        few = told_if_few(len(task.held_out)) if task else ""
-        lines += [f"task      {case.task_name}: {rows}", *filter(None, [few and f"          {few}"])]
-    if (own := case.own_task) is not None:
+        lines.append(f"task      {case.task_name}: not here{rest}")
+    own = case.own_task
+    if own is not None:
         share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
         lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]
     if plan is not None and case.shape is not None:
         sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
-        sizes += ", weights in NF4" if plan.quantisation == "nf4" else ""
+        if plan.quantisation == "nf4":
+            sizes += ", weights in NF4"
         fits = "fits" if plan.fits else "does not fit"
         lines += [f"model     {case.settings.model}, {sizes}"]
         lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
@@ -80,7 +94,8 @@ def in_words(case: Case) -> list[str]:
     for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
         more = len(network[key]) - _SHOWN
         lines += [f"{word:9} {text}" for text in network[key][:_SHOWN]]
-        lines += [f"          and {more} more"] if more > 0 else []
+        if more > 0:
+            lines.append(f"          and {more} more")
     return [*lines, f"leaves    {_leaves(case)}"]
 
 
@@ -133,15 +148,19 @@ def _network(case: Case) -> dict[str, list[str]]:
 
 def _leaves(case: Case) -> str:
     settings = case.settings
-    limit = f"up to {settings.upload_mbit:g} Mbit/s" if settings.upload_mbit else "without a limit"
-    sampled = "text" if case.run_file is not None and case.run_file.run.text else "token ids"
-    what = (
-        f"the {sampled} and log-probs that the model samples for the run's {'' if case.private else 'public '}prompts"
-    )
+    whose, public = "Its", "public "
+    if case.private:
+        whose, public = "To members of the private run alone: its", ""
+    sampled = "token ids"
+    if case.run_file is not None and case.run_file.run.text:
+        sampled = "text"
+    what = f"the {sampled} and log-probs that the model samples for the run's {public}prompts"
     if settings.own_share == 0:
         what = "what other nodes sampled, passed on (this node samples nothing of its own)"
-    report = "; a self-report a minute (the model's name, figures, and --name if given)"
-    report = report if settings.tells_of_itself(private=case.private) else ""
-    lan = "; its run's name to the local network" if settings.lan and not case.private else ""
-    whose = "To members of the private run alone: its" if case.private else "Its"
-    return f"{whose} network address, and {what}, {limit}{report}{lan}. Never the model, its gradients or files."
+    limit = f"up to {settings.upload_mbit:g} Mbit/s" if settings.upload_mbit else "without a limit"
+    leaves = f"{whose} network address, and {what}, {limit}"
+    if settings.tells_of_itself(private=case.private):
+        leaves += "; a self-report a minute (the model's name, figures, and --name if given)"
+    if settings.lan and not case.private:
+        leaves += "; its run's name to the local network"
+    return f"{leaves}. Never the model, its gradients or files."
