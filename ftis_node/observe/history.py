@@ -15,7 +15,13 @@ POINTS = 500  # of a curve, at most
 WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all
 WINDOWS = 512
 TEACHERS = 256  # authors whose shares are kept apart; those with least of it make room
-OWN, OTHERS = "own", "others"
+OWN = "own"
+OTHERS = "others"
+
+_OF_A_STEP = (
+    *("step", "time", "own_groups", "foreign_groups", "peers"),
+    *("pool", "own_reward", "foreign_reward", "foreign_age"),
+)
 
 Point = dict[str, float | None]
 
@@ -53,8 +59,12 @@ class Curve:
 
     def columns(self) -> dict[str, list[float | None]]:
         """Name → values, all of one length; the latest point may stand for fewer steps than the others."""
-        points = [*self._points, self._join(self._open)] if self._open else self._points
-        return {name: [_short(point[name]) for point in points] for name in (points[0] if points else ())}
+        points = list(self._points)
+        if self._open:
+            points.append(self._join(self._open))
+        if not points:
+            return {}
+        return {name: [_short(point[name]) for point in points] for name in points[0]}
 
     def _join(self, some: Sequence[Point]) -> Point:
         last = some[-1]
@@ -74,7 +84,8 @@ class History:
     def _begin(self) -> None:
         self._file: tuple[int, int] | None = None  # device and inode of the present file
         self._part = self._read = 0  # the part that is read, and how much of it
-        self._steps, self._evaluations = Curve(), Curve(joined=False)
+        self._steps = Curve()
+        self._evaluations = Curve(joined=False)
         self._teachers: dict[str, Counter[str]] = {}
         self._before: tuple[float, float, float] | None = None  # time, bytes in, bytes out
 
@@ -98,14 +109,17 @@ class History:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _take(self, parts: Sequence[LogPart], present: os.stat_result) -> None:
-        number, file = parts[-1].number, (present.st_dev, present.st_ino)
+        number = parts[-1].number
+        file = (present.st_dev, present.st_ino)
         if number < self._part or (number == self._part and (file != self._file or present.st_size < self._read)):
             self._begin()  # it is another log
             self.version += 1
         lengths = [part.length() for part in parts]
         # Parsing a year of lines would take minutes, and show the same curve: windows of a long log, evenly spread.
         window = WHOLE // WINDOWS
-        stride = max(window, sum(lengths) // WINDOWS) if self._file is None else window
+        stride = window
+        if self._file is None:
+            stride = max(window, sum(lengths) // WINDOWS)
         self._file = file
         for part, begin in zip(parts, accumulate(lengths, initial=0), strict=False):
             if part.number >= self._part:
@@ -116,7 +130,9 @@ class History:
 
         Lines count that begin in the first `window` of every `stride` bytes, or end in the last of the present file.
         """
-        self._part, self._read = part.number, self._read if part.number == self._part else 0
+        if part.number != self._part:
+            self._part = part.number
+            self._read = 0
         last = part.length() - window if part.file is not None else math.inf
         for line in part.lines(self._read):
             if not line.endswith(b"\n"):
@@ -149,22 +165,26 @@ class History:
 
     def _step(self, entry: dict[str, Any]) -> None:
         diagnostics = entry.get("diagnostics") or {}
-        overall, foreign = diagnostics.get("overall") or {}, diagnostics.get("foreign") or {}
+        overall = diagnostics.get("overall") or {}
+        foreign = diagnostics.get("foreign") or {}
         seconds = entry["seconds"]
-        point = {name: _number(entry.get(name)) for name in ("step", "time", "own_groups", "foreign_groups", "peers")}
-        point |= {name: _number(entry.get(name)) for name in ("pool", "own_reward", "foreign_reward", "foreign_age")}
-        heard = bool(foreign.get("samples"))
+        point = {name: _number(entry.get(name)) for name in _OF_A_STEP}
         point |= {
-            "foreign_share": _number(foreign.get("loss_share")) if overall.get("loss_weight") else None,
+            "foreign_share": None,
             "importance": _mean_importance(foreign),
-            "filtered": _number(foreign.get("filtered_fraction")) if heard else None,
-            "truncated": _number(foreign.get("truncated")) if heard else None,
+            "filtered": None,
+            "truncated": None,
             "entropy": _number(overall.get("entropy")),
             "wait": _number(seconds.get("wait")),
             "train": _number(seconds.get("train")),
             "generate": max(0.0, seconds["total"] - seconds.get("train", 0.0) - seconds.get("wait", 0.0)),
             **self._rates(entry),
         }
+        if overall.get("loss_weight"):
+            point["foreign_share"] = _number(foreign.get("loss_share"))
+        if foreign.get("samples"):
+            point["filtered"] = _number(foreign.get("filtered_fraction"))
+            point["truncated"] = _number(foreign.get("truncated"))
         self._steps.add(point)
         if not entry.get("skipped"):
             for source, figures in (diagnostics.get("sources") or {}).items():
@@ -172,8 +192,9 @@ class History:
 
     def _rates(self, entry: Mapping[str, Any]) -> Point:
         """Bytes a second since the step before of the same process."""
+        before = self._before
         now, came, went = (float(entry.get(name, 0)) for name in ("time", "bytes_in", "bytes_out"))
-        before, self._before = self._before, (now, came, went)
+        self._before = (now, came, went)
         if before is None or now <= before[0] or came < before[1] or went < before[2]:
             return {"in_rate": None, "out_rate": None}
         lasted = now - before[0]
@@ -191,8 +212,11 @@ class History:
 
 def _mean_importance(figures: Mapping[str, Any]) -> float | None:
     """The mean of min(ρ, 2) over the judged tokens of a source: `excess` is the sum of min(ρ, 2) − 1."""
-    tokens, excess = _number(figures.get("judged_tokens", figures.get("tokens"))), _number(figures.get("excess"))
-    return 1.0 + excess / tokens if tokens and excess is not None else None
+    tokens = _number(figures.get("judged_tokens", figures.get("tokens")))
+    excess = _number(figures.get("excess"))
+    if not tokens or excess is None:
+        return None
+    return 1.0 + excess / tokens
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
