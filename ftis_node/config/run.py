@@ -54,7 +54,8 @@ _ONLY_TOKENS = ("prompt_tokens", "eos", "vocabulary", "prefix")
 _ONLY_COMMON = ("common", "epoch")
 _ONLY_TEXT = ("prompt_bytes", "completion_bytes", "logprob_min")
 # Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
-TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
+TEMPERATURE_MIN = 0.01
+TEMPERATURE_MAX = 100.0
 
 _ANEW = (
     "Begin a run with this model (`ftis-node run new --model …`), in a fresh --home; or use another model in this one."

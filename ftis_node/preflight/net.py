@@ -44,8 +44,8 @@ def of_a_running_node(status: Status, known: Peers | None = None) -> list[Findin
     network = status.network
     if network is None:
         return [*found, Finding("daemon", "warn", f"It is still starting: {status.reason}")]
-    if restarts := network.p2pd_restarts:
-        text = f"The network daemon p2pd had to be started again {restarts} times."
+    if network.p2pd_restarts:
+        text = f"The network daemon p2pd had to be started again {network.p2pd_restarts} times."
         found.append(Finding("p2pd", "warn", text, "If it grows, look into the log, and at this machine's memory."))
     if status.peers:
         found.append(Finding("peers", "ok", f"{status.peers} peers."))
@@ -56,9 +56,10 @@ def of_a_running_node(status: Status, known: Peers | None = None) -> list[Findin
         for one in known.left_out:
             text = f"{called(one.id, known.names)} is left out: {with_names(one.reason, known.names)}."
             found.append(Finding("peer", "warn", text))
-    if clock := network.clock:
-        found.append(_clock(clock.behind, f"the clocks of {counted(clock.peers, 'peer')}"))
-    found.append(_reachability(network.reachability, network.p2pd.reachability if network.p2pd else "unknown"))
+    if network.clock:
+        found.append(_clock(network.clock.behind, f"the clocks of {counted(network.clock.peers, 'peer')}"))
+    autonat = network.p2pd.reachability if network.p2pd else "unknown"
+    found.append(_reachability(network.reachability, autonat))
     return found
 
 
@@ -69,8 +70,10 @@ def looked_around(findings: AsyncGenerator[Finding, None]) -> Iterator[Finding]:
         async def following() -> Finding | None:
             return await anext(findings, None)
 
-        while (finding := runner.run(following())) is not None:
+        finding = runner.run(following())
+        while finding is not None:
             yield finding
+            finding = runner.run(following())
 
 
 async def look_around(
@@ -184,10 +187,11 @@ async def _time_of(transport: Libp2p, text: str) -> int:
 
 def _clock(behind: float, whose: str) -> Finding:
     """Compare this machine's clock with others'."""
-    far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
     if abs(behind) < CLOCK_SHOWN:
         return Finding("clock", "ok", f"It agrees with {whose}.")
-    return Finding("clock", "fail" if abs(behind) >= CLOCK_FAR else "warn", f"It is {far}.", SET_CLOCK)
+    direction = "behind" if behind > 0 else "ahead of"
+    verdict: Verdict = "fail" if abs(behind) >= CLOCK_FAR else "warn"
+    return Finding("clock", verdict, f"It is {duration(abs(behind))} {direction} {whose}.", SET_CLOCK)
 
 
 async def _autonat(transport: Libp2p, patience: float) -> tuple[str, str]:
@@ -200,8 +204,9 @@ async def _autonat(transport: Libp2p, patience: float) -> tuple[str, str]:
         verdict = health.reachability if health is not None else "unknown"
     if verdict != "private":
         return Reachability.DIRECT, verdict
-    relayed = any(map(is_relayed, await transport.addresses()))
-    return (Reachability.RELAYED if relayed else Reachability.OUTBOUND_ONLY), verdict
+    if any(map(is_relayed, await transport.addresses())):
+        return Reachability.RELAYED, verdict
+    return Reachability.OUTBOUND_ONLY, verdict
 
 
 def _reachability(how: str, autonat: str) -> Finding:
