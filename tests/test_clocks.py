@@ -167,8 +167,8 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
 def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(
     by: float, restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = [(group(ALICE.author, body), body) for body in (packet(ALICE.author, n, 0) for n in range(6))]
-    quota = 3 * max(len(body) for _, body in made)
+    made = [group(ALICE.author, packet(ALICE.author, n, 0)) for n in range(6)]
+    quota = 3 * max(len(one.data) for one in made)
     store = stored(tmp_path, quota)
     for one in made[:3]:
         store.add([one], own=True)
@@ -178,8 +178,8 @@ def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_firs
         store = stored(tmp_path, quota)
     for one in made[3:]:
         store.add([one], own=True)
-        assert store.holds(one[0].digest), "the newest of its own was lost"
-    assert not store.holds(made[0][0].digest)
+        assert store.holds(one.digest), "the newest of its own was lost"
+    assert not store.holds(made[0].digest)
     store.close()
 
 
@@ -197,7 +197,7 @@ def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, mo
 def test_row_42_groups_are_found_whatever_the_clock(by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = packet(ALICE.author, 0, 0)
     store = stored(tmp_path)
-    store.add([(group(ALICE.author, body), body)], own=False)
+    store.add([group(ALICE.author, body)], own=False)
     set_clock(monkeypatch, by)
     [(_, _, held)] = store.waiting(600.0)
     assert 0.0 <= held < 60

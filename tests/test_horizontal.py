@@ -228,7 +228,7 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, m
     assert len(set(rows)) == 3, "by its row a part is of one of these epochs"
     made = part(AUTHORS[0], 2, now - ago)
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
-    store.add([(made.group, made.group.data)], own=False)
+    store.add([made.group], own=False)
     came: list[Group] = []
     inbox = SimpleNamespace(score_later=lambda group, born: came.append(group))
     node = SimpleNamespace(pool=parts().pool, source=SimpleNamespace(inbox=inbox))

@@ -13,7 +13,7 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab import exchange
 from ftis_node.lab.trial import finished
 from ftis_node.store.checkpoints import Checkpoints
-from ftis_node.swarm.admission import Blame, Reason, Rejection
+from ftis_node.swarm.admission import Reason, Rejection
 from tests.support.lab import A, B, cut, kind, run, spec, timeless
 
 
@@ -124,7 +124,7 @@ def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
 
 
 def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = Rejection(Reason.MALFORMED, Blame.AUTHOR, "it is not sound")
+    refusal = Rejection(Reason.MALFORMED, "it is not sound")
     monkeypatch.setattr(exchange, "admit", lambda *_, **__: refusal)
     with pytest.raises(FtisError, match="was refused: malformed"):
         run(spec(steps=1), tmp_path)

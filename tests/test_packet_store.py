@@ -82,7 +82,7 @@ def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path) -> None:
 
 def test_two_runs_in_one_home_do_not_mix(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path, OTHER_RUN.id)
-    first.add([made(ALICE, 0)], own=False)
+    first.add([made(ALICE, 0)[0]], own=False)
     first.settle([(BOB, 1, 0)], "refused")
     take_round(first)
     assert take_round(second) == 0
@@ -93,7 +93,7 @@ def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp
     store = opened(tmp_path)
     content, body = made(ALICE, 0)
     assert not store.holds(content.digest) and store.body(content.digest) is None
-    store.add([(content, body)], own=False)
+    store.add([content], own=False)
     store.settle([(ALICE, 1, 5), (BOB, 2, 6)], "refused")
     store.close()
     store = opened(tmp_path)
@@ -107,7 +107,7 @@ def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp
 def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int) -> None:
     store = PacketStore(Path(":memory:"), RUN.id, ROOMY, first_round=0)
     store.settle([(ALICE, round, slot)], "refused")
-    store.add([made(BOB, round)], own=False)
+    store.add([made(BOB, round)[0]], own=False)
     assert store.seen(ALICE, round, slot) and store.seen(BOB, round, 0)
     assert store.seen(ALICE, other, slot) is (round == other)
     store.close()
@@ -126,8 +126,8 @@ def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path: Path, fate:
 def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
     store = opened(tmp_path)
     waits, trained, own = made(ALICE, 0), made(ALICE, 1), made(BOB, 0)
-    store.add([waits, trained], own=False)
-    store.add([own], own=True)
+    store.add([waits[0], trained[0]], own=False)
+    store.add([own[0]], own=True)
     store.settle([trained[0].key], "trained")
     store.close()
     [(author, body, held)] = opened(tmp_path).waiting(60.0)
@@ -152,7 +152,7 @@ def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: 
             body = number.to_bytes(2, "big") * size
             named = Group(ALICE, 0, content.packet, packet_digest(body), body)
             for times in (2, 1) if number in repeat else (1,):  # the same packet twice is one packet
-                store.add([(named, body)] * times, own=False)
+                store.add([named] * times, own=False)
             model.append(body)
             while sum(map(len, model)) > quota:
                 model.pop(0)
@@ -170,10 +170,10 @@ def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
     store = opened(tmp_path, quota=1 << 22)
     for number in range(20):
         key = packet_digest(own := body + bytes([number]))
-        store.add([(Group(ALICE, number, content.packet, key, own), own)], own=False)
+        store.add([Group(ALICE, number, content.packet, key, own)], own=False)
     store.close()
     store = opened(tmp_path, quota=1 << 18)
-    store.add([made(ALICE, 20)], own=False)
+    store.add([made(ALICE, 20)[0]], own=False)
     store.close()
     assert (tmp_path / "store.sqlite").stat().st_size < 1 << 19
 
@@ -181,7 +181,7 @@ def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
 def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000
-    both = [(content, body), (Group(ALICE, 0, content.packet, packet_digest(big), big), big)]
+    both = [content, Group(ALICE, 0, content.packet, packet_digest(big), big)]
     store = opened(tmp_path, quota=2 * SEEN_BYTES + len(body) + len(big))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 10}")

@@ -26,7 +26,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
 
     async def take(arrived: Sequence[Arrival]) -> None:
-        store.add([(one.group, one.body) for one in arrived], own=False)
+        store.add([one.group for one in arrived], own=False)
         taken.extend(arrived)
 
     nothing: Any = SimpleNamespace()
@@ -55,7 +55,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
     assert not pulling.hungry, "the only group that it wants is under way"
     for target, group in pulled:
         left = [target]
-        await pulling._hand_over({target: Arrival(group, body, 0.0, 1)}, left)
+        await pulling._hand_over({target: Arrival(group, 0.0, 1)}, left)
         assert not left and not pulling._under_way
     assert len(taken) == 1
     store.close()

@@ -86,7 +86,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     arrived, ages = [], (500.0, 2300.0, 3500.0, 3700.0)
     for round, age in enumerate(ages):
         body = packet(author, round, 0)
-        arrived.append(Arrival(group(author, body), body, boot_seconds() - age, 1))
+        arrived.append(Arrival(group(author, body), boot_seconds() - age, 1))
 
     def score(group: Group, born: float, right: int | None = None) -> None:
         came[group.key] = boot_seconds() - born

@@ -123,7 +123,7 @@ class MemorySwarm:
             )
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
-            arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
+            arrived.append(Arrival(verdict, target.known.born, target.ref.right))
         await self.trade.on_groups(arrived)
 
 

@@ -39,7 +39,7 @@ class Inbox:
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
         """Store admitted groups and have them scored; each is handed on when its rewards are known."""
         now = self._means.age_clock()
-        groups = [(one.group, one.body) for one in arrived]
+        groups = [one.group for one in arrived]
         self._means.store.add(groups, own=False, ages=[now - one.born for one in arrived])
         for one in arrived:
             self.score_later(one.group, one.born, one.right)

@@ -77,7 +77,7 @@ class Maker:
         means.pace.groups.append((means.clock() - began) / len(slots))
         groups = self._admitted(number, slots, issued_at, answer)
         means.totals.add_round([one.group for one in groups])
-        means.store.add([(one.group, one.group.data) for one in groups], own=True)
+        means.store.add([one.group for one in groups], own=True)
         refs = []
         for one in groups:
             group = one.group

@@ -179,21 +179,21 @@ class PacketStore:
         if self._rounds.any:
             self.take_round(self._rounds.upcoming())
 
-    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
-        """Keep admitted packets with their bytes, the oldest making room once the quota is reached, which keys that are
+    def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
+        """Keep admitted packets, the oldest making room once the quota is reached, which keys that are
         seen count against too.
 
         ages: seconds since their authors made them; without any they are new.
         """
         now = self._now()
         with self._transaction():
-            for (group, body), age in zip(groups, ages or [0.0] * len(groups), strict=True):
+            for group, age in zip(groups, ages or [0.0] * len(groups), strict=True):
                 key = (self.run_id, *_key(group.author, group.packet.round, group.packet.slot))
                 added = self._db.execute(
                     "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (group.digest, *key, int(own), now, len(body), body),
+                    (group.digest, *key, int(own), now, len(group.data), group.data),
                 ).rowcount
-                self._bytes += len(body) * added
+                self._bytes += len(group.data) * added
                 if not own:
                     row = (*key, "admitted", now - age)
                     new = self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
@@ -203,8 +203,8 @@ class PacketStore:
         if 2 * free > pages:  # the quota was reduced: 4 MiB at a time go back to the disk
             with suppress(sqlite3.OperationalError):  # a full disk: at the next packet, then
                 self._db.executescript("PRAGMA incremental_vacuum(1024)")  # `execute` would free one page
-        for group, body in groups:
-            self._remember(group.digest, body)
+        for group in groups:
+            self._remember(group.digest, group.data)
 
     def body(self, digest: bytes) -> bytes | None:
         """The bytes of a held packet, or None."""

@@ -7,7 +7,7 @@ check trusts a claim or uses a foreign id as an index.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import (
-    MAX_PACKET_BYTES,
     SHORT_DIGEST_BYTES,
     AnyPacket,
     Group,
@@ -34,21 +33,14 @@ LOGPROB_MARGIN = 18.0
 """An honest sampler goes below −(ln V + 18) with probability e⁻¹⁸ a token; a lie below it would buy weight."""
 
 
-class Blame(Enum):
-    """The peer to blame for a rejection. The author is the signer of the announcement, not the name in the packet."""
-
-    HOLDER = "holder"
-    AUTHOR = "author"
-
-
 class Reason(StrEnum):
-    """Why a packet is not taken; the first two: its holder sent none, or other bytes."""
+    """Why a packet is not taken. The first two are the holder's fault: it sent none, or other bytes. All others are the
+    fault of the announcement's signer, whatever name is in the packet."""
 
     HOLDER = "holder"
     WRONG_BYTES = "wrong bytes"
 
     TOO_LARGE = "too large"
-    WRONG_HASH = "wrong hash"
     MALFORMED = "malformed"
     OTHER_RUN = "other run"
     OTHER_AUTHOR = "other author"
@@ -72,7 +64,6 @@ class Rejection:
     """A refused packet's reason. `detail` holds only our own words and numbers, safe to print."""
 
     reason: Reason
-    blame: Blame
     detail: str
 
 
@@ -128,22 +119,18 @@ def admit(
 ) -> Group | Rejection:
     """Judge a packet. Never raises, whatever the bytes.
 
-    author: the 38-byte peer id that signed the announcement. announced: the announced (round, slot). issued_at: of the
-    announcement; only a run with common rows needs it. digest: the announced sha256. Leave it out only if you compared
-    it before: without it, every fault is blamed on `author`.
+    Args:
+        author: the 38-byte peer id that signed the announcement.
+        announced: the announced (round, slot).
+        issued_at: of the announcement; only a run with common rows needs it.
+        digest: the sha256 of `data`, if the caller has computed it: `swarm.fetch` compares it with the announced one.
     """
-    # No announcement can name so large a packet, so the author did not sign it.
-    if len(data) > MAX_PACKET_BYTES:
-        return Rejection(Reason.TOO_LARGE, Blame.HOLDER, f"{len(data)} bytes; no packet has over {MAX_PACKET_BYTES}")
-    actual = packet_digest(data)
-    if digest is not None and actual != digest:
-        return Rejection(Reason.WRONG_HASH, Blame.HOLDER, "the bytes are not those that were announced")
     if len(data) > context.run.packet_bytes_max:
-        return _refuse(Reason.TOO_LARGE, f"{len(data)} bytes; this run has at most {context.run.packet_bytes_max}")
+        return Rejection(Reason.TOO_LARGE, f"{len(data)} bytes; this run has at most {context.run.packet_bytes_max}")
     try:
         packet = decode(data)
     except PacketError as error:
-        return _refuse(Reason.MALFORMED, str(error))
+        return Rejection(Reason.MALFORMED, str(error))
     row = context.row_of(author, packet.round, packet.slot, issued_at)
     rejection = (
         _check_origin(context, author, packet, announced)
@@ -151,37 +138,35 @@ def admit(
         or _check_logprobs(context, packet)
         or _check_content(context.run, packet)
     )
+    if rejection is not None:
+        return rejection
     epoch = context.run.epoch_at(issued_at) if context.run.common else 0
-    return rejection or Group(author, row, packet, actual, data, epoch)
-
-
-def _refuse(reason: Reason, detail: str) -> Rejection:
-    return Rejection(reason, Blame.AUTHOR, detail)
+    return Group(author, row, packet, digest or packet_digest(data), data, epoch)
 
 
 def _check_origin(
     context: AdmissionContext, author: bytes, packet: AnyPacket, announced: tuple[int, int] | None
 ) -> Rejection | None:
     if packet.run_id != context.run_id:
-        return _refuse(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
+        return Rejection(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
     if packet.version != context.run.packet:
-        return _refuse(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
+        return Rejection(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
     if packet.author_digest != author_digest(author):
-        return _refuse(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
+        return Rejection(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
     if announced is not None and (packet.round, packet.slot) != announced:
         found, promised = f"round {packet.round}, slot {packet.slot}", f"round {announced[0]}, slot {announced[1]}"
-        return _refuse(Reason.NOT_AS_ANNOUNCED, f"it holds {found} but was announced as {promised}")
+        return Rejection(Reason.NOT_AS_ANNOUNCED, f"it holds {found} but was announced as {promised}")
     if packet.slot >= context.run.slots:
-        return _refuse(Reason.SLOT_OUT_OF_RANGE, f"slot {packet.slot} of {context.run.slots}")
+        return Rejection(Reason.SLOT_OUT_OF_RANGE, f"slot {packet.slot} of {context.run.slots}")
     return None
 
 
 def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rejection | None:
     if len(packet.lengths) != context.run.completions:
         expected = context.run.completions
-        return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
+        return Rejection(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
     if packet.prompt_digest != context.digest_of_row(row):
-        return _refuse(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
+        return Rejection(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
     return None
 
 
@@ -195,9 +180,9 @@ def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
     cap = run.completion_tokens
     for length, finished in zip(packet.totals, packet.finished, strict=True):
         if length > cap:
-            return _refuse(Reason.TOO_LONG, f"a completion of {length} tokens; the cap is {cap}")
+            return Rejection(Reason.TOO_LONG, f"a completion of {length} tokens; the cap is {cap}")
         if not finished and length != cap:
-            return _refuse(Reason.CUT_SHORT, f"an unfinished completion of {length} tokens; the cap is {cap}")
+            return Rejection(Reason.CUT_SHORT, f"an unfinished completion of {length} tokens; the cap is {cap}")
     return None
 
 
@@ -208,13 +193,15 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
         last = int(pieces[-1]) if len(pieces) else 0
         aborted = len(pieces) > 0 and last == 0
         if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
-            return _refuse(Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion")
+            return Rejection(
+                Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion"
+            )
         if len(completion) > cap:
-            return _refuse(Reason.TOO_LONG, f"a completion of {len(completion)} tokens; the cap is {cap}")
+            return Rejection(Reason.TOO_LONG, f"a completion of {len(completion)} tokens; the cap is {cap}")
         if size - last >= most or (completion.finished and size >= most):
-            return _refuse(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
+            return Rejection(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
         if not (completion.finished or aborted or len(pieces) == cap or size >= most):
-            return _refuse(Reason.CUT_SHORT, f"an unfinished completion of {len(pieces)} pieces and {size} bytes")
+            return Rejection(Reason.CUT_SHORT, f"an unfinished completion of {len(pieces)} pieces and {size} bytes")
     return None
 
 
@@ -223,7 +210,7 @@ def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection |
     low, high = float(packet.logprobs.min()), float(packet.logprobs.max())
     if not (low >= context.logprob_min and high <= LOGPROB_MAX):
         allowed = f"{context.logprob_min:.3f} … {LOGPROB_MAX}"
-        return _refuse(Reason.LOGPROB_OUT_OF_RANGE, f"log-probs {low:.6g} … {high:.6g}; allowed are {allowed}")
+        return Rejection(Reason.LOGPROB_OUT_OF_RANGE, f"log-probs {low:.6g} … {high:.6g}; allowed are {allowed}")
     return None
 
 
@@ -232,14 +219,14 @@ def _check_turns(run: Run, packet: Packet) -> Rejection | None:
         return None
     most = 1 + int(packet.given.turns.max())
     if most > run.turns:
-        return _refuse(Reason.TOO_LONG, f"a completion of {most} turns; the run has at most {run.turns}")
+        return Rejection(Reason.TOO_LONG, f"a completion of {most} turns; the run has at most {run.turns}")
     return _check_ids(run, packet.given.ids)
 
 
 def _check_ids(run: Run, ids: npt.NDArray[np.uint32]) -> Rejection | None:
     highest = int(ids.max(initial=0))
     if highest >= run.vocabulary:
-        return _refuse(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
+        return Rejection(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
     return None
 
 
@@ -265,9 +252,9 @@ def _check_eos(
     wanted = np.ones(len(ends), np.bool_)
     wanted[len(ends) - len(finished) :] = finished
     if (wanted & ~ends_in_eos).any():
-        return _refuse(Reason.EOS_MISSING, "a completion or a turn is called finished and does not end in an EOS")
+        return Rejection(Reason.EOS_MISSING, "a completion or a turn is called finished and does not end in an EOS")
     if (ends_in_eos & ~wanted).any():
-        return _refuse(Reason.EOS_UNDECLARED, "a completion ends in an EOS and is called unfinished")
+        return Rejection(Reason.EOS_UNDECLARED, "a completion ends in an EOS and is called unfinished")
     if np.count_nonzero(is_eos) != np.count_nonzero(ends_in_eos):
-        return _refuse(Reason.EOS_INTERIOR, "a completion goes on after an EOS")
+        return Rejection(Reason.EOS_INTERIOR, "a completion goes on after an EOS")
     return None

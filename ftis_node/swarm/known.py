@@ -156,9 +156,8 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """An admitted group, its packet's bytes, its birth on this node's clock (`boot_seconds`), and its author's hint."""
+    """An admitted group, its birth on this node's clock (`boot_seconds`), and its author's hint."""
 
     group: Group
-    body: bytes
     born: float
     right: int

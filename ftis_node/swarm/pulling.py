@@ -13,7 +13,7 @@ from typing import Protocol
 from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import Group
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
+from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
@@ -219,7 +219,7 @@ class Pulling:
                 if group is None:
                     self._landed(target, left)
                 else:
-                    arrived[target] = Arrival(group, group.data, target.known.born, target.ref.right)
+                    arrived[target] = Arrival(group, target.known.born, target.ref.right)
                 if len(arrived) >= TAKEN_TOGETHER:
                     await self._hand_over(arrived, left)
             self._membership.answered(holder)
@@ -286,8 +286,7 @@ class Pulling:
         self.rejections[rejection.reason] += 1
         logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
         self._store.settle([target.key], "refused")
-        if rejection.blame is Blame.AUTHOR:
-            self._reputation.refused(author, str(rejection.reason))
+        self._reputation.refused(author, str(rejection.reason))
 
     def _holders(self, target: Target) -> list[bytes]:
         free = self._free_holders()

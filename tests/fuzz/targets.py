@@ -21,7 +21,7 @@ from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_PACKET_BYTES, Group, Packet, PacketError, TextPacket, decode, encode, packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
-from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
+from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.identity import author_of, peer_id, verify
 from ftis_node.swarm.signed import Malformed
@@ -53,8 +53,6 @@ def admit_packet(data: bytes) -> None:
         verdict = admit(context, AUTHOR.author, data)
         if isinstance(verdict, Rejection):
             require(verdict.detail.isprintable(), "a refusal does not print")
-            blame = Blame.HOLDER if len(data) > MAX_PACKET_BYTES else Blame.AUTHOR
-            require(verdict.blame is blame, "the wrong one is blamed")
         else:
             _check_admitted(context, data, verdict)
 
@@ -74,7 +72,6 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
     require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
     for reason, verdict in (
         (Reason.NOT_AS_ANNOUNCED, admit(context, AUTHOR.author, data, announced=(told[0], told[1] + 1))),
-        (Reason.WRONG_HASH, admit(context, AUTHOR.author, data, digest=bytes(32))),
         (Reason.OTHER_AUTHOR, admit(context, PEERS[2].author, data)),
     ):
         require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")

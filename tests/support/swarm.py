@@ -215,7 +215,7 @@ class Member:
         """Makes a round of `count` groups, stores and announces them; returns their keys."""
         round = take_round(self.store)
         bodies = [packet(self.author, round, slot, run=self.run, **lies) for slot in range(count)]
-        self.store.add([(group(self.author, body, self.run), body) for body in bodies], own=True)
+        self.store.add([group(self.author, body, self.run) for body in bodies], own=True)
         refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
         self.swarm.announce(round, policy_step=round, packets=refs)
         return {(self.author, round, slot) for slot in range(count)}
@@ -274,7 +274,7 @@ async def member(
             return Want(node.appetite - len(node.admitted), Newcomers(), sys.maxsize)
 
         async def take(arrived: Sequence[Arrival]) -> None:
-            store.add([(one.group, one.body) for one in arrived], own=False)
+            store.add([one.group for one in arrived], own=False)
             node.admitted += [one.group.key for one in arrived]
 
         reputation = Reputation(boot_seconds, unix=unix)

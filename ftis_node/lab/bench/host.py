@@ -135,7 +135,7 @@ class BenchNode:
             return make_packet(self.run, self.identity.author, number, slot, self.random)
 
         self._made = make_round(self.context, self.identity.author, self.store, groups, make)
-        return sum(len(body) for _, body in self._made.packets)
+        return sum(len(group.data) for group in self._made.packets)
 
     def announce(self, wanted: int) -> None:
         """Announces what `make` made; from now on the node wants so many of others' packets."""
@@ -153,9 +153,9 @@ class BenchNode:
         unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
-            for group, body in self._made.packets:
+            for group in self._made.packets:
                 await unanswered.acquire()
-                yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
+                yield ftis_pb2.FetchChunk(digest=group.digest, packet=group.data)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
         stream = await PushedPackets.get_stub(self.transport.p2p, PeerID(other)).rpc_push(chunks())
@@ -187,10 +187,10 @@ class BenchNode:
         """Admit and store a pushed packet, as a pulled one."""
         verdict = admit(self.context, author, chunk.packet, digest=chunk.digest)
         assert isinstance(verdict, Group)
-        self.store.add([(verdict, verdict.data)], own=False)
+        self.store.add([verdict], own=False)
 
     async def _take(self, arrived: Sequence[Arrival]) -> None:
-        self.store.add([(one.group, one.body) for one in arrived], own=False)
+        self.store.add([one.group for one in arrived], own=False)
         self.admitted += len(arrived)
         self.authors |= {one.group.author for one in arrived}
         self.ages += [boot_seconds() - one.born for one in arrived]

@@ -90,14 +90,14 @@ class Round:
     """A round of packets that an author made, by slot."""
 
     number: int = 0
-    packets: tuple[tuple[Group, bytes], ...] = ()
+    packets: tuple[Group, ...] = ()
 
     @property
     def refs(self) -> list[PacketRef]:
         """The entries of its announcement; a third is right, as `model.rewards` has it."""
         return [
-            PacketRef(slot, group.digest, len(body), math.ceil(len(group.packet.lengths) / 3))
-            for slot, (group, body) in enumerate(self.packets)
+            PacketRef(slot, group.digest, len(group.data), math.ceil(len(group.packet.lengths) / 3))
+            for slot, group in enumerate(self.packets)
         ]
 
 
@@ -120,6 +120,6 @@ def make_round(
         verdict = admit(context, author, body)
         if not isinstance(verdict, Group):
             raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
-        made.append((verdict, body))
+        made.append(verdict)
     store.add(made, own=True)
     return Round(number, tuple(made))

@@ -259,17 +259,18 @@ class _Replay:
         return [OwnGroup(group, self._engine.rewards(group.row, group.data)) for group in groups]
 
     def _group(self, digest: bytes) -> Group:
-        verdict: Group | Rejection | None = None
         found = self._packets.read(digest)
-        if found:
-            verdict = admit(self._context, *found, digest=digest)
-        if not isinstance(verdict, Group):
-            why = ""
-            if verdict is not None:
+        why = ""
+        if found is not None:
+            verdict = admit(self._context, *found)
+            if isinstance(verdict, Rejection):
                 why = f": {verdict.reason}, {verdict.detail}"
-            what = f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}."
-            raise UserError(what, "Replay a sound copy of the home, or the steps before with --until.")
-        return verdict
+            elif verdict.digest == digest:
+                return verdict
+            else:
+                why = ": it has the wrong hash"
+        what = f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}."
+        raise UserError(what, "Replay a sound copy of the home, or the steps before with --until.")
 
     # --- weights --------------------------------------------------------------------------------------------------
 
