@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import MAX_PACKET_BYTES, Completion, Group, Packet, decode, encode, packet_digest, prompt_digests
+from ftis_node.packet import Completion, Group, Packet, decode, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run

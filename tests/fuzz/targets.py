@@ -18,7 +18,7 @@ from hivemind.proto import dht_pb2
 
 from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, Run, run_file_as_json, run_file_from_json
 from ftis_node.errors import UsageError
-from ftis_node.packet import MAX_PACKET_BYTES, Group, Packet, PacketError, TextPacket, decode, encode, packet_digest
+from ftis_node.packet import Group, Packet, PacketError, TextPacket, decode, encode, packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Reason, Rejection, admit
