@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,7 +172,8 @@ def test_row_78_a_members_own_word_leads_into_the_local_networks_and_nowhere_els
 def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
     ann, ben, stranger = identity(1), identity(2), identity(3)
     run = make_run()
-    places = Places(run.id, EVE, lambda key: key in (ann.author, ben.author))
+    members: Any = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
+    places = Places(run.id, EVE, members)
 
     def place(who: Identity, at: int, signer: Identity | None = None, dial: str = "10.1.0.9", **other: Any) -> bytes:
         fields = {"run_id": run.id, "member": who.author, "issued_at": at, "dial": (f"/ip4/{dial}/tcp/4001",)} | other

@@ -168,7 +168,7 @@ def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talk
     made = made_by(CAROL)
     alice.hear([entry(made)], CAROL.author)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
-    bob.gossip._sessions.begin(ALICE.author)
+    bob.gossip.sessions.begin(ALICE.author)
     bob.gossip.table.forget_peer(ALICE.author)
     bob.exchange(alice)
     assert bob.knows(made)

@@ -81,7 +81,7 @@ def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_aske
     bob.gossip.enough = 0
     made = {announcement_id(one.encode()): one for one in (made_by(identity(n)) for n in range(OWN.mentions))}
     bob.answers(MALLORY.author, [mention(id) for id in made])
-    lacking = bob.gossip._sessions[MALLORY.author].lacking
+    lacking = bob.gossip.sessions[MALLORY.author].lacking
     assert len(lacking) == gossip.FEW_LACKING < OWN.mentions
     while lacking:
         request = bob.gossip.ask(MALLORY.author)
@@ -111,7 +111,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 
 def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
     bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions + 5)])
-    assert len(bob.gossip._sessions[MALLORY.author].lacking) == OWN.mentions
+    assert len(bob.gossip.sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
 
@@ -191,15 +191,15 @@ def test_no_mention_raises_or_is_believed(mentions: list[ftis_pb2.Mention], want
         request = ftis_pb2.ExchangeRequest(mentions=mentions, wanted=wanted, again=again)
         assert len(bob.gossip.answer(request, identity(1000 + number).author).wanted) <= OWN.entries
     assert len(bob.gossip.table) == 1
-    assert sum(len(one.lacking) for one in bob.gossip._sessions.values()) <= 3 * OWN.mentions
+    assert sum(len(one.lacking) for one in bob.gossip.sessions.values()) <= 3 * OWN.mentions
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
     rng = random.Random(0)
     for who in (*(identity(1000 + number) for number in range(SESSIONS_MAX + 20)), *[MALLORY] * 20):
         bob.answers(who.author, [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)])
-    assert len(bob.gossip._sessions) == SESSIONS_MAX
-    assert len(bob.gossip._sessions[MALLORY.author].lacking) == LACKING_MAX
+    assert len(bob.gossip.sessions) == SESSIONS_MAX
+    assert len(bob.gossip.sessions[MALLORY.author].lacking) == LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
         mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)

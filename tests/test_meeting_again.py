@@ -129,7 +129,7 @@ async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
     now = [0.0]
     async with transport(identity(1), path) as network:
         alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
-        alice.addresses._clock = lambda: now[0]
+        alice.addresses.clock = lambda: now[0]
         yield alice, now
 
 
@@ -180,7 +180,7 @@ async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_
 
 async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, _):
-        alice._transport.up = True
+        alice.transport.up = True
         false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
         alice.on_handshake(hello(), BOB.author)
         alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
@@ -204,7 +204,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         alice.addresses.forget(BOB.author)
         assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"
-        await bob.transport.connect(identity(1).author, await alice._transport.addresses())
+        await bob.transport.connect(identity(1).author, await alice.transport.addresses())
         assert await alice.greet(BOB.author)
 
 

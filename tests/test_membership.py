@@ -45,7 +45,7 @@ def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_gree
     for peer in alice.active_view.values():
         peer.told = frozenset(alice.own_addresses)
     assert alice.outdated() == []
-    alice._roster = SimpleNamespace(due_at=lambda peer: peer == BOB.author)  # type: ignore[assignment]
+    alice.roster = SimpleNamespace(due_at=lambda peer: peer == BOB.author)  # type: ignore[assignment]
     assert alice.outdated() == [BOB.author], "it may renew the certificate now"
 
 

@@ -308,7 +308,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, caplog: pytest.LogCaptureFixture) -> None:
     first, second = await swarms.meeting(2)
-    trade, failed = second.pulling._trade, asyncio.Event()
+    trade, failed = second.pulling.trade, asyncio.Event()
 
     async def fail_once(*group: object) -> None:
         if not failed.is_set():
@@ -316,7 +316,7 @@ async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, cap
             raise RuntimeError("the disk is full")
         await trade.on_groups(*group)  # type: ignore[arg-type]
 
-    second.pulling._trade = replace(trade, on_groups=fail_once)
+    second.pulling.trade = replace(trade, on_groups=fail_once)
     made = first.make(4)
     await eventually(lambda: set(second.admitted) == made, "what failed came again")
     assert len(second.admitted) == 4

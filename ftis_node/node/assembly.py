@@ -275,7 +275,7 @@ async def open_lan(
         if node.run == run.id:
             swarm.hear_on_lan(node.addresses)
 
-    members = MembersOnLan(run.id, roster.members if roster is not None else tuple, swarm.hear_member_on_lan)
+    members = MembersOnLan(run.id, roster.members, swarm.hear_member_on_lan)
 
     async def look() -> None:
         while True:
@@ -287,11 +287,11 @@ async def open_lan(
     try:
         await lan.start()
         if transport.listening.listen:
-            if roster is None:
-                await lan.tell(run, author, transport.port, **about)
-            else:
+            if roster.private:
                 await lan.tell_members(run.id, author, transport.port)
-        if roster is not None:
+            else:
+                await lan.tell(run, author, transport.port, **about)
+        if roster.private:
             stack.callback(asyncio.create_task(forever(look)).cancel)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)

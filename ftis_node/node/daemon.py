@@ -278,9 +278,8 @@ class Node:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path, run)
 
     def _tell_how_to_join(self, components: Components, run: Run) -> None:
-        roster = components.swarm.roster
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        if roster is None or roster.may_invite:
+        if components.swarm.roster.may_invite:
             logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
     def _note_p2pd(self, pid: int) -> None:

@@ -20,6 +20,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import STARTING_SECONDS, fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.roster import NO_MEMBER, Roster
 from ftis_node.swarm.wire.transport import Transport
 from ftis_node.tasks import check_named, source_of
@@ -128,14 +129,14 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     )
 
 
-def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
-    """The roster of a private run; None if the run is open.
+def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> OpenRun:
+    """The members of a run.
 
     Raises:
         UserError: this key is no member, and has no invitation either.
     """
     if not run.founder:
-        return None
+        return OpenRun()
     roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
     why = roster.shut_out
     if why:

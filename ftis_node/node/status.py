@@ -104,7 +104,7 @@ def joined(status: Status, parts: Components, evaluations: EvaluationSchedule) -
         bytes_out=swarm.traffic.bytes_out,
         network=network_status(swarm),
         process=answers.Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
-        refused_packets=dict(swarm.pulling.rejections) if swarm.pulling is not None else {},
+        refused_packets=dict(swarm.pulling.rejections),
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.source.maker.refused,
     )
@@ -134,11 +134,8 @@ def signs(
     stepper = parts.stepper
     maker = stepper.source.maker
     roster = parts.swarm.roster
-    shut_out = ""
-    if roster is not None:
-        shut_out = with_names(roster.shut_out, names)
     skipped: list[str] = []
-    if roster is not None or not membership.active_view:
+    if roster.private or not membership.active_view:
         for peer, reason in membership.skipped().items():
             skipped.append(with_names(f"{peer_id(peer)}: {reason}", names))
     bad_steps = 0
@@ -161,7 +158,7 @@ def signs(
         own_refused=maker.unsound,
         clock=membership.sessions.clock_difference(membership.active_view),
         replayed=parts.swarm.gossip.counts[Outcome.REPLAYED],
-        shut_out=shut_out,
+        shut_out=with_names(roster.shut_out, names),
         skipped=skipped,
         home=parts.home.flag,
         copied=parts.swarm.gossip.copied,

@@ -4,7 +4,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -85,41 +85,38 @@ class _Candidate:
         return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
 
 
+@dataclass(eq=False)
 class AddressBook:
     """Named peers are candidates, until a handshake.
 
     Who named an address decides whether the node dials it (`NetworkScope`). Otherwise strangers could make it probe its
     own network.
+
+    own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts. private: the
+    run has members.
     """
 
-    def __init__(
-        self,
-        own: bytes,
-        how: Listening,
-        view: Collection[bytes],
-        sessions: Sessions,
-        rng: random.Random,
-        cache: Path | None = None,
-        private: bool = False,
-    ) -> None:
-        """
-        Args:
-            own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts.
-            private: the run has members.
-        """
+    own: bytes
+    how: Listening
+    view: Collection[bytes]
+    sessions: Sessions
+    rng: random.Random
+    cache: Path | None = None
+    private: bool = False
+    clock: Callable[[], float] = boot_seconds  # with the seconds in which the machine sleeps
+
+    def __post_init__(self) -> None:
         self.referrers = Referrers()
         self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
         self.owners: frozenset[bytes | None] = frozenset()  # and those that it was given
-        self._own, self._view, self._sessions, self._rng, self._cache = own, view, sessions, rng, cache
         self._passive_view: dict[bytes, _Candidate] = {}
-        self._clock = boot_seconds  # with the seconds in which the machine sleeps
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
-        self._known = KnownAddresses.read(cache)
+        self._known = KnownAddresses.read(self.cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
         self._skipped: Bounded[str, str] = Bounded(PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
-        self.scope = self._known.scope(how)
-        self.local, self._private = LocalNetworks(how.host), private
+        self.scope = self._known.scope(self.how)
+        self.local = LocalNetworks(self.how.host)
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._passive_view
@@ -138,7 +135,8 @@ class AddressBook:
         self.scope.trust(known.peers, known.given)
         found = list(dict.fromkeys((*known.peers, *known.given)))
         self._trusted = frozenset(found)
-        self.named, self.owners = frozenset(map(peer_at, known.peers)), frozenset(map(peer_at, found))
+        self.named = frozenset(map(peer_at, known.peers))
+        self.owners = frozenset(map(peer_at, found))
         return found
 
     def names_of(self, peer: bytes) -> list[str]:
@@ -153,27 +151,28 @@ class AddressBook:
             if candidate is not None and text in candidate.addresses and text not in self._trusted:
                 candidate.addresses[text] = peer_at(text)
 
-    def save(self, view: Iterable[Iterable[Sequence[str]]], elsewhere: Container[bytes | None] = ()) -> None:
+    def save(
+        self, found: Iterable[Sequence[str]], came: Iterable[Sequence[str]], elsewhere: Container[bytes | None] = ()
+    ) -> None:
         """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
         that came by themselves push out none of the first eight that this node has found.
 
         Args:
-            view: the addresses of each peer of the view that this node has found, and of each that came by itself.
+            found: the addresses of each peer of the view that this node has found. came: of each that came by itself.
             elsewhere: what the owner named stays named, unless the peer there is one of these.
         """
-        if self._cache is None:
+        if self.cache is None:
             return
         known = self._known
-        good, claimed = (
-            [t for texts in some for t in varied(filter(self._reach, texts), ADDRESSES_TOLD)] for some in view
-        )
+        good = self._reached(found)
+        claimed = self._reached(came)
         met = set(map(peer_at, (*good, *claimed)))
         left = [text for text in known.met if peer_at(text) not in met]
         known.met = [*good, *left[:LASTING], *claimed, *left[LASTING:]][:MET_MAX]
         for kept in (known.peers, known.given):
             kept[:] = [text for text in kept if peer_at(text) not in elsewhere]
         if known.all:
-            known.write(self._cache)
+            known.write(self.cache)
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
@@ -188,12 +187,13 @@ class AddressBook:
         news = False
         for text in addresses[:PASSIVE_VIEW_MAX]:
             peer = peer_at(text)
-            if peer is None or peer == self._own:
+            if peer is None or peer == self.own:
                 continue
             if referrer is not None and text not in self._addresses(peer) and not self.may_dial(text, referrer):
                 continue
-            if (candidate := self._passive_view.get(peer)) is None:
-                news |= peer not in self._view
+            candidate = self._passive_view.get(peer)
+            if candidate is None:
+                news |= peer not in self.view
                 candidate = self._add(peer, referrer)
             candidate.alive = True
             if text not in candidate.addresses:
@@ -211,16 +211,17 @@ class AddressBook:
     def look_for(self, addresses: Sequence[str]) -> None:
         """Add the bootstraps to the candidates again; a node without peers asks also those of another run."""
         self.hear(addresses)
-        if not self._view:
-            for candidate in filter(None, map(self._passive_view.get, filter(None, map(peer_at, addresses)))):
-                candidate.refused = False
+        if not self.view:
+            named = set(map(peer_at, addresses))
+            for peer, candidate in self._passive_view.items():
+                candidate.refused &= peer not in named
 
     def called(self, peer: bytes) -> bool:
         """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
 
         Returns whether to greet it now.
         """
-        if peer in self._view or not self._sessions.met(peer):
+        if peer in self.view or not self.sessions.met(peer):
             return False
         candidate = self._passive_view.get(peer) or self._add(peer, SELF)
         candidate.alive = True
@@ -234,9 +235,9 @@ class AddressBook:
         The owner's peers come first. Then the referrers take turns, so that none can delay others by naming new peers
         without end. Among one referrer's, peers that were met before come first; the rest is in random order.
         """
-        found = [peer for peer, known in self._passive_view.items() if peer not in self._view and not self._wait(known)]
-        self._rng.shuffle(found)
-        found.sort(key=lambda peer: (peer not in self.owners, not self._sessions.met(peer)))
+        found = [peer for peer, known in self._passive_view.items() if peer not in self.view and not self._wait(known)]
+        self.rng.shuffle(found)
+        found.sort(key=lambda peer: (peer not in self.owners, not self.sessions.met(peer)))
         told = Counter[bytes | None]()
         turns: dict[bytes, int] = {}
         for peer in found:
@@ -247,7 +248,7 @@ class AddressBook:
 
     def patience(self) -> float:
         """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
-        waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self._view)
+        waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self.view)
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
@@ -266,29 +267,37 @@ class AddressBook:
         those budgets are used up."""
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text, who)}
         affordable = [text for text, referrer in found.items() if referrer is None or self._dials.take(referrer)]
-        return affordable if affordable or not found else None
+        if found and not affordable:
+            return None
+        return affordable
 
     def skipped(self) -> dict[bytes, str]:
         """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
         found = dict[bytes, str]()
         for text, why in self._skipped.items():
             peer = peer_at(text)
-            if peer is not None and peer not in self._view:
+            if peer is None or peer in self.view:
+                continue
+            if all(self._why_not(*one) for one in self._addresses(peer).items()):
                 found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
-        dialled = [peer for peer in found if any(not self._why_not(*one) for one in self._addresses(peer).items())]
-        return {peer: why for peer, why in found.items() if peer not in dialled}
+        return found
 
-    def _reach(self, address: str) -> bool:
-        """Whether the node dials an address that its peer itself claims."""
-        return not self._why_not(address, peer_at(address))
+    def _reached(self, peers: Iterable[Sequence[str]]) -> list[str]:
+        """Of each peer's own claims a few that the node dials."""
+        found = []
+        for claims in peers:
+            found += varied((text for text in claims if not self._why_not(text, peer_at(text))), ADDRESSES_TOLD)
+        return found
 
     def _why_not(self, address: str, referrer: bytes | None) -> str:
         """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or a peer that the
         owner named in a local network, may lie in the local networks too."""
-        why = "" if address in self._on_lan else self.scope.why_not(address)
+        if address in self._on_lan:
+            return ""
+        why = self.scope.why_not(address)
         if not why or referrer is None or referrer != peer_at(address):
             return why
-        if self._private or self.local.has(referrer, self._trusted):
+        if self.private or self.local.has(referrer, self._trusted):
             return self.local.why_not(address)
         return why
 
@@ -300,8 +309,10 @@ class AddressBook:
         Args:
             found: this node greeted it.
         """
-        if (candidate := self._passive_view.get(peer)) is not None:
-            candidate.failures, candidate.refused = 0, False
+        candidate = self._passive_view.get(peer)
+        if candidate is not None:
+            candidate.failures = 0
+            candidate.refused = False
             if found:
                 self.referrers.note(candidate.referrer, met=True)
         if claims:
@@ -314,13 +325,18 @@ class AddressBook:
         Args:
             up: this node's own p2pd runs.
         """
-        if (candidate := self._passive_view.get(peer)) is None:
+        candidate = self._passive_view.get(peer)
+        if candidate is None:
             return 0
         candidate.failures += 1
-        candidate.last, candidate.refused, candidate.alive = self._clock(), False, False
+        candidate.last = self.clock()
+        candidate.refused = False
+        candidate.alive = False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
-        most = TRIES_OF_NAMED if candidate.referrer and not self._sessions.met(peer) else TRIES_OF_MET
+        most = TRIES_OF_MET
+        if candidate.referrer and not self.sessions.met(peer):
+            most = TRIES_OF_NAMED
         if peer not in self.owners and candidate.failures >= most:
             self.forget(peer)
         return candidate.failures
@@ -334,15 +350,20 @@ class AddressBook:
 
     def refused(self, peer: bytes) -> None:
         """Note that the peer belongs to another run or protocol."""
-        if (candidate := self._passive_view.get(peer)) is not None:
-            candidate.failures, candidate.last, candidate.refused = TRIES_OF_MET, self._clock(), True
+        candidate = self._passive_view.get(peer)
+        if candidate is not None:
+            candidate.failures = TRIES_OF_MET
+            candidate.last = self.clock()
+            candidate.refused = True
 
     def forget(self, peer: bytes) -> None:
         self._passive_view.pop(peer, None)
 
     def _wait(self, candidate: _Candidate) -> float:
         """Seconds until the node may greet a candidate; 0: now."""
-        return max(0.0, candidate.last + candidate.pause - self._clock()) if candidate.pause else 0.0
+        if not candidate.pause:
+            return 0.0
+        return max(0.0, candidate.last + candidate.pause - self.clock())
 
     def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
         candidate = self._passive_view.get(peer)
@@ -351,14 +372,14 @@ class AddressBook:
     def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
         """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
         before = self._passive_view.pop(peer, None)
-        referrer = None if found else SELF
         if before is not None:
-            referrer = before.referrer
-        made = self._add(peer, referrer)
+            made = self._add(peer, before.referrer)
+        else:
+            made = self._add(peer, None if found else SELF)
         made.addresses = {text: None if text in self._trusted else peer for text in addresses}
         return made
 
-    def _add(self, peer: bytes, referrer: bytes | None = None) -> _Candidate:
+    def _add(self, peer: bytes, referrer: bytes | None) -> _Candidate:
         """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one, but none that
         this node's owner named."""
         others = [one for one in self._passive_view if one not in self.owners]
@@ -366,9 +387,9 @@ class AddressBook:
         if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:
-            self.forget(self._rng.choice(others))
-        made = self._passive_view[peer] = _Candidate(referrer)
-        return made
+            self.forget(self.rng.choice(others))
+        self._passive_view[peer] = _Candidate(referrer)
+        return self._passive_view[peer]
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:

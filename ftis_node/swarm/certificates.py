@@ -97,13 +97,24 @@ class Book(msgspec.Struct, omit_defaults=True):
             tree = self.kept(record).setdefault(record.issuer, {})
             if record.member not in tree or tree[record.member].issued_at < record.issued_at:
                 tree[record.member] = record
-        self.members, self.removals = {}, []
-        redeemed, self.redeemed = self.redeemed, Bounded(KEYS_MAX)
-        self.redeemed.update(redeemed)  # no more than a file of this node's had
+        self.members = {}
+        self.removals = []
+        redeemed = Bounded[bytes, bytes](KEYS_MAX)
+        redeemed.update(self.redeemed)  # no more than a file of this node's had
+        self.redeemed = redeemed
 
     def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
         """Where records of this kind are."""
         return self.ended if isinstance(record, Removal) else self.issued
+
+    @property
+    def issuers(self) -> list[bytes]:
+        """Whoever has issued a certificate or a removal that is kept."""
+        return [*self.issued, *self.ended]
+
+    def as_sent(self, record: Certificate | Removal) -> bytes:
+        """A record as members tell it: a certificate with that of its issuer."""
+        return encode(self.chain(record) if isinstance(record, Certificate) else record)
 
     @property
     def keys(self) -> list[bytes]:
@@ -143,7 +154,8 @@ class Book(msgspec.Struct, omit_defaults=True):
         checked."""
         if certificate is None:
             return MEMBERS_ONLY
-        if (removal := self.removal_of(certificate.member, certificate.issuer)) is not None:
+        removal = self.removal_of(certificate.member, certificate.issuer)
+        if removal is not None:
             return f"{peer_id(removal.member)} was removed by {peer_id(removal.issuer)} on {day(removal.issued_at)}"
         if not self.appointed(certificate.issuer):
             return NOT_APPOINTED
@@ -158,15 +170,18 @@ class Book(msgspec.Struct, omit_defaults=True):
         """A certificate that makes this key a member; else one that does not, or None. The founder's comes first."""
         trees = (self.issued.get(issuer, {}) for issuer in (self.founder, *self.issued))
         held = [tree[member] for tree in trees if member in tree]
-        return next((one for one in held if self.why_refused(one, now) is None), held[0] if held else None)
+        sound = [one for one in held if self.why_refused(one, now) is None]
+        return next(iter(sound or held), None)
 
     def why_no_member(self, key: bytes, now: float) -> str | None:
         """Return why this key is no member's, by any certificate, or None."""
-        return None if key == self.founder else self.why_refused(self.best(key, now), now)
+        if key == self.founder:
+            return None
+        return self.why_refused(self.best(key, now), now)
 
     def has_left(self, key: bytes, now: float) -> bool:
         """Whether this key was a member's, as far as is known, and is none any more: it was removed, or has expired."""
-        known = any(key in tree for kept in (self.issued, self.ended) for tree in kept.values())
+        known = any(key in self.issued.get(issuer, ()) or key in self.ended.get(issuer, ()) for issuer in self.issuers)
         return known and self.why_no_member(key, now) is not None
 
     def may_invite(self, key: bytes, now: float) -> bool:

@@ -3,7 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeAlias
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
@@ -13,7 +15,7 @@ from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.known import Known, Outcome, announcement_id
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions, Told
+from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Session, Sessions, Told
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.table import Table
 
@@ -34,142 +36,146 @@ ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the s
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 
+Message: TypeAlias = ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse
 
+
+@dataclass(eq=False)
 class Gossip:
     """The announcement table, and the exchanges that fill it.
 
     A node receives a whole announcement about once: an exchange mentions ids, eight bytes each, and a node requests
     those that it lacks. `ask` opens an exchange, `answer` answers, `take` reads the answer and returns a next request.
+
+    own: this node's 38-byte peer id. reputation: nothing new of a banned author is taken. seen: whether the node has
+    processed a group (author, round, slot), also before a restart. news: called when there may be more to pull. decode:
+    reads an announcement; a simulation of many nodes reads each only once. welcomes: whether an author may take part;
+    in a private run, whether it is a member. sessions: what is remembered of each peer. holds: whether the node has a
+    packet of this digest.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        run: Run,
-        own: bytes,
-        reputation: Reputation,
-        seen: Callable[[bytes, int, int], bool],
-        news: Callable[[], None],
-        decode: Callable[..., Announcement] = decode_announcement,
-        welcomes: Callable[[bytes], bool] = lambda author: True,
-        sessions: Sessions | None = None,
-        holds: Callable[[bytes], bool] = lambda digest: False,
-    ) -> None:
-        """
-        Args:
-            own: this node's 38-byte peer id.
-            welcomes: whether an author may take part; in a private run, whether it is a member.
-            reputation: nothing new of a banned author is taken.
-            seen: whether the node has processed a group (author, round, slot), also before a restart.
-            news: called when there may be more to pull. holds: whether the node has a packet of this digest.
-            decode: reads an announcement; a simulation of many nodes reads each only once.
-            sessions: what is remembered of each peer.
-        """
-        self.table = table
+    table: Table
+    run: Run
+    own: bytes
+    reputation: Reputation
+    seen: Callable[[bytes, int, int], bool]
+    news: Callable[[], None]
+    decode: Callable[..., Announcement] = decode_announcement
+    welcomes: Callable[[bytes], bool] = lambda author: True
+    sessions: Sessions = field(default_factory=Sessions)
+    holds: Callable[[bytes], bool] = lambda digest: False
+
+    def __post_init__(self) -> None:
+        self.run_id = self.run.id
         self.counts: Counter[str] = Counter()
         self.copied = False  # somebody else signs with this node's key
-        self._run = run
-        self.run_id = run.id
-        self._own = own
-        self._answered = Answered(run)
-        self._reputation = reputation
-        self._seen, self._holds = seen, holds
-        self._news = news
-        self._decode, self._welcomes = decode, welcomes
-        self._sessions = Sessions() if sessions is None else sessions
+        self.enough: float = ENOUGH_OPEN
+        self._answered = Answered(self.run)
         self._newest: Known | None = None
         self._asked: Bounded[int, float] = Bounded(IDS_MAX)  # time until which no other peer is asked; set once per id
-        self.enough: float = ENOUGH_OPEN
-        self._open, self._counted = 0, -math.inf  # announcements left to pull from, and the time of that count
-        self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
+        self._open = 0  # announcements left to pull from, at the time `_counted`
+        self._counted = -math.inf
+        self._checks = Budgets(self.table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._given = FewTimes()
         self._dealt: Bounded[int, None] = Bounded(IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
         """Add an own announcement; the node holds all its packets."""
-        self.table.add(announcement, announcement.encode(), age=0.0, first_sender=None)
-        known = self.table.get(announcement.author, announcement.round)
+        known = self._add_own(announcement, announcement.encode(), 0.0)
         if known is not None:
             known.obtained(known.every)
-            known.done = known.every
             self._newest = known
 
     def recall(self, data: bytes, age: float) -> None:
         """Add an own announcement of an earlier start, made so many seconds ago, with the packets that are left."""
-        announcement = self._decode(data, max_packets=self._run.slots)
+        announcement = self.decode(data, max_packets=self.run.slots)
+        known = self._add_own(announcement, data, age)
+        if known is not None:
+            known.obtained(sum(1 << index for index, ref in enumerate(announcement.packets) if self.holds(ref.digest)))
+
+    def _add_own(self, announcement: Announcement, data: bytes, age: float) -> Known | None:
         self.table.add(announcement, data, age=age, first_sender=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
-            known.obtained(sum(1 << index for index, ref in enumerate(announcement.packets) if self._holds(ref.digest)))
             known.done = known.every
+        return known
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
-        wanted, session = self._want(peer, limits, reserve=True), self._sessions[peer]
-        again, latest = session.missed or session.forgot, session.missed and not session.forgot
+        request = ftis_pb2.ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
+        session = self.sessions[peer]
+        request.again = session.missed or session.forgot
+        request.latest = session.missed and not session.forgot
         session.missed = session.forgot = False
         session.asked = self.table.clock()
-        pushed, mentions = self._tell(peer, limits, limits.entries)
-        session.request = Told(_ids(pushed, mentions))
-        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again, latest=latest)
+        self._tell(request, peer, limits, limits.entries)
+        session.request = _told(request)
+        return request
 
     def answer(
         self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
     ) -> ftis_pb2.ExchangeResponse:
         """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
         for is read."""
-        session = self._sessions[peer]
+        session = self.sessions[peer]
         if request.again:
             self._take_back(peer, session.answer)
-        if request.again and not request.latest:
-            self.table.untell(peer)
+            if not request.latest:
+                self.table.untell(peer)
         session.answer = Told()
+        answer = ftis_pb2.ExchangeResponse()
         given = self._give(request.wanted, peer, limits)
-        owed, session.owed = session.owed, []
-        left = not observer and self._hear(request, peer, len(owed))
-        for id in () if request.again else owed:  # it has read that this node wants them, and did not give them
+        if not observer:
+            answer.again = self._hear(request, peer, len(session.owed))
+        if not request.again:
+            self._count_asks(session)
+        session.owed = []
+        if limits.room <= 0:
+            return answer
+        answer.entries.extend(given)
+        self._tell(answer, peer, limits, 0 if observer else limits.entries - len(given))
+        session.answer = _told(answer)
+        if not observer:
+            # A caller reserves no ids: it could keep this node from asking others again and again.
+            session.owed = self._want(peer, limits, reserve=False)
+            session.asked = self.table.clock()
+            answer.wanted.extend(session.owed)
+        return answer
+
+    def _count_asks(self, session: Session) -> None:
+        """Note that a peer has read what this node asked of it, and give up what it has not given a few times."""
+        for id in session.owed:
             lacking = session.lacking.get(id)
             if lacking is not None:
                 lacking.asks += 1
                 if lacking.asks == ASKS_MAX:
                     del session.lacking[id]
-        if limits.room <= 0:
-            return ftis_pb2.ExchangeResponse(again=left)
-        pushed, mentions = self._tell(peer, limits, 0 if observer else limits.entries - len(given))
-        given += pushed
-        session.answer = Told(_ids(given, mentions))
-        if observer:
-            return ftis_pb2.ExchangeResponse(entries=given, mentions=mentions)
-        # A caller reserves no ids: it could keep this node from asking others again and again.
-        wanted = self._want(peer, limits, reserve=False)
-        session.owed, session.asked = wanted, self.table.clock()
-        return ftis_pb2.ExchangeResponse(entries=given, mentions=mentions, wanted=wanted, again=left)
 
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
     ) -> ftis_pb2.ExchangeRequest | None:
         """Process an answer; return the next request, or None when the exchange is complete."""
-        session = self._sessions[peer]
+        session = self.sessions[peer]
         if answer.again:
             self._take_back(peer, session.request)
         for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             session.lacking.pop(id, None)
         session.missed |= self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
-        entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
-        session.request = Told(_ids(entries, ()))
-        return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
+        entries = self._give(answer.wanted, peer, limits)
+        further = ftis_pb2.ExchangeRequest(entries=entries, wanted=self._want(peer, limits, reserve=True))
+        session.request = _told(further)
+        return further if further.entries or further.wanted else None
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Undo the latest request, which was not sent, or may not have arrived: its contents count as unknown to the
         peer."""
         self._ask_others(request)
-        self._take_back(peer, self._sessions[peer].request)
+        self._take_back(peer, self.sessions[peer].request)
 
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
-        session = self._sessions[peer]
+        session = self.sessions[peer]
         session.missed = True
         session.forgot |= request.again and not request.latest
 
@@ -179,23 +185,21 @@ class Gossip:
         self.table.untell(peer, known)
         if self._newest in known:  # pushed in vain again and again to a peer that is down, it must come later
             self._given.forget(peer, self._newest.id)
-        self._sessions[peer].take_back(told)
+        self.sessions[peer].take_back(told)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def _tell(self, peer: bytes, limits: Limits, room: int) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
-        """Return the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
-        pushed: list[ftis_pb2.Entry] = []
-        newest = self._newest if self._newest in self.table else None
-        if room > 0 and newest is not None and newest.knows.bit_count() < PUSHED:
-            new = not newest.knows & self.table.bit(peer) and self._given.may(peer, newest.id)
-            pushed = [self._entry(newest, peer)] if new else []
-        mentions = []
+    def _tell(self, message: Message, peer: bytes, limits: Limits, room: int) -> None:
+        """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
+        newest = self._newest
+        if room > 0 and newest is not None and newest in self.table:
+            few = newest.knows.bit_count() < PUSHED and not newest.knows & self.table.bit(peer)
+            if few and self._given.may(peer, newest.id):
+                message.entries.append(self._entry(newest, peer))
         for known in self.table.sample(limits.mentions, peer):
             self.table.tell(peer, known)
             age = math.ceil(self.table.clock() - known.born)
-            mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
-        return pushed, mentions
+            message.mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
         """The wanted announcements for which there is room, but none that the peer was given a few times before."""
@@ -211,7 +215,8 @@ class Gossip:
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
         self.table.tell(peer, known)
-        data, age = known.announcement.encode(), self.table.clock() - known.born
+        age = self.table.clock() - known.born
+        data = known.announcement.encode()
         return ftis_pb2.Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
@@ -222,9 +227,10 @@ class Gossip:
                 it and never sends it could keep it from this node for good.
         """
         now = self.table.clock()
-        session = self._sessions[peer]
+        session = self.sessions[peer]
         if session.dropped and not session.lacking:
-            session.forgot, session.dropped = True, False
+            session.forgot = True
+            session.dropped = False
         mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
@@ -253,14 +259,16 @@ class Gossip:
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, owed: int) -> bool:
+    def _hear(self, message: Message, peer: bytes, owed: int) -> bool:
         """Process a message of a peer that owes so many announcements; besides those it may push its own newest.
 
         Returns whether some were left that may be taken later; the peer believes that this node has them.
         """
-        news, left = False, len(message.entries) > owed + 1
+        news = False
+        unasked = len(message.entries) - owed - 1
+        left = unasked > 0
         if left:
-            self.counts[Outcome.UNASKED] += len(message.entries) - owed - 1
+            self.counts[Outcome.UNASKED] += unasked
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
@@ -271,7 +279,7 @@ class Gossip:
         if len(message.mentions) > OWN.mentions:
             self.counts[Outcome.OVER_LIMITS] += 1
         if news:
-            self._news()
+            self.news()
         return left
 
     def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
@@ -282,8 +290,10 @@ class Gossip:
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
         if mention.id not in self._dealt and mention.age <= self.table.max_age:
-            session, enough = self._sessions[peer], self._open >= self.enough
-            if mention.id not in session.lacking and len(session.lacking) >= (FEW_LACKING if enough else LACKING_MAX):
+            session = self.sessions[peer]
+            enough = self._open >= self.enough
+            most = FEW_LACKING if enough else LACKING_MAX
+            if mention.id not in session.lacking and len(session.lacking) >= most:
                 del session.lacking[next(iter(session.lacking))]  # the oldest makes room
                 session.forgot |= not enough
                 session.dropped |= enough
@@ -295,80 +305,76 @@ class Gossip:
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.announcement.encode() == entry.announcement:
-            self.table.note_holder(
-                known, first_sender, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000
-            )
+            born = self.table.clock() - entry.age_ms / 1000
+            self.table.note_holder(known, first_sender, self._mask(entry.held), born)
             return Outcome.KNOWN
         outcome = self._read(entry, first_sender)
         if outcome in (Outcome.FORGED, Outcome.MALFORMED):  # honest nodes check what they pass on
-            self._reputation.lied(first_sender, f"passed on {outcome} announcements")
+            self.reputation.lied(first_sender, f"passed on {outcome} announcements")
         # The sender may have lied about the age, and a member's certificate may come later: ask another peer.
         if outcome in (Outcome.OLD, Outcome.UNCHECKED, Outcome.NO_MEMBER):
             return outcome
         known = self.table.find(id)
-        for peer, session in self._sessions.items():
-            if (mentioned := session.lacking.pop(id, None)) is not None and known is not None:
+        for peer, session in self.sessions.items():
+            mentioned = session.lacking.pop(id, None)
+            if mentioned is not None and known is not None:
                 self.table.note_holder(known, peer, mentioned.held, mentioned.born)
         if outcome is not Outcome.NEW:
             self._dealt.setdefault(id, None)
         return outcome
 
     def _read(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
+        age = entry.age_ms / 1000
         try:
-            announcement = self._decode(entry.announcement, max_packets=self._run.slots)
+            announcement = self.decode(entry.announcement, max_packets=self.run.slots)
         except Malformed:
             return Outcome.MALFORMED
         if announcement.run_id != self.run_id:
             return Outcome.OTHER_RUN
-        if announcement.packets.largest > self._run.packet_bytes_max:
+        if announcement.packets.largest > self.run.packet_bytes_max:
             return Outcome.MALFORMED
-        if announcement.author == self._own:
+        if announcement.author == self.own:
             self.copied = self.copied or self._of_a_copy(announcement, first_sender)
             return Outcome.UNWANTED
-        if self._reputation.banned(announcement.author) is not None:
+        if self.reputation.banned(announcement.author) is not None:
             return Outcome.UNWANTED
-        if not self._welcomes(announcement.author):
+        if not self.welcomes(announcement.author):
             return Outcome.NO_MEMBER
-        if announcement.author == first_sender and not self._run.common:  # then it is the time of the draw
-            self._sessions[first_sender].note_time(announcement.issued_at + entry.age_ms / 1000)
+        if announcement.author == first_sender and not self.run.common:  # then it is the time of the draw
+            self.sessions[first_sender].note_time(announcement.issued_at + age)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED
-        if self._run.common and not self._answered.in_time(announcement, entry.age_ms / 1000):
+        if self.run.common and not self._answered.in_time(announcement, age):
             return Outcome.OLD
         if not self._checks.take(first_sender):
             return Outcome.UNCHECKED
         if not announcement.verify():
             return Outcome.FORGED
-        if not self._reputation.rounds.follows(announcement.author, announcement.round):
+        if not self.reputation.rounds.follows(announcement.author, announcement.round):
             return Outcome.TOO_FAR_AHEAD
-        outcome = self.table.add(
-            announcement,
-            entry.announcement,
-            age=entry.age_ms / 1000,
-            first_sender=first_sender,
-            held=self._mask(entry.held),
-        )
+        held = self._mask(entry.held)
+        outcome = self.table.add(announcement, entry.announcement, age=age, first_sender=first_sender, held=held)
         if outcome is Outcome.EQUIVOCATION:
             self._checks.take(first_sender, CONTRADICTION_CHECKS)
-            self._reputation.equivocated(announcement.author)
+            self.reputation.equivocated(announcement.author)
         elif outcome is Outcome.OLD:
-            self._reputation.late(announcement.author)
+            self.reputation.late(announcement.author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement)
         return outcome
 
     def _of_a_copy(self, announcement: Announcement, first_sender: bytes) -> bool:
         """Whether this node's key has signed what this node has not made: another process uses a copy of its home."""
-        known, newest = self.table.get(self._own, announcement.round), self._newest
+        known = self.table.get(self.own, announcement.round)
         if known is not None:
             made = known.announcement.packets == announcement.packets
         else:
-            made = newest is None or announcement.round <= newest.announcement.round
+            made = self._newest is None or announcement.round <= self._newest.announcement.round
         return not made and self._checks.take(first_sender) and announcement.verify()
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
-        return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
+        return int.from_bytes(held[: (self.run.slots + 7) // 8], "little")
 
     def _mark_done(self, announcement: Announcement) -> None:
         """Mark the packets that need not be pulled: those known already, those that teach nothing by the hint, and
@@ -377,16 +383,17 @@ class Gossip:
         if known is not None:
             known.done |= self._answered.refused(announcement)
             for index, ref in enumerate(announcement.packets):
-                seen = self._seen(announcement.author, announcement.round, ref.slot)
-                if seen or not teaches(self._run, ref.right):
+                seen = self.seen(announcement.author, announcement.round, ref.slot)
+                if seen or not teaches(self.run, ref.right):
                     known.done |= 1 << index
-                if seen and self._holds(ref.digest):
+                if seen and self.holds(ref.digest):
                     known.obtained(1 << index)
 
 
-def _ids(entries: Iterable[ftis_pb2.Entry], mentions: Iterable[ftis_pb2.Mention]) -> list[int]:
-    """The ids of what a message tells."""
-    return [*(announcement_id(entry.announcement) for entry in entries), *(mention.id for mention in mentions)]
+def _told(message: Message) -> Told:
+    """The announcements of which a message tells."""
+    whole = [announcement_id(entry.announcement) for entry in message.entries]
+    return Told([*whole, *(mention.id for mention in message.mentions)])
 
 
 def _held(known: Known) -> bytes:

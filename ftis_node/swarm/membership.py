@@ -11,8 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ftis_node.config.run import RunFile, run_file_as_json
-from ftis_node.errors import UsageError
-from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.swarm import ftis_pb2, handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import host_of, is_plain, is_relayed, network_of, peer_at, ranked, varied
@@ -26,10 +25,9 @@ from ftis_node.swarm.handshake import (
     shake,
 )
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Bounded, Limits
+from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.places import Places
-from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.sessions import LOOKS_ON, SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Health, Transport, Unreachable, resolved
@@ -73,6 +71,7 @@ class Peer:
     failures: int = 0
 
 
+@dataclass(eq=False)
 class Membership:
     """The view: at most 64 peers that this node calls.
 
@@ -80,49 +79,44 @@ class Membership:
     otherwise most calls in a large swarm would be refused.
 
     An observer has no model and nothing to give: it may ask, and takes no place in the view.
+
+    roster: the members of a private run. observing: this node is an observer.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        identity: Identity,
-        run_file: RunFile,
-        traffic: Traffic,
-        cache: Path | None = None,
-        rng: random.Random | None = None,
-        roster: Roster | None = None,
-        observing: bool = False,
-    ) -> None:
-        """
-        Args:
-            roster: the members of a private run; None: the run is open.
-            observing: this node is an observer.
-        """
-        self._rng = rng or random.Random()
+    transport: Transport
+    identity: Identity
+    run_file: RunFile
+    traffic: Traffic
+    cache: Path | None = None
+    rng: random.Random = field(default_factory=random.Random)
+    roster: OpenRun = field(default_factory=OpenRun)
+    observing: bool = False
+
+    def __post_init__(self) -> None:
         self.active_view: dict[bytes, Peer] = {}
         self.refused: Bounded[bytes, str] = Bounded(PASSIVE_VIEW_MAX)
         self.majors: Bounded[bytes, int] = Bounded(PASSIVE_VIEW_MAX)  # other major versions of refused peers
         self.health: Health | None = None
         self.sessions = Sessions(self.active_view)
         self.addresses = AddressBook(
-            identity.author, transport.listening, self.active_view, self.sessions, self._rng, cache, roster is not None
+            self.identity.author,
+            self.transport.listening,
+            self.active_view,
+            self.sessions,
+            self.rng,
+            self.cache,
+            self.roster.private,
         )
-        self._places = Places(run_file.run.id, identity, self.welcomes) if roster is not None else None
-        self._transport = transport
-        self._identity = identity
-        self._run_file = run_file
-        self._run_text = run_file_as_json(run_file)
-        self._roster = roster
-        self._traffic = traffic
-        self._observing = observing
         self.own_addresses: list[str] = []
+        self._places = Places(self.run_file.run.id, self.identity, self.roster)
+        self._run_text = run_file_as_json(self.run_file)
         self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
         self._warned: set[bytes] = set()  # peers whose silence is in the log
 
     @property
     def own_id(self) -> str:
         """This node's peer id in base58."""
-        return self._identity.peer_id
+        return self.identity.peer_id
 
     def outside(self) -> list[bytes]:
         """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
@@ -132,12 +126,12 @@ class Membership:
     async def refresh_addresses(self) -> list[str]:
         """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
         try:
-            found = ranked(await self._transport.addresses())
+            found = ranked(await self.transport.addresses())
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
             return self.own_addresses
-        self.health = await self._transport.health() or self.health
-        if self._places is not None and self._transport.listening.listen:  # from there it can be dialled in any case
+        self.health = await self.transport.health() or self.health
+        if self.roster.private and self.transport.listening.listen:  # from there it can be dialled in any case
             self._near_addresses = self.addresses.local.own(found)
         if self._only_dials():  # peers must not waste time on addresses that do not answer
             found = [address for address in found if is_relayed(address)]
@@ -153,10 +147,9 @@ class Membership:
     def outdated(self) -> list[bytes]:
         """The peers of the view to shake hands with again, in a random order: who knows other addresses of this node
         than it has now, and who may renew its certificate."""
-        now, roster = self._tells(), self._roster
-        view = self.active_view.values()
-        found = [peer.id for peer in view if peer.told != now or (roster is not None and roster.due_at(peer.id))]
-        return self._rng.sample(found, len(found))
+        now = self._tells()
+        found = [peer.id for peer in self.active_view.values() if peer.told != now or self.roster.due_at(peer.id)]
+        return self.rng.sample(found, len(found))
 
     def _tells(self) -> frozenset[str]:
         """All addresses that this node tells its peers now."""
@@ -164,59 +157,71 @@ class Membership:
 
     def _only_dials(self) -> bool:
         """Whether the node does not listen, or AutoNAT found that no peer can dial it."""
-        if not self._transport.listening.listen:
+        if not self.transport.listening.listen:
             return True
         return self.health is not None and self.health.reachability == "private"
 
     async def greet(self, peer: bytes) -> bool:
         """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view."""
-        known, addresses = self.addresses, self.addresses.to_dial(peer)
+        addresses = self.addresses.to_dial(peer)
         if addresses is None:
             return False
         try:
-            if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
-                raise Unreachable(known.skipped().get(peer, "no address of it is known"))
-            await self._transport.connect(peer, addresses)
-            links = (await self._links()).get(peer, [])
-            if peer in known.named:  # the connection shows that its name leads there; a peer may also have come itself
-                hosts = await self._hosts_of(peer)
-                known.scope.widen(link for link in links if host_of(link) in hosts)
+            links = await self._dial(peer, addresses)
             hello = self._hello()
-            if self._roster is not None:
-                hello.invitation = self._roster.ticket_for(peer)
-            answer = await shake(self._transport, peer, hello)
+            hello.invitation = self.roster.ticket_for(peer)
+            answer = await shake(self.transport, peer, hello)
         except Unreachable as error:
-            told = (peer in known.owners or not self.active_view) and peer not in self._warned
-            level = logging.WARNING if told else logging.DEBUG
-            self._warned |= {peer} if told and len(self._warned) < PASSIVE_VIEW_MAX else set()
-            logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
-            times = known.failed(peer, up=self._transport.up)
-            if times and peer not in self.active_view and times % HALF_DEAD_AFTER == 0:
-                # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
-                await self._transport.disconnect(peer)
+            await self._unreachable(peer, error)
             return False
-        self._traffic.received[peer] += answer.ByteSize()
-        if (why := self._why_no_peer(answer, peer)) is not None:
+        self.traffic.received[peer] += answer.ByteSize()
+        why = self._why_no_peer(answer, peer)
+        if why is not None:
             self._refuse(peer, why)
             return False
-        if self._roster is not None and answer.granted:
-            self._roster.accept(answer.granted, peer)
+        if answer.granted:
+            self.roster.accept(answer.granted, peer)
         self._admit(peer, answer, found=True, links=links)
         self.hear_places(answer.places, PEERS_IN_A_HANDSHAKE + 1, peer)
-        known.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
+        self.addresses.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
+
+    async def _dial(self, peer: bytes, addresses: Sequence[str]) -> list[str]:
+        """Connect to a peer; return where it was dialled. Raises Unreachable."""
+        known = self.addresses
+        if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
+            raise Unreachable(known.skipped().get(peer, "no address of it is known"))
+        await self.transport.connect(peer, addresses)
+        links = (await self._links()).get(peer, [])
+        if peer in known.named:  # the connection shows that its name leads there; a peer may also have come itself
+            hosts = await self._hosts_of(peer)
+            known.scope.widen(link for link in links if host_of(link) in hosts)
+        return links
+
+    async def _unreachable(self, peer: bytes, error: Unreachable) -> None:
+        """Note that a greeting failed; of whom the owner named, or while there are no peers, the log says so once."""
+        level = logging.DEBUG
+        if (peer in self.addresses.owners or not self.active_view) and peer not in self._warned:
+            level = logging.WARNING
+            if len(self._warned) < PASSIVE_VIEW_MAX:
+                self._warned.add(peer)
+        logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
+        times = self.addresses.failed(peer, up=self.transport.up)
+        if times and peer not in self.active_view and times % HALF_DEAD_AFTER == 0:
+            # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
+            await self.transport.disconnect(peer)
 
     def _why_no_peer(self, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
         """Return why a peer that answered a greeting cannot be one of this node's, or None."""
         if answer.major != PROTOCOL_MAJOR:
             return self._other_protocol(peer, answer.major)
-        if answer.refusal or answer.run_id != self._run_file.run.id:
-            if self._roster is not None and answer.removal:
-                self._roster.hear([answer.removal], peer)
+        if answer.refusal or answer.run_id != self.run_file.run.id:
+            if answer.removal:
+                self.roster.hear([answer.removal], peer)
             return plain(answer.refusal, 200) or "it belongs to another run"
         if answer.observer:
             return LOOKS_ON
-        return self._roster.meet(peer, answer.certificates) if self._roster is not None else None
+        return self.roster.meet(peer, answer.certificates)
 
     async def _hosts_of(self, peer: bytes) -> set[str]:
         """The hosts to which the names lead that this node's owner gave this peer."""
@@ -229,7 +234,7 @@ class Membership:
     async def _links(self) -> dict[bytes, list[str]]:
         """The connections of p2pd by peer, also those that peers opened; none if it does not say."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            return await self._transport.neighbours()
+            return await self.transport.neighbours()
         return {}
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
@@ -237,62 +242,49 @@ class Membership:
 
         In a private run a stranger gets a refusal and nothing else, not even the run's id.
         """
-        self._traffic.received[peer] += request.ByteSize()
-        answer, room = self._hello(), self._traffic.room(peer) > 0
-        if not room:  # then it is no larger than the question
+        self.traffic.received[peer] += request.ByteSize()
+        room = self.traffic.room(peer) > 0  # else the answer is no larger than the question
+        answer = self._hello()
+        if not room:
             del answer.addresses[:]
-        if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
+        why = self.roster.at_the_door(request, answer, peer)
+        if why is not None:
             answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
-            answer.removal = self._roster.removal_for(peer)
+            answer.removal = self.roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
             answer.refusal = handshake.polite_refusal(request.major)
             self._refuse(peer, self._other_protocol(peer, request.major))
-        elif not (request.run_id or room):
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
-        elif not request.run_id:
-            answer.run_file = self._run_text
-            if (sought := self.active_view.get(request.whereabouts)) is not None:
-                answer.peers.extend(sought.addresses)
-        elif request.run_id != self._run_file.run.id:
-            answer.refusal = f"this node is in run {self._run_file.run.id.hex()}, you in {request.run_id.hex()[:32]}"
-            if request.tokenizer not in (b"", answer.tokenizer):
-                answer.refusal += ", which has another tokenizer"
-            self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
+        elif request.run_id:
+            self._take_caller(request, answer, peer, PEERS_IN_A_HANDSHAKE if room else 0)
+        elif room:
+            self._tell_run(request, answer)
         else:
-            self._admit(peer, request, found=False)
-            self.hear_places(request.places, 1, peer)
-            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE if room else 0, peer))
-            answer.places.extend(self.some_places(PEERS_IN_A_HANDSHAKE if room else 0, peer))
-        self._traffic.answer(peer, answer.ByteSize())
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
+        self.traffic.answer(peer, answer.ByteSize())
         return answer
 
-    def _at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
-        """Return why a private run refuses a caller, or None. A member's new certificate goes into the answer."""
-        roster = self._roster
-        assert roster is not None
-        if request.major != PROTOCOL_MAJOR:
-            return handshake.polite_refusal(request.major)
-        why = roster.meet(peer, request.certificates)
-        refused = self._redeem(request, answer, peer) if request.invitation else why
-        if why is None and not answer.granted:
-            answer.granted = roster.renewal(peer, request.certificates)
-        return why and refused
+    def _take_caller(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes, named: int) -> None:
+        """Admit a caller of this run, and name so many peers to it; refuse one of another."""
+        if request.run_id == self.run_file.run.id:
+            self._admit(peer, request, found=False)
+            self.hear_places(request.places, 1, peer)
+            answer.peers.extend(self.some_addresses(named, peer))
+            answer.places.extend(self.some_places(named, peer))
+            return
+        theirs = request.run_id.hex()[:32]
+        answer.refusal = f"this node is in run {self.run_file.run.id.hex()}, you in {theirs}"
+        if request.tokenizer not in (b"", answer.tokenizer):
+            answer.refusal += ", which has another tokenizer"
+        self._refuse(peer, f"it is in another run, {theirs}")
 
-    def _redeem(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
-        """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
-        assert self._roster is not None
-        if not self._roster.affords(peer):
-            return "too many invitations were to be checked; try again later"
-        try:
-            found = read_invitation(request.invitation, unix_seconds())
-        except UsageError as error:
-            return plain(error.what, 200)
-        why = self._roster.why_no_ticket(found, peer)
-        if why is None and request.run_id == self._run_file.run.id:
-            answer.granted = self._roster.redeem(found, peer)
-        return why
+    def _tell_run(self, question: ftis_pb2.Handshake, answer: ftis_pb2.Handshake) -> None:
+        """Answer the question for this run, and where a peer is."""
+        answer.run_file = self._run_text
+        sought = self.active_view.get(question.whereabouts)
+        if sought is not None:
+            answer.peers.extend(sought.addresses)
 
     def failed(self, peer: bytes) -> None:
         """Note a failed call. After three in a row and some seconds of silence the peer leaves the view and becomes a
@@ -301,7 +293,7 @@ class Membership:
         While this node's own p2pd is down, no peer is to blame.
         """
         entry = self.active_view.get(peer)
-        if entry is not None and self._transport.up:
+        if entry is not None and self.transport.up:
             entry.failures += 1
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.active_view[peer]
@@ -313,7 +305,9 @@ class Membership:
         """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
         private and the peer no member any more."""
         session = self.sessions.get(peer)
-        return session.limits if session is not None and self.welcomes(peer) else None
+        if session is None or not self.welcomes(peer):
+            return None
+        return session.limits
 
     def skipped(self) -> dict[bytes, str]:
         """By peer that may be one of this node's: why none of its addresses is dialled."""
@@ -326,54 +320,53 @@ class Membership:
 
     def welcomes(self, peer: bytes) -> bool:
         """Whether the run is open, or the key a member's."""
-        return self._roster is None or self._roster.admits(peer)
+        return self.roster.admits(peer)
 
     def answered(self, peer: bytes) -> None:
         """Note a successful call."""
         entry = self.active_view.get(peer)
         if entry is not None:
-            entry.failures, entry.seen = 0, boot_seconds()
+            entry.failures = 0
+            entry.seen = boot_seconds()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
         """Addresses of random peers of the view to send to another peer: two each, in different scopes if possible."""
         peers = [peer for peer in self.active_view.values() if peer.addresses and peer.id != besides]
-        chosen = self._rng.sample(peers, min(count, len(peers)))
+        chosen = self.rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
     def some_places(self, count: int, besides: bytes) -> list[bytes]:
         """Places of random peers of the view of a private run, as these signed them."""
-        if self._places is None:
-            return []
         known = [self._places.of(peer) for peer in self.active_view if peer != besides]
         found = [place.encoded for place in known if place is not None]
-        return self._rng.sample(found, min(count, len(found)))
+        return self.rng.sample(found, min(count, len(found)))
 
     def hear_places(self, places: Sequence[bytes], most: int, peer: bytes) -> bool:
         """Take at most so many places of members that a peer sends. Return whether any is of a new peer."""
-        if self._places is None:
-            return False
         news = False
         for place in self._places.hear(places, most, peer):
             news |= self.addresses.hear(place.addresses, place.member)
-        known, own = self.active_view.get(peer), self._places.of(peer)
+        known = self.active_view.get(peer)
+        own = self._places.of(peer)
         if known is not None and own is not None:
             known.addresses = list(dict.fromkeys((*known.addresses, *own.addresses)))[:MAX_ADDRESSES]
         return news
 
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
-        others = {peer for peer, why in self.refused.items() if why != LOOKS_ON}
-        elsewhere = others - self.majors.keys() if self._roster is None else ()
-        view = ([p.addresses for p in self.active_view.values() if p.found is so] for so in (True, False))
-        self.addresses.save(view, elsewhere)
+        elsewhere: set[bytes] = set()
+        if not self.roster.private:
+            elsewhere = {peer for peer, why in self.refused.items() if why != LOOKS_ON} - self.majors.keys()
+        found = [peer.addresses for peer in self.active_view.values() if peer.found]
+        came = [peer.addresses for peer in self.active_view.values() if not peer.found]
+        self.addresses.save(found, came, elsewhere)
 
     def _hello(self) -> ftis_pb2.Handshake:
-        hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)
-        hello.observer = self._observing
-        if self._roster is not None:
-            hello.certificates = self._roster.own
-        if self._places is not None and not self._observing and (own := self._places.own(self._near_addresses)):
-            hello.places.append(own)
+        hello = greeting(self.run_file.run, [] if self.observing else self.own_addresses)
+        hello.observer = self.observing
+        hello.certificates = self.roster.own
+        if self._near_addresses and not self.observing:
+            hello.places.append(self._places.own(self._near_addresses))
         return hello
 
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
@@ -386,18 +379,19 @@ class Membership:
             self.active_view.pop(peer, None)
             self.addresses.met(peer, (), found=found)
             return
-        known = self.active_view.get(peer)
-        if known is None:
+        if peer not in self.active_view:
             self._make_room_in_view(found)
-        claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
-        addresses = ranked(text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text))
-        if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
-            self.active_view[peer] = known = Peer(peer, [], agent, found)
-        known.links, known.told = links or known.links, self._tells()
+            self.active_view[peer] = Peer(peer, [], agent, found)
+        known = self.active_view[peer]
+        known.links = links or known.links
+        known.told = self._tells()
+        claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
+        addresses = ranked(text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text))
         addresses.sort(key=lambda text: text.rpartition("/p2p/")[0] not in known.links)
-        known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
+        known.addresses = addresses or known.addresses
+        self.answered(peer)
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:
@@ -410,13 +404,12 @@ class Membership:
             leaving = [peer for peer in self.active_view.values() if peer not in anchors]
         else:
             return
-        vouched = [peer for peer in leaving if self._traffic.recorded(peer.id)][:VOUCHED]
+        vouched = [peer for peer in leaving if self.traffic.recorded(peer.id)][:VOUCHED]
         leaving = [peer for peer in leaving if peer not in vouched]
-        networks = [network_of(peer.addresses) for peer in leaving]
-        crowd = Counter(networks)
-        crowded = max(crowd.values())
-        fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
-        del self.active_view[self._rng.choice(fullest).id]
+        crowd = Counter(network_of(peer.addresses) for peer in leaving)
+        most = max(crowd.values())
+        fullest = [peer for peer in leaving if crowd[network_of(peer.addresses)] == most]
+        del self.active_view[self.rng.choice(fullest).id]
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major

@@ -4,8 +4,9 @@ A member signs its place and members pass it on, so that two that were never con
 another is taken (`local_networks`). A public address needs none, for any peer may name it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
@@ -14,6 +15,7 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.addresses import varied
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
 DIAL_MAX = 4
@@ -40,29 +42,30 @@ class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_f
         return msgspec.msgpack.encode(self)
 
 
+@dataclass
 class Places:
-    """This node's own place, and the newest that it knows of each other member."""
+    """This node's own place, and the newest that it knows of each other member; none in an open run."""
 
-    def __init__(self, run_id: bytes, identity: Identity, admits: Callable[[bytes], bool]) -> None:
-        """
-        Args:
-            admits: whether a key is a member's.
-        """
-        self._run_id, self._identity, self._admits = run_id, identity, admits
+    run_id: bytes
+    identity: Identity
+    roster: OpenRun
+
+    def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._kept: Bounded[bytes, Place] = Bounded(KEPT_MAX)  # by member
         self._own: Place | None = None
 
     def own(self, addresses: Sequence[str]) -> bytes:
-        """This node's place as it is sent: it may be dialled at these addresses; empty without any."""
-        suffix = f"/p2p/{self._identity.peer_id}"
+        """This node's place as it is sent: it may be dialled at these addresses."""
+        suffix = f"/p2p/{self.identity.peer_id}"
         dial = tuple(text.removesuffix(suffix) for text in varied(addresses, DIAL_MAX))
         if self._own is None or self._own.dial != dial:
-            before = self._own.issued_at if self._own is not None else 0
-            at = max(int(unix_seconds()), before + 1)
-            made = Place(run_id=self._run_id, member=self._identity.author, issued_at=at, dial=dial)
-            self._own = made.signed_by(self._identity)
-        return self._own.encoded if dial else b""
+            at = int(unix_seconds())
+            if self._own is not None:
+                at = max(at, self._own.issued_at + 1)
+            made = Place(run_id=self.run_id, member=self.identity.author, issued_at=at, dial=dial)
+            self._own = made.signed_by(self.identity)
+        return self._own.encoded
 
     def of(self, member: bytes) -> Place | None:
         """The newest place of a member that is known."""
@@ -82,7 +85,9 @@ class Places:
     def _is_new(self, place: Place, peer: bytes) -> bool:
         """Whether its signature is to be checked. A member's own word to this node counts after its clock was set back,
         too."""
-        if place.run_id != self._run_id or place.member == self._identity.author or not self._admits(place.member):
+        if not self.roster.private or not self.roster.admits(place.member):
+            return False
+        if place.run_id != self.run_id or place.member == self.identity.author:
             return False
         kept = self._kept.get(place.member)
         if kept is None:

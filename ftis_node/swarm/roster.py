@@ -14,13 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain, polite_refusal
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
-from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.invitation import Invitation, read
 from ftis_node.swarm.limits import Budgets
+from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.signed import Malformed
 
 NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
@@ -36,8 +39,10 @@ LATER = (TOO_MANY_CHECKS, TOO_MANY_RECORDS)
 logger = logging.getLogger(__name__)
 
 
-class Roster:
+class Roster(OpenRun):
     """The members of one private run, as far as this node knows them."""
+
+    private = True
 
     def __init__(
         self,
@@ -59,10 +64,14 @@ class Roster:
         Raises:
             UserError: the file is damaged.
         """
-        self._me, self._identity, self._clock = identity.author, identity, clock
-        self._file, self._orders, self._invitation = file, orders, invitation
+        super().__init__()
         self.book = read_book(file) or Book(run_id, author_of(founder))
-        self.lied: Callable[[bytes, str], None] = lambda peer, what: None  # called if a peer shows what is forged
+        self._me = identity.author
+        self._identity = identity
+        self._clock = clock
+        self._file = file
+        self._orders = orders
+        self._invitation = invitation
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
@@ -91,8 +100,9 @@ class Roster:
     def shut_out(self) -> str:
         """Why this node is no member, and cannot become one by the invitation that it has; empty if it is, or can."""
         found = self._invitation
-        lost = found is None or self.book.removal_of(self._me, found.inviter) is not None
-        return (self.why_no_member() or "") if lost else ""
+        if found is not None and self.book.removal_of(self._me, found.inviter) is None:
+            return ""
+        return self.why_no_member() or ""
 
     @property
     def is_member(self) -> bool:
@@ -122,18 +132,28 @@ class Roster:
             chain = decode(shown, Chain) if shown else ()
         except Malformed as error:
             return str(error)
-        why, refused = self._take(chain, peer, peer), self.book.why_no_member(peer, self._clock())
+        why = self._take(chain, peer, peer)
+        refused = self.book.why_no_member(peer, self._clock())
         return refused and (why or refused)
 
-    def affords(self, peer: bytes) -> bool:
-        """Whether one more signature is to be checked for this peer now."""
-        return self._checks.take(peer)
+    def at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a caller is refused, or None. A member's new certificate goes into the answer."""
+        if request.major != PROTOCOL_MAJOR:
+            return polite_refusal(request.major)
+        why = self.meet(peer, request.certificates)
+        refused = self._take_ticket(request, answer, peer) if request.invitation else why
+        if why is None and not answer.granted:
+            answer.granted = self.renewal(peer, request.certificates)
+        return why and refused
 
     def removal_for(self, peer: bytes) -> bytes:
         """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
-        issuers = {issuer for issuer, tree in self.book.issued.items() if peer in tree}
-        issuers |= {issuer for issuer, tree in self.book.ended.items() if peer in tree}
-        return next((encode(gone) for issuer in issuers if (gone := self.book.removal_of(peer, issuer))), b"")
+        for issuer in self.book.issuers:
+            known = peer in self.book.issued.get(issuer, ()) or peer in self.book.ended.get(issuer, ())
+            removal = self.book.removal_of(peer, issuer)
+            if known and removal is not None:
+                return encode(removal)
+        return b""
 
     # --- invitations ----------------------------------------------------------------------------------------------
 
@@ -143,12 +163,16 @@ class Roster:
         It has while this node is no member, or an inviter's and the founder invites it, or another inviter does, or it
         is the founder's member and to be an inviter.
         """
-        found, founder, own = self._invitation, self.book.founder, self._own
+        found = self._invitation
+        founder = self.book.founder
         if found is None or found.inviter != peer or self._me == founder:
             return b""
+        own = self._own
         if own is None or not self.is_member or own.issuer not in (founder, peer):
             return found.encoded
-        return found.encoded if peer == founder and found.invites and not own.invites else b""
+        if peer == founder and found.invites and not own.invites:
+            return found.encoded
+        return b""
 
     def why_no_ticket(self, found: Invitation, peer: bytes) -> str | None:
         """Return why an invitation that a peer presents is refused, or None."""
@@ -169,6 +193,19 @@ class Roster:
             return f"this node has invited {RECORDS_MAX} members, and nodes remember no more of one inviter"
         return None
 
+    def _take_ticket(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
+        if not self._checks.take(peer):
+            return "too many invitations were to be checked; try again later"
+        try:
+            found = read(request.invitation, unix_seconds())
+        except UsageError as error:
+            return plain(error.what, 200)
+        why = self.why_no_ticket(found, peer)
+        if why is None and request.run_id == self.book.run_id:
+            answer.granted = self.redeem(found, peer)
+        return why
+
     def redeem(self, found: Invitation, peer: bytes) -> bytes:
         """Issue the certificate of an invitation that `why_no_ticket` accepts; the same again for the same key."""
         if found.nonce not in self.book.redeemed:
@@ -184,7 +221,8 @@ class Roster:
     def renewal(self, peer: bytes, shown: bytes) -> bytes:
         """A new chain for a member that this node invited, and whose certificate's time is half over; the same again
         while the chain that it shows is an older one; else nothing."""
-        held, now = self._issued_to(peer), self._clock()
+        held = self._issued_to(peer)
+        now = self._clock()
         if held is None or self.book.why_refused(held, now):
             return b""
         if now >= (held.issued_at + held.expires) / 2:
@@ -197,7 +235,9 @@ class Roster:
     def due_at(self, peer: bytes) -> bool:
         """Whether this peer issued this node's certificate, and may renew it now."""
         own = self._own
-        return own is not None and own.issuer == peer and self._clock() >= (own.issued_at + own.expires) / 2
+        if own is None or own.issuer != peer:
+            return False
+        return self._clock() >= (own.issued_at + own.expires) / 2
 
     def accept(self, granted: bytes, peer: bytes) -> None:
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
@@ -219,11 +259,18 @@ class Roster:
         return self.book.issued.get(self._me, {}).get(member)
 
     def _issue(self, member: bytes, seconds: int, *, invites: bool) -> Certificate:
-        held, now = self._issued_to(member), int(self._clock())
+        now = int(self._clock())
+        held = self._issued_to(member)
         if held is not None:
             now = max(now, held.issued_at + 1)  # the clock may have been set back
-        who = {"run_id": self.book.run_id, "member": member, "issuer": self._me}
-        made = Certificate(**who, issued_at=now, expires=now + seconds, invites=invites).signed_by(self._identity)
+        made = Certificate(
+            run_id=self.book.run_id,
+            member=member,
+            issuer=self._me,
+            issued_at=now,
+            expires=now + seconds,
+            invites=invites,
+        ).signed_by(self._identity)
         self.book.issued.setdefault(self._me, {})[member] = made
         self._unsaved = True
         return made
@@ -234,14 +281,14 @@ class Roster:
         """Records that a peer was not told yet, by signature; they count as `told`. The founder's and this node's own
         come first, so an inviter's certificate comes before what it signed."""
         book = self.book
-        issuers = dict.fromkeys((book.founder, self._me, *book.issued, *book.ended))
+        issuers = dict.fromkeys((book.founder, self._me, *book.issuers))
         trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
-        records = [record for tree in trees for record in tree.values()]
+        records = {record.signature: record for tree in trees for record in tree.values()}
         if len(told) > 2 * len(records):
-            told.intersection_update(record.signature for record in records)
-        new = list(islice((record for record in records if record.signature not in told), RECORDS_TOLD))
-        told.update(record.signature for record in new)
-        return {one.signature: encode(one if isinstance(one, Removal) else book.chain(one)) for one in new}
+            told.intersection_update(records)
+        new = list(islice((signature for signature in records if signature not in told), RECORDS_TOLD))
+        told.update(new)
+        return {signature: book.as_sent(records[signature]) for signature in new}
 
     def hear(self, records: Iterable[bytes], peer: bytes, told: set[bytes] | None = None) -> bool:
         """Take records that a peer tells; wrong ones are left out. They prove themselves, so it may be a stranger.
@@ -276,9 +323,10 @@ class Roster:
 
     def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
         """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
-        if (why := self.book.why_misshapen(chain, member)) is not None:
-            return why
-        return next(filter(None, (self._keep(certificate, peer) for certificate in chain)), None)
+        why = self.book.why_misshapen(chain, member)
+        for certificate in chain:
+            why = why or self._keep(certificate, peer)
+        return why
 
     def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str | None:
         """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or None."""
@@ -287,12 +335,13 @@ class Roster:
         held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:
             return None
-        if (why := self._why_useless(record)) is not None:
+        why = self._why_useless(record)
+        if why is not None:
             return why
-        if held is None and len(tree) >= RECORDS_MAX and (issuer != book.founder or isinstance(record, Certificate)):
-            return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
         first = isinstance(record, Removal) and issuer == book.founder
-        if peer is not None and not first and not self.affords(peer):
+        if held is None and len(tree) >= RECORDS_MAX and not first:
+            return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
+        if peer is not None and not first and not self._checks.take(peer):
             return TOO_MANY_CHECKS
         if not record.verify(issuer):
             if peer is not None:
@@ -309,19 +358,24 @@ class Roster:
     def _why_useless(self, record: Certificate | Removal) -> str | None:
         """Return why a record need not be kept, or None. An inviter's certificate that has expired still shows that its
         removals count."""
-        book, now = self.book, self._clock()
+        book = self.book
         if isinstance(record, Certificate):
-            lasting = record.invites and record.issuer == book.founder
-            return book.why_refused(record, min(now, record.issued_at) if lasting else now)
+            now = self._clock()
+            if record.invites and record.issuer == book.founder:
+                now = min(now, record.issued_at)
+            return book.why_refused(record, now)
         if record.run_id != book.run_id or record.member == book.founder or not is_author(record.member):
             return "it names no member of this run"
-        return None if book.appointed(record.issuer) else "only the founder and its inviters can remove members"
+        if not book.appointed(record.issuer):
+            return "only the founder and its inviters can remove members"
+        return None
 
     # --- the owner's orders, and the disk -----------------------------------------------------------------------------
 
     def obey(self) -> None:
         """Carry out what commands left in the directory of orders; warn once when this node is no member any more."""
-        if (why := self.why_no_member()) != self._warned:
+        why = self.why_no_member()
+        if why != self._warned:
             self._warned = why
             if why is not None and not (self._invitation and self.ticket_for(self._invitation.inviter)):
                 logger.warning("This node is no member of its private run: %s.", why)
@@ -347,8 +401,10 @@ class Roster:
         try:
             if file.suffix == ".voided":
                 self.book.voided = max(self.book.voided, int(file.stem))
-            elif (why := self._keep(decode(file.read_bytes(), Removal))) is not None:
-                logger.error("The order %s has no effect: %s.", file, why)
+            else:
+                why = self._keep(decode(file.read_bytes(), Removal))
+                if why is not None:
+                    logger.error("The order %s has no effect: %s.", file, why)
         except (Malformed, ValueError):
             logger.error("The order %s cannot be read and is dropped; give it again.", file)
         self.save()

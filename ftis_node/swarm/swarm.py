@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.chronicle import Chronicle
-from ftis_node.swarm.gossip import Gossip
+from ftis_node.swarm.gossip import Gossip, Message
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.pulling import IDLE_SECONDS, NoStore, Pulling, Trade
+from ftis_node.swarm.open_run import OpenRun
+from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade, nothing_to_trade
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.sessions import Told
 from ftis_node.swarm.table import Table
@@ -45,22 +46,21 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # before p2pd is started again
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class Supervisor:
-    """Watches over a transport: p2pd is a separate process, which may die or hang."""
+    """Watches over a transport: p2pd is a separate process, which may die or hang.
 
-    def __init__(self, transport: Transport, revived: Callable[[], Awaitable[None]]) -> None:
-        """
-        Args:
-            revived: restores what ended with the old p2pd: handlers, connections.
-        """
-        self.restarts = 0
-        self._transport = transport
-        self._revived = revived
+    revived: restores what ended with the old p2pd: handlers, connections.
+    """
+
+    transport: Transport
+    revived: Callable[[], Awaitable[None]]
+    restarts: int = 0
 
     async def watch(self) -> None:
         """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
         while True:
-            trouble = await self._transport.trouble()
+            trouble = await self.transport.trouble()
             logger.error("The network daemon p2pd %s; it is started again.", trouble)
             await self._bring_back()
             self.restarts += 1
@@ -70,8 +70,8 @@ class Supervisor:
         for times in count(1):
             pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
             try:
-                await self._transport.restart()
-                return await self._revived()
+                await self.transport.restart()
+                return await self.revived()
             except Exception as error:  # a taken port, a lack of memory or a p2pd that died again may pass
                 logger.error("p2pd could not be started again: %s The next try is in %.0f s.", error, pause)
             await asyncio.sleep(pause)
@@ -94,7 +94,7 @@ class Swarm:
         enough_peers: float = ENOUGH_PEERS,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
-        roster: Roster | None = None,
+        roster: OpenRun | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
         chronicle: Chronicle | None = None,
         exchange_peers: int = EXCHANGE_PEERS,
@@ -107,59 +107,85 @@ class Swarm:
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
-            roster: the members of a private run; None: the run is open.
+            roster: the members of the run; None: it is open.
             describe: returns what the node says of itself now; None: nothing.
             chronicle: what was heard of the swarm in earlier starts.
         """
-        self._rng = rng = rng or random.Random()
+        rng = rng or random.Random()
+        observing = trade is None
+        trade = trade or nothing_to_trade(run_file.run)
         self.traffic = traffic or Traffic(recorded=reputation.established)
         self.reputation = reputation
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self.idle = IDLE_SECONDS  # the same at other times
-        self._transport = transport
-        self._identity = identity
-        self._exchange_peers = exchange_peers
-        self._enough_peers = enough_peers
-        self.roster = roster
-        looks_on = trade is None
-        self.membership = known = Membership(
-            transport, identity, run_file, self.traffic, peer_cache, rng=rng, roster=roster, observing=looks_on
+        self.roster = roster or OpenRun()
+        self.roster.lied = reputation.lied
+        self.membership = Membership(
+            transport,
+            identity,
+            run_file,
+            self.traffic,
+            peer_cache,
+            rng,
+            self.roster,
+            observing,
         )
+        welcomes = self.membership.welcomes
         self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
         self.reports = SelfReports(
-            identity, self.chronicle, describe, known.welcomes, observing=looks_on, spares=reputation.established
+            identity,
+            self.chronicle,
+            describe,
+            welcomes,
+            observing=observing,
+            spares=reputation.established,
         )
-        self._to_exchange = asyncio.Event()  # there is something to send or to request
-        self._to_greet = asyncio.Event()  # there is a peer to greet
-        self._record = asyncio.Event()  # there is something to do in the DHT
-        rows_of, view = trade.rows_of if trade is not None else None, known.active_view
-        table = Table(max_age, boot_seconds, rng, recorded=reputation.established, rows_of=rows_of, view=view)
-        self.pulling: Pulling | None = None
-        if trade is not None:
-            self.pulling = Pulling(
-                trade, transport, self.traffic, known, table, reputation, interval=lambda: self.interval, rng=rng
-            )
-        self._store = store = trade.store if trade is not None else NoStore()
+        table = Table(
+            max_age,
+            boot_seconds,
+            rng,
+            recorded=reputation.established,
+            rows_of=trade.rows_of,
+            view=self.membership.active_view,
+        )
+        self.pulling = Pulling(
+            trade,
+            transport,
+            self.traffic,
+            self.membership,
+            table,
+            reputation,
+            lambda: self.interval,
+            rng,
+        )
         self.gossip = Gossip(
             table,
             run_file.run,
             identity.author,
             reputation,
-            store.seen,
-            self._news,
+            trade.store.seen,
+            self.pulling.news.set,
             decode,
-            known.welcomes,
-            known.sessions,
-            store.holds,
+            welcomes,
+            self.membership.sessions,
+            trade.store.holds,
         )
-        if roster is not None:
-            roster.lied = reputation.lied
-        self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._directory = PeerDirectory()
-        if roster is None:
-            doubted = known.addresses.referrers.doubted
+        if not self.roster.private:
+            doubted = self.membership.addresses.referrers.doubted
             self._directory = transport.directory(identity, run_file.run.id, self.knows, doubted, self.traffic)
         self.supervisor = Supervisor(transport, self._revive)
+        self._rng = rng
+        self._transport = transport
+        self._identity = identity
+        self._store = trade.store
+        self._questions = WATCHED if observing else QUESTIONS
+        self._exchange_peers = exchange_peers
+        self._enough_peers = enough_peers
+        self._to_exchange = asyncio.Event()  # there is something to send or to request
+        self._to_greet = asyncio.Event()  # there is a peer to greet
+        self._record = asyncio.Event()  # there is something to do in the DHT
+        self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._bootstraps: Sequence[str] = ()
         self._hints: Sequence[str] = ()
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,21 +206,25 @@ class Swarm:
             await self._transport.restart()
             await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        if self.roster is not None:
-            self.roster.obey()  # before anybody is dialled
+        self.roster.obey()  # before anybody is dialled
         for data, age in self._store.latest_announced(self.gossip.table.max_age):
             self.gossip.recall(data, age)
         known = self.membership.addresses
-        self._bootstraps, self._hints = known.trust(bootstraps, given), hints
+        self._bootstraps = known.trust(bootstraps, given)
+        self._hints = hints
         known.recall()
         known.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self._strangers()))
         await self._directory.join(self.membership.active_view, self.membership.outside())
         self._greet_if(not self._settled() and bool(self._strangers()))
         self._to_exchange.set()
-        pulls = [self.pulling.loop] if self.pulling is not None else []
-        loops = (self._exchange_loop, *pulls, self._maintain_loop, self._record_loop, self.supervisor.watch)
-        for loop in loops:
+        for loop in (
+            self._exchange_loop,
+            self.pulling.loop,
+            self._maintain_loop,
+            self._record_loop,
+            self.supervisor.watch,
+        ):
             self._tasks.append(asyncio.create_task(forever(loop), name=loop.__qualname__))
 
     async def close(self) -> None:
@@ -207,8 +237,7 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
-        pulls = self.pulling.pulls if self.pulling is not None else ()
-        tasks = (*self._tasks, *pulls, *self._asking.values(), *self._cutting.values())
+        tasks = (*self._tasks, *self.pulling.pulls, *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
     def announce(
@@ -240,13 +269,8 @@ class Swarm:
 
     def wake(self) -> None:
         """Wake the loops because the node wants more."""
-        self._news()
+        self.pulling.news.set()
         self._to_exchange.set()
-
-    def _news(self) -> None:
-        """Note that there may be more to pull."""
-        if self.pulling is not None:
-            self.pulling.news.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Other authors that announced something within `seconds`, and may take part."""
@@ -274,7 +298,8 @@ class Swarm:
         """End the peer's streams and its connection."""
         self._transport.end_streams(peer)
         if peer not in self._cutting:
-            self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
+            task = asyncio.create_task(self._transport.disconnect(peer))
+            self._cutting[peer] = task
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
@@ -304,8 +329,6 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if self.pulling is None:
-            return
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
@@ -321,16 +344,17 @@ class Swarm:
         """Exchange with a few peers while the node is hungry or has news, at least every half minute: with those that
         waited longest, whoever asked last. Peers that do not answer leave room for one other at least."""
         while True:
-            hungry = self.pulling is not None and self.pulling.hungry
-            await self._wait(self._to_exchange, self.interval if hungry else self.idle)
+            await self._wait(self._to_exchange, self.interval if self.pulling.hungry else self.idle)
             view = self.membership.active_view
-            for peer in [peer for peer in view if self.reputation.shunned(peer) or not self.membership.welcomes(peer)]:
-                view.pop(peer)
-                self._cut(peer)
+            for peer in list(view):
+                if self.reputation.shunned(peer) or not self.membership.welcomes(peer):
+                    view.pop(peer)
+                    self._cut(peer)
             idle = [peer for peer in view if peer not in self._asking]
             idle.sort(key=lambda peer: (self.membership.sessions[peer].asked, self._rng.random()))
             for peer in idle[: max(1, self._exchange_peers - len(self._asking))]:
-                self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
+                task = asyncio.create_task(self._exchange(peer))
+                self._asking[peer] = task
                 task.add_done_callback(functools.partial(self._asked, peer))
             if self._asking:
                 await asyncio.wait(self._asking.values(), timeout=self.interval)
@@ -338,24 +362,28 @@ class Swarm:
 
     def _asked(self, peer: bytes, task: asyncio.Task[None]) -> None:
         del self._asking[peer]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("An exchange failed; the next may not", exc_info=error)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("An exchange failed; the next may not", exc_info=task.exception())
 
     async def _exchange(self, peer: bytes) -> None:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
-        limits, known = self.membership.limits(peer) or OWN, self.membership.addresses
-        request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
+        limits = self.membership.limits(peer) or OWN
+        request = self.gossip.ask(peer, limits)
         session = self.membership.sessions[peer]
         self._tell(request, peer, session.request)
-        for _ in range(QUESTIONS if self.pulling is not None else WATCHED):
-            if request is None or (answer := await self._call(peer, request)) is None:
+        for _ in range(self._questions):
+            answer = await self._call(peer, request)
+            if answer is None:
                 return
             session.missed |= self._hear(answer, peer)
-            request = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
+            further = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
             self._greet_if(self.membership.hear_places(answer.places, PEERS_TOLD, peer))
-            self._greet_if(known.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
-        if request is not None:
-            self.gossip.unsent(request, peer)
+            named = answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]
+            self._greet_if(self.membership.addresses.hear(named, peer))
+            if further is None:
+                return
+            request = further
+        self.gossip.unsent(request, peer)
 
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""
@@ -388,12 +416,11 @@ class Swarm:
         while True:
             await self._wait(self._to_greet, self._leisure())
             await self.membership.refresh_addresses()
-            if self.roster is not None:
-                self.roster.obey()
-                if self.roster.shut_out:
-                    self.membership.active_view.clear()
-                    await asyncio.sleep(1.0)
-                    continue
+            self.roster.obey()
+            if self.roster.shut_out:
+                self.membership.active_view.clear()
+                await asyncio.sleep(1.0)
+                continue
             if not self._settled():
                 known.look_for(self._bootstraps)
             if not self.membership.active_view:
@@ -412,9 +439,8 @@ class Swarm:
 
     def _strangers(self) -> list[bytes]:
         """Whom to greet now: nobody that is left alone, and nobody who was a member and is none any more."""
-        left = self.roster.has_left if self.roster is not None else lambda peer: False
         found = self.membership.addresses.strangers()
-        return [peer for peer in found if self.reputation.shunned(peer) is None and not left(peer)]
+        return [peer for peer in found if self.reputation.shunned(peer) is None and not self.roster.has_left(peer)]
 
     def _leisure(self) -> float:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
@@ -439,20 +465,19 @@ class Swarm:
             self.gossip.table.forget_peer(peer)
         return met
 
-    def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, told: Told) -> None:
+    def _tell(self, message: Message, peer: bytes, told: Told) -> None:
         """Add what the peer was not told yet of members and self-reports, and note it in `told`."""
         session = self.membership.sessions[peer]
-        told.reports = news = self.reports.news(session.reports, observer=session.observer)
-        message.reports.extend(news.values())
-        if self.roster is not None:
-            told.records = records = self.roster.news(session.records)
-            message.roster.extend(records.values())
+        reports = self.reports.news(session.reports, observer=session.observer)
+        records = self.roster.news(session.records)
+        message.reports.extend(reports.values())
+        message.roster.extend(records.values())
+        told.reports = reports
+        told.records = records
 
-    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> bool:
+    def _hear(self, message: Message, peer: bytes) -> bool:
         """Take what a peer tells of members and self-reports. Return whether some is to be told again."""
-        left = False
-        if self.roster is not None:
-            left = self.roster.hear(message.roster, peer, self.membership.sessions[peer].records)
+        left = self.roster.hear(message.roster, peer, self.membership.sessions[peer].records)
         return self.reports.hear(message.reports, peer) or left
 
     async def _record_loop(self) -> None:

@@ -3,9 +3,10 @@
 import math
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
-from operator import itemgetter
+from dataclasses import KW_ONLY, dataclass, field
 
 from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.choosing import Offer, choose
 from ftis_node.swarm.known import Known, Outcome, Target
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers
@@ -19,9 +20,6 @@ FIRST_SENDER_PART = 8
 # Nor may all strangers together: they displace no author with a record until such authors have over half of the table.
 RECORDED_PART = 2
 VICTIMS = 8  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
-# One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
-EXPLORED_PART = 4
-NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
 ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
 PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
@@ -29,57 +27,44 @@ PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
 
 
-_Wanted = Callable[[Known], int]
-_Rows = Iterable[int] | None
-_Peers = Set[bytes]
-_Eligible = tuple[int, float, Known, int]  # its worth, birth, an announcement, a bit mask of packets to choose from
-
-
+@dataclass(eq=False)
 class Table:
     """A bounded set of announcements, one for each (author, round).
 
     It also keeps the time of first receipt for twice as many removed ones.
+
+    max_age: seconds after which an announcement leaves the table. clock: monotonic, in seconds (`boot_seconds`).
+    recorded: returns whether an author has a record. rows_of: returns the rows of the packets, by their index; empty if
+    none is chosen by its row. view: fewer than 256 peers that no others displace, though identities are free; of others
+    it is not kept what they hold; None: every peer is in it, until there are 256.
     """
 
-    def __init__(
-        self,
-        max_age: float,
-        clock: Callable[[], float],
-        rng: random.Random | None = None,
-        *,
-        capacity: int = CAPACITY,
-        recorded: Callable[[bytes], bool] = lambda author: False,
-        bytes_max: int = BYTES_MAX,
-        rows_of: Callable[[Announcement], Mapping[int, int]] | None = None,
-        view: Container[bytes] | None = None,
-    ) -> None:
-        """
-        Args:
-            max_age: seconds after which an announcement leaves the table.
-            recorded: returns whether an author has a record.
-            rows_of: returns the rows of the packets, by their index; None: none is chosen by its row.
-            view: fewer than 256 peers that no others displace, though identities are free; of others it is not kept
-                what they hold. None: every peer is in it, until there are 256.
-        """
-        self.max_age = max_age
-        self.capacity = capacity
-        self.clock = clock
-        self._recorded = recorded
-        self._rows_of, self._view = rows_of or (lambda announcement: {}), view
-        self._bytes_max = bytes_max
+    max_age: float
+    clock: Callable[[], float]
+    rng: random.Random = field(default_factory=random.Random)
+    _: KW_ONLY
+    capacity: int = CAPACITY
+    recorded: Callable[[bytes], bool] = lambda author: False
+    bytes_max: int = BYTES_MAX
+    rows_of: Callable[[Announcement], Mapping[int, int]] = lambda announcement: {}
+    view: Container[bytes] | None = None
+
+    def __post_init__(self) -> None:
         self._bytes = 0
-        self._rng = rng or random.Random()
         self._bits: dict[bytes, int] = {}  # by peer, the latest asked last
         self._free = [1 << number for number in range(PEERS_MAX)]
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
         self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements of such packets → their bit mask
-        self._strange, self._vouched = Pile(), Pile()  # vouched: this node's own, and those of authors with a record
-        part = max(1, capacity // FIRST_SENDER_PART), bytes_max // FIRST_SENDER_PART
-        self._first_sent, self._authors = Shares(*part), Shares(*part)
+        self._strange = Pile()
+        self._vouched = Pile()  # this node's own, and those of authors with a record
+        share = max(1, self.capacity // FIRST_SENDER_PART)
+        share_bytes = self.bytes_max // FIRST_SENDER_PART
+        self._first_sent = Shares(share, share_bytes)
+        self._authors = Shares(share, share_bytes)
         self._eldest = math.inf  # a lower bound of `born` in the table
-        self._latest = Bounded[bytes, float](capacity)  # by author: the newest `born`
-        self._left = Bounded[tuple[bytes, int], float](2 * capacity)  # time of first receipt of removed ones
+        self._latest = Bounded[bytes, float](self.capacity)  # by author: the newest `born`
+        self._left = Bounded[tuple[bytes, int], float](2 * self.capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
         return len(self._known)
@@ -96,12 +81,11 @@ class Table:
     def bit(self, peer: bytes) -> int:
         """A peer's bit in masks of peers. Of more than 256 one outside of the view is forgotten: that which was sent
         nothing for longest."""
-        found = self._bits.get(peer)
-        if found is None:
+        if peer not in self._bits:
             if not self._free:
-                self.forget_peer(next(other for other in self._bits if self._view is None or other not in self._view))
-            found = self._bits[peer] = self._free.pop()
-        return found
+                self.forget_peer(next(other for other in self._bits if self.view is None or other not in self.view))
+            self._bits[peer] = self._free.pop()
+        return self._bits[peer]
 
     def find(self, id: int) -> Known | None:
         """Find an announcement by its `announcement_id`."""
@@ -118,7 +102,7 @@ class Table:
             held: bit mask of the packets that the first sender reports to hold.
         """
         now = self.clock()
-        key = (announcement.author, announcement.round)
+        key = announcement.author, announcement.round
         heard = self._left.get(key, now)
         born = min(heard, now - age)
         if now - born > self.max_age:
@@ -130,7 +114,7 @@ class Table:
             if first_sender is not None:
                 self.note_holder(known, first_sender, held, born)
             return Outcome.KNOWN
-        known = Known(announcement, data, born, heard, first_sender, self._rows_of(announcement))
+        known = Known(announcement, data, born, heard, first_sender, self.rows_of(announcement))
         self._make_room(known)
         self._left.pop(key, None)
         self._put(known)
@@ -146,9 +130,9 @@ class Table:
         self._bits[peer] = self._bits.pop(peer)
         new = [known for known in self._known.values() if not known.knows & bit]
         if len(new) >= count:
-            return self._rng.sample(new, count)
+            return self.rng.sample(new, count)
         more = [known for known in self._known.values() if known.knows & ~known.current & bit]
-        return new + self._rng.sample(more, min(count - len(new), len(more)))
+        return new + self.rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
@@ -162,12 +146,15 @@ class Table:
 
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""
-        if (bit := self._bits.pop(peer, None)) is None:
+        if peer not in self._bits:
             return
+        bit = self._bits.pop(peer)
         self._free.append(bit)
         for known in self._known.values():
             known.holders.pop(peer, None)
-            known.knows, known.current, known.sent = (mask & ~bit for mask in (known.knows, known.current, known.sent))
+            known.knows &= ~bit
+            known.current &= ~bit
+            known.sent &= ~bit
 
     def tell(self, peer: bytes, known: Known) -> None:
         """Note that a peer is sent this announcement."""
@@ -194,102 +181,62 @@ class Table:
     def choose(
         self,
         count: int,
-        wanted: _Wanted,
+        wanted: Callable[[Known], int],
         newcomers: Newcomers | None = None,
-        rows: _Rows = None,
-        peers: _Peers = frozenset(),
+        rows: Iterable[int] | None = None,
+        peers: Set[bytes] = frozenset(),
     ) -> list[Target]:
-        """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
-        author has one turn before any has another.
-
-        In simulation this spreads load and influence, where "freshest first" takes everything from one author. If the
-        draw is a newcomer, the newcomer closest to a record replaces it three times in four. If all newcomers of a
-        large swarm took turns, none would ever get a record.
+        """Choose up to `count` packets to pull, see `choosing.choose`.
 
         Args:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
             rows: choose only packets of these, one a row; of two the one whose row is named first. Only the first
                 rows that have enough packets are considered.
-            peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
         if count <= 0:
             return []
-        by_author: dict[bytes, list[_Eligible]] = {}
-        worth: dict[int, int] | None = None  # of each row that is considered; the first is worth most
-        if rows is None:
-            eligible = [(0, one.born, one, mask) for one in self.open_ones() if (mask := wanted(one) & one.unsettled)]
-        else:
-            worth = {}
-            eligible = self._of_rows(rows, worth, ROWS_TRIED * count, wanted, newcomers)
-        for one in sorted(eligible, key=itemgetter(0, 1)):
-            by_author.setdefault(one[2].announcement.author, []).append(one)
-        strangers = {author for author in by_author if newcomers.is_one(author)}
-        chosen: list[Target] = []
-        turn: list[bytes] = []
-        begun: Iterator[bytes] = iter(())
-        while len(chosen) < count:
-            shut = strangers if newcomers.full else set()
-            turn = [author for author in turn if author not in shut]
-            if not turn:
-                turn = [author for author in by_author if author not in shut]
-                begun = reversed(
-                    sorted((a for a in turn if a in strangers and newcomers.record(a)), key=newcomers.record)
-                )
-            if not turn:
-                break
-            pair = self._rng.sample(turn, min(2, len(turn)))
-            author = max(pair, key=lambda a: by_author[a][-1][:2])
-            if author in strangers and self._rng.randrange(EXPLORED_PART):
-                author = next((a for a in begun if a in turn), author)
-            turn.remove(author)
-            options = by_author[author]
-            near = options[-1][0], options[-1][1] - NEAR_SECONDS
-            last = len(options) - 1  # it is worth most
-            backwards = ((last - i, one) for i, one in enumerate(reversed(options)) if one[:2] >= near)
-            at = next((i for i, one in backwards if one[2].copied_among(peers) & one[3]), last)
-            value, born, known, mask = options[at]
-            index = (known.copied_among(peers) & mask or mask).bit_length() - 1
-            if worth is not None:
-                index = max((i for i in known.rows if mask >> i & 1), key=lambda i: worth.get(known.rows[i], -math.inf))
-            if worth is None or worth.pop(known.rows[index], None) is not None:
-                newcomers.took(author)
-                chosen.append(Target(known, index))
-            options[at : at + 1] = [(value, born, known, mask)] if (mask := mask & ~(1 << index)) else []
-            if not options:
-                del by_author[author]
-        return chosen
+        if rows is not None:
+            worth: dict[int, int] = {}
+            offers = self._of_rows(rows, worth, ROWS_TRIED * count, wanted, newcomers)
+            return choose(offers, count, newcomers, peers, self.rng, worth)
+        open_ones = (Offer(known, wanted(known) & known.unsettled) for known in self.open_ones())
+        return choose(filter(lambda offer: offer.packets, open_ones), count, newcomers, peers, self.rng, None)
 
     def _of_rows(
-        self, rows: Iterable[int], worth: dict[int, int], enough: int, wanted: _Wanted, newcomers: Newcomers
-    ) -> list[_Eligible]:
+        self,
+        rows: Iterable[int],
+        worth: dict[int, int],
+        enough: int,
+        wanted: Callable[[Known], int],
+        newcomers: Newcomers,
+    ) -> Iterable[Offer]:
         """The packets of the first rows, until so many rows have one; note in `worth` what each row is worth.
 
         Rows of newcomers alone do not count while newcomers have a limit: with announcements alone they could keep
         others' packets out.
         """
-        found: dict[Known, int] = {}
-        best: dict[Known, int] = {}
+        found: dict[Known, Offer] = {}
         for place, row in enumerate(rows):
             if enough <= 0:
                 break
             counts = False
             for known, packets in self._by_row.get(row, {}).items():
-                if mask := packets & known.unsettled & wanted(known):
-                    found[known] = found.get(known, 0) | mask
+                packets &= known.unsettled & wanted(known)
+                if packets:
+                    found.setdefault(known, Offer(known, 0, -place)).packets |= packets
                     worth[row] = -place
-                    best.setdefault(known, -place)
                     counts |= newcomers.room is None or not newcomers.is_one(known.announcement.author)
             enough -= counts
-        return [(best[known], known.born, known, mask) for known, mask in found.items()]
+        return found.values()
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
         report). Return whether it holds more than this node knew."""
         bit = self.bit(peer)
-        if self._view is not None and peer not in self._view:
+        if self.view is not None and peer not in self.view:
             held = 0
         news = known.heard_from(peer, bit, held)
         if born is not None:
@@ -306,24 +253,24 @@ class Table:
             self._remove(min(self._authors.of(author), key=lambda known: known.born))
         while new.first_sender is not None and self._first_sent.full(new.first_sender, new.size):
             self._displace(new.first_sender)
-        while self._known and (len(self._known) >= self.capacity or self._bytes + new.size > self._bytes_max):
+        while self._known and (len(self._known) >= self.capacity or self._bytes + new.size > self.bytes_max):
             self._remove(self._victim())
 
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
         few random ones it is that of the first sender with the largest share."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
-            drawn = self._rng.choices(self._strange.all, k=VICTIMS)
+            drawn = self.rng.choices(self._strange.all, k=VICTIMS)
             known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
             if not self._vouch(known):
                 return known
             self._strange.take(known)  # its author has gained a record since
             self._vouched.put(known)
             known.vouched = True
-        return self._rng.choice(self._vouched.all)
+        return self.rng.choice(self._vouched.all)
 
     def _vouch(self, known: Known) -> bool:
-        return known.first_sender is None or self._recorded(known.announcement.author)
+        return known.first_sender is None or self.recorded(known.announcement.author)
 
     def _displace(self, first_sender: bytes) -> None:
         """Evict the first sender's oldest announcement for its newest; those of authors with a record go last. If

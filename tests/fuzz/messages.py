@@ -191,10 +191,10 @@ def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, l
 def _check_gossip(node: Gossip) -> None:
     require(len(node.table) <= CAPACITY, "the table is too full")
     for memory, most in (
-        (node._sessions, SESSIONS_MAX),
+        (node.sessions, SESSIONS_MAX),
         (node._asked, gossip.IDS_MAX),
         (node._dealt, gossip.IDS_MAX),
-        *((session.lacking, LACKING_MAX) for session in node._sessions.values()),
+        *((session.lacking, LACKING_MAX) for session in node.sessions.values()),
     ):
         require(len(memory) <= most, "a memory is too full")
     for known in node.table:

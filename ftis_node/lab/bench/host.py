@@ -212,7 +212,7 @@ class BenchNode:
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
-            "rejections": self._rejections(),
+            "rejections": dict(self.swarm.pulling.rejections),
             "author": self.identity.author.hex(),
             "announced": [n for n, at in self.announced.items() if LATE_SECONDS < boot_seconds() - at < OLD_SECONDS],
             "heard": [[known.announcement.author.hex(), known.announcement.round] for known in self.swarm.gossip.table],
@@ -224,24 +224,6 @@ class BenchNode:
             "p2pd_cpu": self._p2pd[0],
             "p2pd_memory": self._p2pd[1],
         }
-
-    def _rejections(self) -> dict[str, int]:
-        if self.swarm.pulling is None:
-            return {}
-        return {str(reason): count for reason, count in self.swarm.pulling.rejections.items()}
-
-
-def _percentile(values: Sequence[float], percent: int) -> float | None:
-    """The value below which so many in a hundred lie; None of none."""
-    if not values:
-        return None
-    return sorted(values)[len(values) * percent // 100]
-
-
-class Host:
-    """The commands, each for all nodes of this process."""
-
-    node = BenchNode
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack

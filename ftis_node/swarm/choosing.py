@@ -1,0 +1,133 @@
+"""The choice of packets to pull: authors take turns, and newcomers have what is left for them."""
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from ftis_node.swarm.known import Known, Target
+from ftis_node.swarm.pool import Newcomers
+
+# One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
+EXPLORED_PART = 4
+NEAR_SECONDS = 60.0  # packets of an author that are not older by more have about the same age
+
+
+@dataclass
+class Offer:
+    """Packets of an announcement that may be chosen, a bit mask. worth: of the best row that they answer, 0 at most."""
+
+    known: Known
+    packets: int
+    worth: int = 0
+
+    @property
+    def author(self) -> bytes:
+        return self.known.announcement.author
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What goes first among one author's is greatest."""
+        return self.worth, self.known.born
+
+
+class _Turns:
+    """Authors with something to offer: each has one turn before any has another."""
+
+    def __init__(self, by_author: dict[bytes, list[Offer]], newcomers: Newcomers, rng: random.Random) -> None:
+        """
+        Args:
+            by_author: the offers that are left, the best of each author last.
+        """
+        self._by_author = by_author
+        self._newcomers = newcomers
+        self._rng = rng
+        self._strangers = set(filter(newcomers.is_one, by_author))
+        self._waiting: list[bytes] = []
+        self._nearest: Iterator[bytes] = iter(())  # the newcomers that have begun a record, the longest first
+
+    def next(self) -> bytes | None:
+        """The author whose turn it is; None if nobody may offer anything.
+
+        Of two random ones it is that with the fresher packet. A newcomer is replaced, three times in four, by the
+        newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
+        """
+        shut = self._strangers if self._newcomers.full else set()
+        self._waiting = [author for author in self._waiting if author not in shut]
+        if not self._waiting:
+            self._begin(shut)
+        if not self._waiting:
+            return None
+        pair = self._rng.sample(self._waiting, min(2, len(self._waiting)))
+        author = max(pair, key=lambda one: self._by_author[one][-1].rank)
+        if author in self._strangers and self._rng.randrange(EXPLORED_PART):
+            author = next((one for one in self._nearest if one in self._waiting), author)
+        self._waiting.remove(author)
+        return author
+
+    def _begin(self, shut: Set[bytes]) -> None:
+        record = self._newcomers.record
+        self._waiting = [author for author in self._by_author if author not in shut]
+        begun = [author for author in self._waiting if author in self._strangers and record(author)]
+        self._nearest = reversed(sorted(begun, key=record))
+
+
+def choose(
+    offers: Iterable[Offer],
+    count: int,
+    newcomers: Newcomers,
+    peers: Set[bytes],
+    rng: random.Random,
+    worth: dict[int, int] | None,
+) -> list[Target]:
+    """Choose up to `count` packets by turns of their authors, an author's freshest first.
+
+    In simulation this spreads load and influence, where "freshest first" takes everything from one author.
+
+    Args:
+        peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
+        worth: of each row that is considered, the first row's is greatest; a row is chosen once. None: rows do not
+            matter.
+    """
+    by_author: dict[bytes, list[Offer]] = {}
+    for offer in sorted(offers, key=lambda one: one.rank):
+        by_author.setdefault(offer.author, []).append(offer)
+    turns = _Turns(by_author, newcomers, rng)
+    chosen: list[Target] = []
+    while len(chosen) < count:
+        author = turns.next()
+        if author is None:
+            break
+        left = by_author[author]
+        offer = _near_copy(left, peers)
+        target = Target(offer.known, _index(offer, peers, worth))
+        if worth is None or worth.pop(offer.known.rows[target.index], None) is not None:
+            newcomers.took(author)
+            chosen.append(target)
+        offer.packets &= ~(1 << target.index)
+        if not offer.packets:
+            left.remove(offer)
+        if not left:
+            del by_author[author]
+    return chosen
+
+
+def _near_copy(offers: Sequence[Offer], peers: Set[bytes]) -> Offer:
+    """The best of an author's offers; but of those about as old the first that these peers hold something of."""
+    best = offers[-1]
+    for offer in reversed(offers):
+        if offer.rank < (best.worth, best.known.born - NEAR_SECONDS):
+            break
+        if offer.known.copied_among(peers) & offer.packets:
+            return offer
+    return best
+
+
+def _index(offer: Offer, peers: Set[bytes], worth: dict[int, int] | None) -> int:
+    """Which packet of an offer is chosen: that of the row worth most, or the last, of what these peers hold if any."""
+    if worth is None:
+        copied = offer.known.copied_among(peers) & offer.packets
+        return (copied or offer.packets).bit_length() - 1
+    rows = offer.known.rows
+    open_ones = (index for index in rows if offer.packets >> index & 1)
+    return max(open_ones, key=lambda index: worth.get(rows[index], -math.inf))
