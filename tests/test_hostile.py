@@ -13,7 +13,7 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.wire import inbound
-from tests.hostile import content, directory, identity, reputation, streams, text, wire
+from tests.hostile import content, directory, identity, reputation, streams, telling, text, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
@@ -254,6 +254,13 @@ async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(st
 STRIKES = {
     **{identity.Row07Aged: 20, wire.Row17Streams: 2, wire.Row17Readers: 2, wire.Row17Holders: 2},
     **{identity.Row31Flood: 8, identity.Row31Calls: 8},
+    **{
+        telling.Row67Records: 8,
+        telling.Row68Deaf: 8,
+        telling.Row69Holders: 8,
+        telling.Row70Busy: 8,
+        telling.Row75Keys: 4,
+    },
 }
 HEARD = {
     **{reputation.Row34Contradictions: "equivocation", reputation.Row36Downwards: "too far ahead"},
@@ -262,7 +269,9 @@ HEARD = {
 
 
 @pytest.mark.parametrize("kind", [*STRIKES, *HEARD])
-async def test_row_07_17_31_34_36_37_44_who_crawls_or_floods_holds_nobody_up(stage: Stage, kind: type[Attack]) -> None:
+async def test_row_07_17_31_34_36_37_44_67_to_70_75_who_crawls_or_floods_holds_nobody_up(
+    stage: Stage, kind: type[Attack]
+) -> None:
     """Keys that cost nothing neither silence the honest nor choose prompts."""
     async with attacked(stage, kind) as fight:
         received = fight.heard(HEARD[kind]) if kind in HEARD else fight.has_struck(STRIKES[kind])

@@ -67,6 +67,7 @@ def main() -> None:
         "--work", type=int, default=1, help="times the width of the honest models' feed-forward layers: longer steps"
     )
     parser.add_argument("--mixed", action="store_true", help="a text run among models of three tokenizers")
+    parser.add_argument("--private", action="store_true", help="a run of invited members; attackers are members too")
     parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
     parser.add_argument("--sharing", action="store_true", help="all want all cores")
     parser.add_argument("--seed", type=int, default=0)
@@ -80,7 +81,7 @@ def main() -> None:
         parser.error(str(error))
     with (
         tempfile.TemporaryDirectory(prefix="arena-") as folder,
-        arena(Path(folder), options.nodes, work=options.work, mixed=options.mixed) as ring,
+        arena(Path(folder), options.nodes, work=options.work, mixed=options.mixed, private=options.private) as ring,
     ):
         cores = sorted(os.sched_getaffinity(0))
         if not options.sharing and len(cores) > 1:

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from typing import Any
 
 import psutil
 
-from ftis_node.config.run import RunFile, dump_run_file
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.demo import text_run
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation, invite
 from tests.hostile.heavy import widened
 from tests.hostile.peer import autogroup
 from tests.support.daemons import Daemon, kind_of
@@ -61,24 +63,32 @@ class Arena:
     """Daemons that know one another; the first is everybody's bootstrap."""
 
     def __init__(
-        self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False
+        self,
+        path: Path,
+        nodes: int,
+        flags: Sequence[str] = FLAGS,
+        work: int = 1,
+        *,
+        mixed: bool = False,
+        private: bool = False,
     ) -> None:
         """
         Args:
-            mixed: a text run, and models of three tokenizers.
+            mixed: a text run, and models of three tokenizers. private: a run of invited members, attackers too.
             work: times that the models' feed-forward layers are as wide as they are; they say the same, and steps last.
         """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
         self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
         self._models = MIXED if mixed else MODELS
+        self.private = private
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
     def start(self) -> None:
         """Returns when every node has taken a step and has met all others."""
         for number in range(self._nodes):
-            peers = ["--peers", self.addresses[0]] if self.addresses else self._founding()
+            peers = self._named() if self.addresses else self._founding()
             model = self._model(self._models[number % len(self._models)])
             home = self._path / f"node-{number}"
             # In a session of its own, as on a machine of its own: Linux shares cores among sessions first.
@@ -95,8 +105,23 @@ class Arena:
             )
         self.ids = {name: Identity.load_or_create(daemon.home.key).peer_id for name, daemon in self.daemons.items()}
 
+    def ticket(self) -> Invitation | None:
+        """An invitation of the first node's; None to an open run."""
+        if not self.private:
+            return None
+        home = self.daemons["node-0"].home
+        founder, run = Identity.load(home.key), load_run_file(home.run_file).run
+        return invite(founder, run.id, self.addresses[:1], now=time.time(), seconds=86400, membership=86400)
+
+    def _named(self) -> list[str]:
+        """Words with which a further node meets the first."""
+        ticket = self.ticket()
+        return [ticket.text] if ticket is not None else ["--peers", self.addresses[0]]
+
     def _founding(self) -> list[str]:
         """Flags with which the first node begins the run."""
+        if self.private:
+            return ["--private"]
         if self._models is not MIXED:
             return []
         file = self._path / "run.toml"
@@ -207,10 +232,10 @@ class Arena:
 
 @contextlib.contextmanager
 def arena(
-    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False
+    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False, private: bool = False
 ) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags, work, mixed=mixed)
+    started = Arena(path, nodes, flags, work, mixed=mixed, private=private)
     try:
         started.start()
         yield started

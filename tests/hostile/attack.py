@@ -106,7 +106,7 @@ class Crowd(Attack):
         self.peers = [peer]
 
     async def prepare(self) -> None:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
+        self.scratch = folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
         addresses = [target.address for target in self.peer.targets]
         for number in range(1, self.PEERS):
             opening = hostile(folder / str(number), addresses, self.author(), self.world)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from tests.hostile import content, directory, identity, reputation, streams, text, wire
+from tests.hostile import content, directory, identity, reputation, streams, telling, text, wire
 from tests.hostile.attack import Attack
 
-ROOMS = (content, text, identity, wire, directory, streams, reputation)
+ROOMS = (content, text, identity, wire, directory, streams, reputation, telling)
 
 
 def _attacks() -> Iterator[type[Attack]]:

@@ -18,6 +18,7 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
@@ -55,6 +56,8 @@ class Hostile:
         self.world = world
         self.agent = "ftis-node/9.9"
         self.address = ""
+        self.invitation: Invitation | None = None
+        self.certificates = b""
         self.bodies: dict[bytes, bytes] = {}
         self.heard: dict[int, Announcement] = {}
         self.say_hello: Callable[[ftis_pb2.Handshake], ftis_pb2.Handshake] = self.hello
@@ -84,6 +87,7 @@ class Hostile:
     def hello(self, _: ftis_pb2.Handshake | None = None) -> ftis_pb2.Handshake:
         hello = greeting(self.world.run, [self.address])
         hello.agent = self.agent
+        hello.certificates = self.certificates
         return hello
 
     def answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
@@ -107,7 +111,10 @@ class Hostile:
         """Dials a target and shakes hands."""
         await self.transport.connect(target.author, [target.address])
         hello = self.say_hello(ftis_pb2.Handshake())
+        if self.invitation is not None and self.invitation.inviter == target.author:
+            hello.invitation = self.invitation.encoded
         answer: ftis_pb2.Handshake = await self.stub(target).rpc_handshake(hello, timeout=CALL_SECONDS)
+        self.certificates = answer.granted or self.certificates
         return answer
 
     async def exchange(self, target: Target, **message: Any) -> ftis_pb2.ExchangeResponse:
@@ -206,12 +213,18 @@ def autogroup(pid: int | str = "self", nice: int | None = None) -> int | None:
 
 @contextlib.asynccontextmanager
 async def hostile(
-    path: Path, targets: Sequence[str], identity: Identity, world: World | None = None, host: str = "127.0.0.1"
+    path: Path,
+    targets: Sequence[str],
+    identity: Identity,
+    world: World | None = None,
+    host: str = "127.0.0.1",
+    invitation: Invitation | None = None,
 ) -> AsyncIterator[Hostile]:
     """A hostile peer that the targets have met, until the block ends.
 
     Args:
         path: an empty folder. world: of the targets' run; by default they are asked for it. host: where it listens.
+        invitation: to a private run.
     """
     key = identity.keep(path / "identity.key")  # makes the folder too
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
@@ -221,8 +234,9 @@ async def hostile(
             autogroup(transport.pid, nice=group)
         try:
             if world is None:
-                world = World.of((await fetch_run(transport, targets, PATIENCE)).run)
+                world = World.of((await fetch_run(transport, targets, PATIENCE, invitation)).run)
             peer = Hostile(key, transport, [Target(address) for address in targets], world)
+            peer.invitation = invitation
             peer.address = (await transport.addresses())[0]
             await FtisSwarm(peer).add_p2p_handlers(transport.p2p)
             for target in peer.targets:

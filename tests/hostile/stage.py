@@ -50,7 +50,8 @@ class Stage:
     async def _open(self, kind: type[Attack], stack: contextlib.AsyncExitStack) -> Attack:
         self._opened += 1
         identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
-        opening = hostile(self.scratch / f"hostile-{self._opened}", self.ring.addresses, identity, self.world)
+        path, ticket = self.scratch / f"hostile-{self._opened}", self.ring.ticket()
+        opening = hostile(path, self.ring.addresses, identity, self.world, invitation=ticket)
         peer = await stack.enter_async_context(opening)
         self.world = peer.world
         return kind(peer, self._opened)
