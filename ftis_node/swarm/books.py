@@ -36,7 +36,8 @@ class Fading:
 
     def add(self, now: float, amount: float = 1.0) -> float:
         """Add to the count; return its present value."""
-        self.value, self.at = self.now(now) + amount, now
+        self.value = self.now(now) + amount
+        self.at = now
         return self.value
 
     def now(self, now: float) -> float:
@@ -51,6 +52,10 @@ class Ban:
     until: float = -math.inf
     reason: str = ""
     level: int = 0
+
+    def now(self, now: float) -> str | None:
+        """Its reason while it lasts, else None."""
+        return self.reason if self.until > now else None
 
     def extend(self, now: float, reason: str) -> None:
         self.level = self.level + 1 if now - self.until < FORGIVING_SECONDS else 1
@@ -109,7 +114,10 @@ class Books(dict[bytes, Kind]):
         self, make: Callable[[], Kind], most: int, kept: Callable[[Kind], bool], worth: Callable[[Kind], Any]
     ) -> None:
         super().__init__()
-        self._make, self._most, self._kept, self._worth = make, most, kept, worth
+        self._make = make
+        self._most = most
+        self._kept = kept
+        self._worth = worth
 
     def open(self, peer: bytes) -> Kind:
         """Return the peer's book; create it if there is none."""

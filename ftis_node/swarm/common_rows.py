@@ -6,6 +6,7 @@ is the author's time when it drew the round's rows, and signed.
 
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
@@ -19,12 +20,14 @@ EPOCHS_MAX = 2 * TOLERANCE + 1  # of an author
 NO_ROUND = 2**64 - 1  # which nobody takes up (`swarm.rounds`)
 
 
+@dataclass
 class OwnSlots:
     """The slots of a node's own rounds."""
 
-    def __init__(self, run: Run, author: bytes = b"") -> None:
-        self._run = run
-        self._author = author
+    run: Run
+    author: bytes = b""
+
+    def __post_init__(self) -> None:
         self._epoch = -1
         self._left: set[int] = set()  # slots of the epoch that are not answered
 
@@ -37,41 +40,46 @@ class OwnSlots:
         Args:
             admitted: how many others' parts of each slot of this epoch this node has.
         """
-        if (epoch := self._run.epoch_at(unix)) != self._epoch:
-            self._epoch, self._left = epoch, set(range(self._run.slots))
-        start = draw(self._run.id, self._author, epoch, 0, self._run.slots)
+        epoch = self.run.epoch_at(unix)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._left = set(range(self.run.slots))
+        start = draw(self.run.id, self.author, epoch, 0, self.run.slots)
 
         def later(slot: int) -> tuple[int, int]:
             parts = admitted.get(slot, 0)
-            return -parts if parts < self._run.parts else 1, (slot - start) % self._run.slots
+            whole = parts >= self.run.parts
+            return 1 if whole else -parts, (slot - start) % self.run.slots
 
         chosen = sorted(self._left, key=later)[:count]
         self._left.difference_update(chosen)
         return sorted(chosen)
 
 
+@dataclass
 class Answered:
     """The slots that each author has answered. An (author, epoch, slot) counts once."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    run: Run
+
+    def __post_init__(self) -> None:
         # author → epoch → by slot, the round that answered it
         self._rounds: Bounded[bytes, Bounded[int, array[int]]] = Bounded(AUTHORS_MAX)
 
     def in_time(self, announcement: Announcement, age: float) -> bool:
         """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""
-        apart = self._run.epoch_at(announcement.issued_at) - self._run.epoch_at(unix_seconds() - age)
-        return abs(apart) <= TOLERANCE or all(ref.slot >= self._run.common for ref in announcement.packets)
+        apart = self.run.epoch_at(announcement.issued_at) - self.run.epoch_at(unix_seconds() - age)
+        return abs(apart) <= TOLERANCE or all(ref.slot >= self.run.common for ref in announcement.packets)
 
     def refused(self, announcement: Announcement) -> int:
         """Note an announcement. Return a bit mask of its packets in common slots that another round of its author has
         answered."""
-        common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self._run.common}
+        common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self.run.common}
         if not common:
             return 0
         epochs = self._rounds.setdefault(announcement.author, Bounded(EPOCHS_MAX))
-        fresh = array("Q", [NO_ROUND]) * self._run.common
-        rounds = epochs.setdefault(self._run.epoch_at(announcement.issued_at), fresh)
+        fresh = array("Q", [NO_ROUND]) * self.run.common
+        rounds = epochs.setdefault(self.run.epoch_at(announcement.issued_at), fresh)
         refused = 0
         for index, slot in common.items():
             if rounds[slot] == NO_ROUND:

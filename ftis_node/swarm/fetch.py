@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -56,40 +57,46 @@ class HolderBackoff:
         return backoff(self._in_vain.get(holder, 1), interval, max(LONGEST_REST_SECONDS, interval))
 
 
+@dataclass
 class Uploads:
     """Serves packets: one upload per peer at a time, four in all, and as many besides to peers with a record. After
     three seconds of waiting it answers "busy", and so it does to whoever had a packet eight times."""
 
-    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic) -> None:
-        self._body = body
-        self._traffic = traffic
+    body: Callable[[bytes], bytes | None]
+    traffic: Traffic
+
+    def __post_init__(self) -> None:
         self._given = FewTimes()
         self._active: set[bytes] = set()
-        self._slots, self._kept_free = asyncio.Semaphore(UPLOADS), asyncio.Semaphore(UPLOADS)
+        self._slots = asyncio.Semaphore(UPLOADS)
+        self._kept_free = asyncio.Semaphore(UPLOADS)
 
     async def serve(
         self, request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
     ) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answer the requested digests in order, up to 64. may: whether this peer gets packets at all."""
-        self._traffic.received[peer] += request.ByteSize()
+        self.traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
         if peer in self._active or not may:
             for digest in digests:
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
-        slot = _Slot(self._kept_free if self._traffic.recorded(peer) else self._slots)
+        slot = _Slot(self._kept_free if self.traffic.recorded(peer) else self._slots)
         try:
             await slot.acquire()
             for digest in digests:
-                delay, body = self._traffic.delay(), self._body(digest)
-                busy = slot.lost or delay > BUSY_AFTER
-                if busy or (body is not None and not self._given.may(peer, digest)):
+                delay = self.traffic.delay()
+                body = self.body(digest)
+                if slot.lost or delay > BUSY_AFTER or (body is not None and not self._given.may(peer, digest)):
                     yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                     continue
-                status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
-                chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                self._traffic.send(peer, size := chunk.ByteSize())
+                chunk = ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
+                if body is not None:
+                    chunk.status = ftis_pb2.FetchChunk.HERE
+                    chunk.packet = body
+                size = chunk.ByteSize()
+                self.traffic.send(peer, size)
                 await asyncio.sleep(delay)
                 slot.expect(size)
                 yield chunk
@@ -146,7 +153,8 @@ async def fetch(
     except Exception as error:  # see `Transport.handshake`
         raise HolderFault(f"gave no stream: {brief(error)}") from error
     traffic.send(holder, request.ByteSize())
-    patience, clock = FETCH_SECONDS, asyncio.get_running_loop().time
+    patience = FETCH_SECONDS
+    clock = asyncio.get_running_loop().time
     try:
         while open_targets:
             asked = clock()
@@ -157,9 +165,8 @@ async def fetch(
             target = open_targets.pop(chunk.digest, None)
             if target is None:
                 raise HolderLie("sent a packet that was not asked for")
-            if chunk.status == ftis_pb2.FetchChunk.HERE and (
-                len(body := chunk.packet) != target.ref.size or packet_digest(body) != chunk.digest
-            ):
+            as_signed = len(chunk.packet) == target.ref.size and packet_digest(chunk.packet) == chunk.digest
+            if chunk.status == ftis_pb2.FetchChunk.HERE and not as_signed:
                 raise HolderLie("sent other bytes than the author signed")
             yield target, chunk
     finally:

@@ -67,34 +67,32 @@ class HiddenNode:
     places: tuple[str, ...]
 
 
+@dataclass
 class Lan:
-    """Tells the local network of a node, and hears of others."""
+    """Tells the local network of a node, and hears of others.
 
-    def __init__(
-        self,
-        host: str,
-        heard: Callable[[LanNode], None],
-        hidden: Callable[[HiddenNode], None] = lambda node: None,
-    ) -> None:
-        """
-        Args:
-            host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own.
-            heard, hidden: called with each node that is found, of open and of private runs.
-        """
-        self._host, self._heard, self._hidden = host, heard, hidden
+    host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own. heard, hidden: called
+    with each node that is found, of open and of private runs.
+    """
+
+    host: str
+    heard: Callable[[LanNode], None]
+    hidden: Callable[[HiddenNode], None] = lambda node: None
+
+    def __post_init__(self) -> None:
         self._asking: set[asyncio.Task[None]] = set()
         self._open: list[tuple[AsyncZeroconf, Interface]] = []  # one for each interface
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         """Listen. Raises OSError if this machine has no multicast."""
-        every = ipaddress.ip_address(self._host).is_unspecified
+        every = ipaddress.ip_address(self.host).is_unspecified
         for name, own in own_interfaces():
-            if str(own.ip) == self._host or (every and own.version == 4 and not own.is_loopback):
+            if str(own.ip) == self.host or (every and own.version == 4 and not own.is_loopback):
                 with contextlib.suppress(OSError):
                     self._listen(name, own)
         if not self._open:
-            raise OSError(f"{self._host} has no network with multicast")
+            raise OSError(f"{self.host} has no network with multicast")
 
     def _listen(self, name: str, own: Interface) -> None:
         zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
@@ -148,16 +146,17 @@ class Lan:
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
                 return
-            short, addresses = name.removesuffix(f".{SERVICE}"), info.parsed_addresses()
+            short = name.removesuffix(f".{SERVICE}")
+            addresses = info.parsed_addresses()
             if HIDDEN in info.properties:
-                return self._hidden(read_hidden(short, info.properties, addresses, info.port, own))
-            found = read_node(short, info.properties, addresses, info.port, own)
+                code = bytes.fromhex((info.properties[HIDDEN] or b"").decode("ascii"))
+                self.hidden(HiddenNode(short, code, tuple(_near(addresses, info.port, own))))
+            else:
+                self.heard(read_node(short, info.properties, addresses, info.port, own))
         except ValueError as error:
             logger.debug("%s tells nonsense of itself: %s", plain(name, 64), error)
         except Exception as error:  # zeroconf raises anything from a socket error to what its parser raises
             logger.debug("%s cannot be asked: %r", plain(name, 64), error)
-        else:
-            self._heard(found)
 
 
 def read_node(
@@ -170,18 +169,11 @@ def read_node(
     if len(run) != RUN_ID_BYTES or not (protocol.isdigit() and len(protocol) < 4):
         raise ValueError("no run id, or no protocol")
     near = [f"{place}/p2p/{peer}" for place in _near(addresses, port, own)]
-    task, model, name = (
-        plain((properties.get(key) or b"").decode(errors="replace"), WORD_MAX) for key in (b"task", b"model", b"name")
-    )
-    return LanNode(author, run, task, int(protocol), tuple(near), model, name)
-
-
-def read_hidden(
-    name: str, properties: Mapping[bytes, bytes | None], addresses: Iterable[str], port: int | None, own: Interface
-) -> HiddenNode:
-    """A node of a private run of its service's records; the rest is as in `read_node`."""
-    code = bytes.fromhex((properties[HIDDEN] or b"").decode("ascii"))
-    return HiddenNode(name, code, tuple(_near(addresses, port, own)))
+    words = {
+        key: plain((properties.get(key.encode()) or b"").decode(errors="replace"), WORD_MAX)
+        for key in ("task", "model", "name")
+    }
+    return LanNode(author, run, protocol=int(protocol), addresses=tuple(near), **words)
 
 
 def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
@@ -192,42 +184,41 @@ def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
     return hmac.digest(run_id, f"ftis/lan/1 {name} {place} ".encode() + author, "sha256")
 
 
+@dataclass
 class MembersOnLan:
-    """Finds the members of a private run among nodes that hide who they are."""
+    """Finds the members of a private run among nodes that hide who they are.
 
-    def __init__(
-        self,
-        run_id: bytes,
-        members: Callable[[], Iterable[bytes]],
-        found: Callable[[bytes, Sequence[str]], None],
-    ) -> None:
-        """
-        Args:
-            members: the keys that may be there. found: called with a member and its addresses.
-        """
-        self._run_id, self._members, self._found = run_id, members, found
+    members: the keys that may be there. found: called with a member and its addresses.
+    """
+
+    run_id: bytes
+    members: Callable[[], Iterable[bytes]]
+    found: Callable[[bytes, Sequence[str]], None]
+
+    def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unknown: Bounded[str, HiddenNode] = Bounded(ASKED_MAX)  # by name
         self._tried: frozenset[bytes] = frozenset()
 
     def hear(self, node: HiddenNode) -> None:
         """Take a node if it is a member; else keep it in mind, for members become known later too."""
-        if self._checks.take(b"") and not self._recognise(node, self._members()):
+        if self._checks.take(b"") and not self._recognise(node, self.members()):
             self._unknown[node.name] = node
 
     def look(self) -> None:
         """Try the members that became known since the last time."""
-        now = frozenset(self._members())
-        new, self._tried = now - self._tried, now
-        for node in list(self._unknown.values()) if new else ():
+        members = frozenset(self.members())
+        new = members - self._tried
+        self._tried = members
+        for node in list(self._unknown.values()):
             if self._recognise(node, new):
                 del self._unknown[node.name]
 
     def _recognise(self, node: HiddenNode, members: Iterable[bytes]) -> bool:
         for member in members:
-            own = [place for place in node.places if code_of(self._run_id, node.name, place, member) == node.code]
+            own = [place for place in node.places if code_of(self.run_id, node.name, place, member) == node.code]
             if own:
-                self._found(member, [f"{place}/p2p/{peer_id(member)}" for place in own])
+                self.found(member, [f"{place}/p2p/{peer_id(member)}" for place in own])
                 return True
         return False
 

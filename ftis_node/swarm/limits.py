@@ -75,41 +75,41 @@ class Limits:
 OWN = Limits()
 
 
+@dataclass
 class Budgets:
-    """A token bucket for each peer."""
+    """A token bucket for each peer.
 
-    def __init__(self, clock: Callable[[], float], a_second: float, burst: float) -> None:
-        """
-        Args:
-            clock: monotonic, in seconds.
-            a_second: tokens that each peer regains every second, up to `burst`.
-        """
-        self._clock = clock
-        self._a_second = a_second
-        self._burst = burst
+    clock: monotonic, in seconds. a_second: tokens that each peer regains every second, up to `burst`.
+    """
+
+    clock: Callable[[], float]
+    a_second: float
+    burst: float
+
+    def __post_init__(self) -> None:
         self._left = Bounded[bytes, tuple[float, float]](PEERS_MAX)  # tokens left, and at which time
 
     def take(self, peer: bytes, tokens: float = 1.0) -> bool:
         """Take so many tokens, or all that are left; False if the peer had none."""
         left = self.left(peer)
-        self._left[peer] = max(0.0, left - tokens), self._clock()
+        self._left[peer] = max(0.0, left - tokens), self.clock()
         return left >= 1.0
 
     def wait(self, peer: bytes, tokens: float) -> float:
         """Take so many tokens, even more than are left. Return the seconds until the balance is no longer negative."""
         left = self.left(peer) - tokens
-        self._left[peer] = left, self._clock()
-        return max(0.0, -left / self._a_second)
+        self._left[peer] = left, self.clock()
+        return max(0.0, -left / self.a_second)
 
     def spend(self, peer: bytes, tokens: float) -> None:
         """Take so many tokens, even more than are left, down to a whole burst below zero."""
-        self._left[peer] = max(-self._burst, self.left(peer) - tokens), self._clock()
+        self._left[peer] = max(-self.burst, self.left(peer) - tokens), self.clock()
 
     def left(self, peer: bytes) -> float:
         """The tokens that the peer has now."""
-        now = self._clock()
-        left, at = self._left.get(peer, (self._burst, now))
-        return min(self._burst, left + (now - at) * self._a_second)
+        now = self.clock()
+        left, at = self._left.get(peer, (self.burst, now))
+        return min(self.burst, left + (now - at) * self.a_second)
 
 
 class FewTimes:

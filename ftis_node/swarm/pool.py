@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from ftis_node.packet import Group
 
@@ -61,36 +61,30 @@ class Want:
     rows: Iterable[int] | None = None
 
 
+@dataclass
 class Pool:
     """Foreign groups by author. Authors take turns; the freshest group of an author goes first.
 
     The pool remembers a taken group until it would have expired, so that no second copy of it comes in.
+
+    max_age: returns the seconds after which a group is too old to train on. clock: what `Scored.born` was read from
+    (`boot_seconds`). keep_all: keep groups without a signal too, because a part of a group does not show the signal of
+    the whole. takes: returns whether an author may teach; the waiting groups of one that may not are dropped for good.
     """
 
-    def __init__(
-        self,
-        max_age: Callable[[], float],
-        clock: Callable[[], float],
-        rng: random.Random | None = None,
-        *,
-        keep_all: bool = False,
-        takes: Callable[[bytes], bool] = lambda author: True,
-    ) -> None:
-        """
-        Args:
-            max_age: returns the seconds after which a group is too old to train on.
-            takes: returns whether an author may teach; the waiting groups of one that may not are dropped for good.
-            clock: the clock that `Scored.born` was read from (`boot_seconds`).
-            keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
-        """
-        self.max_age = max_age
+    max_age: Callable[[], float]
+    clock: Callable[[], float]
+    rng: random.Random | None = None
+    _: KW_ONLY
+    keep_all: bool = False
+    takes: Callable[[bytes], bool] = lambda author: True
+
+    def __post_init__(self) -> None:
+        self._rng = self.rng or random.Random()
         self.added = 0
         self.no_signal = 0
         self.expired = 0
-        self._clock = clock
-        self._takes = takes
-        self._keep_all = keep_all
-        self._rng = rng or random.Random()
+
         self._by_author: dict[bytes, list[Scored]] = {}
         self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
 
@@ -100,7 +94,7 @@ class Pool:
 
     def add(self, scored: Scored) -> bool:
         """Add a group. False if it has no signal (counted), or the pool has or had it already."""
-        if not (scored.has_signal or self._keep_all):
+        if not (scored.has_signal or self.keep_all):
             self.no_signal += 1
             return False
         if self.knows(scored.group.key):
@@ -112,7 +106,7 @@ class Pool:
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
         """Whether the pool has or had this group, and it has not expired."""
-        return (born := self._born.get(key)) is not None and born >= self._limit()
+        return key in self._born and self._born[key] >= self._limit()
 
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Return groups to the pool that `take` gave and no step used."""
@@ -139,7 +133,10 @@ class Pool:
         self.expire()
         self._forget()
         taken: list[Scored] = []
-        while len(taken) < count and (authors := [author for author in self._by_author if newcomers.may(author)]):
+        while len(taken) < count:
+            authors = [author for author in self._by_author if newcomers.may(author)]
+            if not authors:
+                break
             self._rng.shuffle(authors)
             for author in authors[: count - len(taken)]:
                 if not newcomers.may(author):
@@ -161,7 +158,7 @@ class Pool:
 
     def expire(self) -> None:
         """Drop the groups that are too old, or whose author may not teach."""
-        self._by_author = {author: groups for author, groups in self._by_author.items() if self._takes(author)}
+        self._by_author = {author: groups for author, groups in self._by_author.items() if self.takes(author)}
         before = sum(map(len, self._by_author.values()))
         limit = self._limit()
         self._keep(lambda one: one.born >= limit)
@@ -174,7 +171,7 @@ class Pool:
 
     def _limit(self) -> float:
         """The clock's time before which a group was made that is too old."""
-        return self._clock() - self.max_age()
+        return self.clock() - self.max_age()
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:
         kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}

@@ -102,14 +102,14 @@ class Reputation:
 
     def equivocated(self, author: bytes) -> None:
         """Ban an author that signed two different announcements of one round; nobody else can forge this."""
-        if (book := self.authors.get(author)) is not None:  # a throw-away key gets no book
-            book.refused["equivocation"] += 1
+        if author in self.authors:  # a throw-away key gets no book
+            self.authors[author].refused["equivocation"] += 1
         self.ban(author, "it signed two different announcements of one round")
 
     def late(self, author: bytes) -> None:
         """Count an announcement that came too late; it has no consequence."""
-        if (book := self.authors.get(author)) is not None:
-            book.late += 1
+        if author in self.authors:
+            self.authors[author].late += 1
 
     def scored(self, author: bytes, rewards: Sequence[float], *, signal: bool) -> None:
         """Count a group of the author that this node has scored."""
@@ -135,7 +135,8 @@ class Reputation:
             book.evidence.add(self._clock(), groups)
         if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
             evidence = book.claims.evidence
-            book.claims, book.sound = Claims(), 0
+            book.claims = Claims()
+            book.sound = 0
             self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
 
     def ban(self, author: bytes, reason: str) -> None:
@@ -149,7 +150,7 @@ class Reputation:
     def banned(self, author: bytes) -> str | None:
         """The reason of the author's present ban, or None."""
         ban = self.authors.ban_of(author)
-        return ban.reason if ban is not None and ban.until > self._clock() else None
+        return None if ban is None else ban.now(self._clock())
 
     def established(self, author: bytes) -> bool:
         """Whether the author has a record and no ban."""
@@ -158,8 +159,7 @@ class Reputation:
 
     def record(self, author: bytes) -> int:
         """The author's groups that were trained on while its claims were sound."""
-        book = self.authors.get(author)
-        return book.sound if book is not None else 0
+        return self.authors[author].sound if author in self.authors else 0
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
@@ -179,11 +179,10 @@ class Reputation:
         """The weight of its samples in the loss: 0 during a ban, a half while its claims are doubted, else 1."""
         if self.banned(author) is not None:
             return 0.0
-        book = self.authors.get(author)
-        return 0.5 if book is not None and self._doubted(book) else 1.0
+        return 0.5 if self._doubted(author) else 1.0
 
-    def _doubted(self, book: Author) -> bool:
-        return CLAIMS in self._defences and book.claims.paid >= DOUBTED
+    def _doubted(self, author: bytes) -> bool:
+        return CLAIMS in self._defences and author in self.authors and self.authors[author].claims.paid >= DOUBTED
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
         """Count a packet of the author whose pull begins."""
@@ -193,15 +192,14 @@ class Reputation:
 
     def pulled(self, author: bytes) -> float:
         """The approximate number of its packets pulled in the time of a step."""
-        book = self.authors.get(author)
-        return book.pulled.now(self._clock()) if book is not None else 0.0
+        return self.authors[author].pulled.now(self._clock()) if author in self.authors else 0.0
 
-    def may_be_pulled(self, author: bytes, most: int) -> bool:
+    def may_be_pulled(self, author: bytes, most: float) -> bool:
         """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal; none
         of a banned author."""
-        book = self.authors.get(author)
-        part = min(1.0, book.signal / ENOUGH_SIGNAL) if book is not None else 1.0
-        return self.pulled(author) < max(1.0, most * part) and self.banned(author) is None
+        if author in self.authors and self.authors[author].signal < ENOUGH_SIGNAL:
+            most = max(1.0, most * self.authors[author].signal / ENOUGH_SIGNAL)
+        return self.pulled(author) < max(1.0, most) and self.banned(author) is None
 
     # --- holders --------------------------------------------------------------------------------------------------
 
@@ -239,13 +237,13 @@ class Reputation:
 
     def shunned(self, holder: bytes) -> str | None:
         """The reason why this node neither calls nor answers the peer, or None."""
-        book = self.holders.get(holder)
-        return book.ban.reason if book is not None and book.ban.until > self._clock() else None
+        return self.holders[holder].ban.now(self._clock()) if holder in self.holders else None
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
         """Draw a holder at random. What it served lately, beside the others, lowers its chance to a quarter at most, so
         that none serves all and fresh keys do not replace it; faults lower it without end."""
-        now, unknown = self._clock(), Holder()
+        now = self._clock()
+        unknown = Holder()
         books = [self.holders.get(holder, unknown) for holder in holders]
         served = [1.0 + book.served.now(now) for book in books]
         idle = min(served)
@@ -257,7 +255,8 @@ class Reputation:
 
     def report(self, peer: bytes) -> PeerStanding:
         """Return a peer's row for `ftis-node peers`, as an author and as a holder."""
-        author, holder = self.authors.get(peer, Author()), self.holders.get(peer, Holder())
+        author = self.authors.get(peer, Author())
+        holder = self.holders.get(peer, Holder())
         claims = author.claims
         return PeerStanding(
             standing=self._in_words(peer),
@@ -282,37 +281,38 @@ class Reputation:
 
     def left_alone(self) -> dict[bytes, str]:
         """All banned authors and peers with their reasons."""
-        known = (*self.authors, *self.authors.strangers)
-        found = {author: reason for author in known if (reason := self.banned(author)) is not None}
-        return found | {holder: reason for holder in self.holders if (reason := self.shunned(holder)) is not None}
+        found = {author: self.banned(author) for author in (*self.authors, *self.authors.strangers)}
+        shunned = {holder: self.shunned(holder) for holder in self.holders}
+        found |= {holder: reason for holder, reason in shunned.items() if reason is not None}
+        return {peer: reason for peer, reason in found.items() if reason is not None}
 
     def _in_words(self, peer: bytes) -> str:
-        if (reason := self.banned(peer)) is not None:
-            return f"banned as an author: {reason}"
-        if (reason := self.shunned(peer)) is not None:
-            return f"banned: {reason}"
-        if peer in self.authors and self._doubted(self.authors[peer]):
+        banned = self.banned(peer)
+        if banned is not None:
+            return f"banned as an author: {banned}"
+        shunned = self.shunned(peer)
+        if shunned is not None:
+            return f"banned: {shunned}"
+        if self._doubted(peer):
             return "doubted: its claimed probabilities look too low"
         return "established" if self.established(peer) else "newcomer"
 
     def facts(self) -> dict[str, Any]:
         """Bans and records as plain values for the next start, with times as seconds from now."""
         now = self._clock()
-        none = Author()
-        strangers = {author: none for author in self.authors.strangers if author not in self.authors}
-        return {
-            "authors": {
-                author.hex(): {
+        rows: dict[str, Any] = {}
+        for author in dict.fromkeys((*self.authors, *self.authors.strangers)):
+            book = self.authors.get(author, Author())
+            ban = self.authors.ban_of(author) or Ban()
+            if ban.level or book.sound:
+                rows[author.hex()] = {
                     "sound": book.sound,
                     "claims": asdict(book.claims),
                     "loss_share": book.loss_share,
                     "evidence": book.evidence.now(now),
                     "ban": {"left": max(0.0, ban.until - now), "reason": ban.reason, "level": ban.level},
                 }
-                for author, book in (self.authors | strangers).items()
-                if (ban := self.authors.ban_of(author) or none.ban).level or book.sound
-            }
-        }
+        return {"authors": rows}
 
     def take_up(self, facts: Mapping[str, Any]) -> None:
         """Restore the output of `facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
@@ -327,7 +327,8 @@ class Reputation:
                     self.authors.strangers[author] = ban
                 continue
             book = self.authors.open(author)
-            book.sound, book.ban = sound, ban
+            book.sound = sound
+            book.ban = ban
             book.claims = Claims.of(row["claims"])
             book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
             book.evidence.add(now, evidence)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftis_node.swarm.limits import Bounded
@@ -28,17 +29,18 @@ class _Series(NamedTuple):
     began: float
 
 
+@dataclass
 class Rounds:
-    """The highest round of each author, bounded; a forgotten author starts a new series."""
+    """The highest round of each author, bounded; a forgotten author starts a new series.
 
-    def __init__(self, clock: Callable[[], float], unix: Callable[[], float]) -> None:
-        """
-        Args:
-            clock: seconds, including those in which the machine sleeps (`boot_seconds`).
-            unix: the wall clock, in seconds since 1970.
-        """
-        self._clock = clock
-        self._unix = unix
+    clock: seconds, including those in which the machine sleeps (`boot_seconds`). unix: the wall clock, in seconds since
+    1970.
+    """
+
+    clock: Callable[[], float]
+    unix: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._series = Bounded[bytes, _Series](AUTHORS_MAX)
 
     def __len__(self) -> int:
@@ -46,8 +48,9 @@ class Rounds:
 
     def follows(self, author: bytes, round: int) -> bool:
         """Whether a round may follow its author's received ones; if so, note it as received."""
-        now, fence = self._clock(), 1000.0 * FENCE_SECONDS
-        number = 1000.0 * self._unix()
+        now = self.clock()
+        fence = 1000.0 * FENCE_SECONDS
+        number = 1000.0 * self.unix()
         if round > number + fence:
             return False
         series = self._series.get(author)
@@ -62,5 +65,5 @@ class Rounds:
         return may and round >= number - fence and self._begin(author, round, now)
 
     def _begin(self, author: bytes, round: int, began: float) -> bool:
-        self._series[author] = _Series(round, self._clock() - LATE_SECONDS, began)
+        self._series[author] = _Series(round, self.clock() - LATE_SECONDS, began)
         return True

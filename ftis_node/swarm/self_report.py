@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,38 +69,36 @@ def read_report(data: bytes) -> SelfReport:
     return decode(data, SelfReport, REPORT_BYTES_MAX, "a self-report")
 
 
+@dataclass
 class SelfReports:
-    """This node's own reports, and what becomes of others'; those of ten minutes are passed on."""
+    """This node's own reports, and what becomes of others'; those of ten minutes are passed on.
 
-    def __init__(
-        self,
-        identity: Identity,
-        chronicle: Chronicle,
-        describe: Callable[[], SelfReport | None],
-        welcomes: Callable[[bytes], bool],
-        *,
-        observing: bool = False,
-        spares: Callable[[bytes], bool] = lambda _: False,
-    ) -> None:
-        """
-        Args:
-            chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet.
-            welcomes: whether an author may take part. spares: whose report makes room for nobody's.
-            observing: others' reports are taken from whoever passes them on; else only from their authors.
-        """
+    chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet. welcomes:
+    whether an author may take part. observing: others' reports are taken from whoever passes them on; else only from
+    their authors. spares: whose report makes room for nobody's.
+    """
+
+    identity: Identity
+    chronicle: Chronicle
+    describe: Callable[[], SelfReport | None]
+    welcomes: Callable[[bytes], bool]
+    _: KW_ONLY
+    observing: bool = False
+    spares: Callable[[bytes], bool] = lambda _: False
+
+    def __post_init__(self) -> None:
         self.telling = False  # whether this node tells others of itself
-        self.describe = describe
-        self._identity, self._chronicle, self._welcomes, self._observing = identity, chronicle, welcomes, observing
-        self._spares = spares
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._own: SelfReport | None = None
         self._made = -math.inf  # when, by `boot_seconds`
 
     def news(self, told: dict[bytes, int], *, observer: bool) -> dict[bytes, bytes]:
         """The reports that a peer was not told yet, by author; they count as `told`: by author, the report's time."""
-        known = self._chronicle.told_since(unix_seconds() - PRESENT_SECONDS) if observer else []
-        others = (report for report in known if report.author != self._identity.author)
-        new = (report for report in (*self._newest_own(), *others) if told.get(report.author, -1) < report.at)
+        known = self._newest_own()
+        if observer:
+            others = self.chronicle.told_since(unix_seconds() - PRESENT_SECONDS)
+            known += [report for report in others if report.author != self.identity.author]
+        new = (report for report in known if told.get(report.author, -1) < report.at)
         found = list(islice(new, REPORTS_TOLD))
         for report in found:
             told[report.author] = report.at
@@ -108,12 +107,12 @@ class SelfReports:
     def hear(self, reports: Iterable[bytes], peer: bytes) -> bool:
         """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now."""
         left = False
-        for data in islice(reports, REPORTS_TOLD if self._observing else 1):
+        for data in islice(reports, REPORTS_TOLD if self.observing else 1):
             try:
                 report = read_report(data)
             except Malformed:
                 continue
-            seen = self._chronicle.nodes.get(report.author)
+            seen = self.chronicle.nodes.get(report.author)
             if seen is not None and seen.report is not None and seen.report.at >= report.at:
                 continue
             if not self._may_be(report, peer):
@@ -121,13 +120,15 @@ class SelfReports:
             if not self._checks.take(peer):
                 left = True
             elif report.verify(report.author):
-                self._chronicle.reported(report, peer, unix_seconds(), self._spares)
+                self.chronicle.reported(report, peer, unix_seconds(), self.spares)
         return left
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
-        sound = report.run_id == self._chronicle.run_id and abs(report.at - unix_seconds()) < FENCE
-        told_by_author = self._observing or report.author == peer
-        return sound and told_by_author and report.author != self._identity.author and self._welcomes(report.author)
+        if report.run_id != self.chronicle.run_id or abs(report.at - unix_seconds()) >= FENCE:
+            return False
+        if report.author == self.identity.author or not self.welcomes(report.author):
+            return False
+        return self.observing or report.author == peer
 
     def _newest_own(self) -> list[SelfReport]:
         """This node's report, made anew each minute; nothing if there is none."""
@@ -137,5 +138,6 @@ class SelfReports:
             made = self.describe()
             if made is None:
                 return []
-            self._own, self._made = made.signed_by(self._identity), boot_seconds()
+            self._own = made.signed_by(self.identity)
+            self._made = boot_seconds()
         return [self._own] if self._own is not None else []

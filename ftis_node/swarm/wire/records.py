@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -93,12 +94,12 @@ def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTR
     return DHTRecord(key, subkey, value, expiration)
 
 
+@dataclass
 class OwnerSigned:
     """Accepts only small, short-lived records that their owner signed under its own key."""
 
-    def __init__(self, identity: Identity, run_id: bytes) -> None:
-        self._identity = identity
-        self._run_id = run_id
+    identity: Identity
+    run_id: bytes
 
     def owner(self, record: DHTRecord) -> bytes | None:
         """The 38-byte peer id of the owner of a record of this run; None if the record is invalid."""
@@ -107,7 +108,7 @@ class OwnerSigned:
 
     def ours(self, key: bytes, owner: bytes) -> bool:
         """Whether this peer's records in this run lie under the key."""
-        return key in keys_of(self._run_id, owner)
+        return key in keys_of(self.run_id, owner)
 
     def signer(self, record: DHTRecord) -> bytes | None:
         """The owner of a record of any run. Its key cannot be checked, for it is a hash of its run."""
@@ -124,7 +125,7 @@ class OwnerSigned:
 
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
         """Sign this node's own record, valid for so many seconds."""
-        key, subkey = key_bytes(self._run_id, shard), msgpack.packb(self._identity.peer_id)
+        key, subkey = key_bytes(self.run_id, shard), msgpack.packb(self.identity.peer_id)
         value = msgpack.packb(pack_addresses(addresses))
         unsigned = DHTRecord(key, subkey, value, time.time() + lifetime)
         return DHTRecord(key, subkey, self.sign_value(unsigned), unsigned.expiration_time)
@@ -139,13 +140,14 @@ class OwnerSigned:
         return [text for text in unpack_addresses(value) if text.endswith(ends)]
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        return bytes(record.value + self._identity.sign(_message(record, record.value)))
+        return bytes(record.value + self.identity.sign(_message(record, record.value)))
 
 
 def _message(record: DHTRecord, value: bytes) -> bytes:
     return b"".join((_CONTEXT, record.key, record.subkey, struct.pack(">d", record.expiration_time), value))
 
 
+@dataclass
 class Shelf:
     """Valid records by key and owner, until they expire.
 
@@ -155,21 +157,18 @@ class Shelf:
     Records of other runs have little room of their own: for nodes that know nobody of their run but this one.
     """
 
-    def __init__(self, validator: OwnerSigned, known: Callable[[bytes], bool]) -> None:
-        """
-        Args:
-            known: returns whether this 38-byte peer id is in the node's view.
-        """
-        self._validator = validator
-        self._known = known
+    validator: OwnerSigned
+    known: Callable[[bytes], bool]
+
+    def __post_init__(self) -> None:
         self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}
         self._others = Bounded[tuple[bytes, bytes], DHTRecord](OTHERS_MAX)  # by owner and key
 
     def keep(self, record: DHTRecord, caller: bytes) -> bool:
         """Keep a caller's own record. Return whether the key had room; a full one may have kept it nevertheless."""
-        if self._validator.signer(record) != caller:
+        if self.validator.signer(record) != caller:
             return False
-        if not self._validator.ours(record.key, caller):
+        if not self.validator.ours(record.key, caller):
             return self._keep_of_others(record, caller)
         if not self._has_shelf(record.key, caller):
             return False
@@ -201,7 +200,7 @@ class Shelf:
     def addresses(self) -> dict[bytes, list[str]]:
         """The addresses in all records here, by the 38-byte peer ids of their owners."""
         kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
-        return {owner: self._validator.addresses(record) for owner, record in kept.items()}
+        return {owner: self.validator.addresses(record) for owner, record in kept.items()}
 
     def _has_shelf(self, key: bytes, caller: bytes) -> bool:
         """Whether there is a shelf for this key, or room for one. Keys are free, so a shelf of strangers makes room.
@@ -210,15 +209,15 @@ class Shelf:
             return True
         for shelf in self._shelves.values():
             _expire(shelf)
-        idle = [other for other, shelf in self._shelves.items() if not any(map(self._known, shelf))]
-        if not idle and not self._known(caller):
+        idle = [other for other, shelf in self._shelves.items() if not any(map(self.known, shelf))]
+        if not idle and not self.known(caller):
             return False
         del self._shelves[random.choice(idle or list(self._shelves))]
         return True
 
     def _make_room(self, shelf: dict[bytes, DHTRecord], caller: bytes) -> bool:
-        strangers = [owner for owner in shelf if not self._known(owner)]
-        if not strangers and not self._known(caller):
+        strangers = [owner for owner in shelf if not self.known(owner)]
+        if not strangers and not self.known(caller):
             return False
         del shelf[random.choice(strangers or list(shelf))]
         return True
