@@ -48,7 +48,9 @@ class PacketRef(NamedTuple):
 def right_of(rewards: Sequence[float]) -> int:
     """The completions of a group [G] with its highest reward; 0 if that is not above 0. See `PacketRef.right`."""
     best = max(rewards)
-    return sum(reward == best for reward in rewards) if best > 0 else 0
+    if best <= 0:
+        return 0
+    return sum(reward == best for reward in rewards)
 
 
 def teaches(run: Run, right: int) -> bool:

@@ -31,7 +31,8 @@ class Trend(msgspec.Struct):
             return
         self.rows.append([now, *values])
         if len(self.rows) > self.most:
-            self.rows, self.spacing = self.rows[::2], 2 * self.spacing
+            self.rows = self.rows[::2]
+            self.spacing *= 2
 
 
 class Seen(msgspec.Struct):
@@ -87,7 +88,7 @@ class Chronicle(msgspec.Struct):
             others = [author for author in nodes if not spares(author)] or list(nodes)
             named = Counter(nodes[author].first_sender for author in others)
             others.sort(key=lambda author: (named[nodes[author].first_sender], nodes[author].first))
-            going = others[: -LEAVING - 1 : -1]
+            going = others[::-1]
         for author in going[:LEAVING]:
             del nodes[author]
 
@@ -95,8 +96,11 @@ class Chronicle(msgspec.Struct):
         """Keep a report, unless it is older than the one of its author that is here."""
         seen = self.of(report.author, referrer, heard, spares)
         if seen.report is None or report.at > seen.report.at:
-            seen.report, seen.reported, seen.step = report, heard, max(seen.step, report.step)
-            seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach
+            seen.report = report
+            seen.reported = heard
+            seen.step = max(seen.step, report.step)
+            seen.version = report.version or seen.version
+            seen.reach = report.reach or seen.reach
             if report.pass_at_1 is not None:
                 seen.pass_at_1.add(heard, report.pass_at_1)
 
@@ -108,11 +112,15 @@ class Chronicle(msgspec.Struct):
 def read_chronicle(file: Path | None, run: Run) -> Chronicle | None:
     """What was gathered before; None if there is nothing, or nothing that can be used."""
     decode = msgspec.msgpack.Decoder(Chronicle).decode
-    found = None if file is None else kept(file, decode, "the swarm's history begins anew.")
+    if file is None:
+        return None
+    found = kept(file, decode, "the swarm's history begins anew.")
     return found if found is not None and found.run_id == run.id else None
 
 
 def names_in(chronicle: Chronicle | None) -> dict[str, str]:
     """What nodes call themselves, by peer id; nobody checks it."""
-    reports = [] if chronicle is None else [seen.report for seen in chronicle.nodes.values()]
+    if chronicle is None:
+        return {}
+    reports = [seen.report for seen in chronicle.nodes.values()]
     return {peer_id(one.author): plain(one.name, 64) for one in reports if one is not None and one.name}

@@ -65,7 +65,7 @@ class Claims:
     def add(self, figures: Mapping[str, float]) -> None:
         """Add a source's figures of one step, see `Diagnostics.summary`."""
         kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
-        judged = figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)
+        judged = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]
         self.samples = kept * self.samples + figures["samples"]
         self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
         self.tokens = kept * self.tokens + figures.get("judged_tokens", 0.0)
@@ -109,7 +109,10 @@ class Claims:
     @property
     def evidence(self) -> str:
         """The evidence that the claims are too low, in words."""
-        tokens = sum(self.wealth[: len(BETS)]) >= sum(self.wealth[len(BETS) :])
-        judged = "tokens, mean of min(ρ, 2)" if tokens else "whole samples, mean of min(√W, 2)"
-        count, excess = (self.tokens, self.excess) if tokens else (self.chunked, self.chunk_excess)
-        return f"bets against them paid {self.paid:,.0f} to 1, over {judged} {1 + excess / max(count, 1.0):.3f}"
+        if sum(self.wealth[: len(BETS)]) >= sum(self.wealth[len(BETS) :]):
+            judged = "tokens, mean of min(ρ, 2)"
+            mean = 1 + self.excess / max(self.tokens, 1.0)
+        else:
+            judged = "whole samples, mean of min(√W, 2)"
+            mean = 1 + self.chunk_excess / max(self.chunked, 1.0)
+        return f"bets against them paid {self.paid:,.0f} to 1, over {judged} {mean:.3f}"

@@ -32,8 +32,10 @@ class KnownAddresses(msgspec.Struct):
     @classmethod
     def read(cls, file: Path | None) -> KnownAddresses:
         """What a home kept; nothing if the file is missing or damaged."""
+        if file is None:
+            return cls()
         decode = msgspec.json.Decoder(KnownAddresses | list[str]).decode
-        found = None if file is None else kept(file, decode, "name peers again with --peers.")
+        found = kept(file, decode, "name peers again with --peers.")
         if isinstance(found, list):  # the first homes kept one list
             return cls(met=found[:MET_MAX])
         return found or cls()
@@ -56,11 +58,14 @@ class KnownAddresses(msgspec.Struct):
     def tried(self, settings: Settings, book: Book | None, owners: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
         """Each address, and why a start with these settings does not dial it, "" if it does: in a private run with this
         book nobody who was a member and is none any more."""
-        scope, now = self.scope(settings, owners), unix_seconds()
-        local, named = LocalNetworks(settings.host), (*owners, *self.peers, *self.given)
+        scope = self.scope(settings, owners)
+        local = LocalNetworks(settings.host)
+        named = (*owners, *self.peers, *self.given)
         for text in self.all:
-            peer, why = peer_at(text) or b"", scope.why_not(text)
+            peer = peer_at(text) or b""
+            why = scope.why_not(text)
             if why and text in self.met and (book is not None or local.has(peer, named)):
                 why = local.why_not(text)
-            left = book is not None and book.has_left(peer, now)
-            yield text, "its node is no member any more" if left else why
+            if book is not None and book.has_left(peer, unix_seconds()):
+                why = "its node is no member any more"
+            yield text, why

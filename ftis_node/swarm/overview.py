@@ -81,10 +81,15 @@ class Overview:
             own: the peer id of this node; None for an observer.
             file: keeps what was gathered between starts.
         """
-        self._swarm, self._run, self._own, self._file = swarm, run, own, file
-        self.book, self._spares = swarm.chronicle, swarm.reputation.established
+        self.book = swarm.chronicle
+        self._swarm = swarm
+        self._run = run
+        self._own = own
+        self._file = file
+        self._spares = swarm.reputation.established
         self._groups = 0  # announced since the last row of the history
-        self._began, self._counted = unix_seconds(), boot_seconds()
+        self._began = unix_seconds()
+        self._counted = boot_seconds()
         self._before = {author: seen.round for author, seen in self.book.nodes.items()}
         self._looked = 0.0  # by `boot_seconds`
 
@@ -105,31 +110,41 @@ class Overview:
 
     def look(self) -> None:
         """Take over what handshakes, announcements and self-reports said since the last look."""
-        now, boot = unix_seconds(), boot_seconds()
+        now = unix_seconds()
+        boot = boot_seconds()
+        zero = now - boot
         for peer in list(self._swarm.membership.active_view.values()):
-            seen = self.book.of(peer.id, peer.id, now - (boot - peer.seen), self._spares)
+            seen = self.book.of(peer.id, peer.id, zero + peer.seen, self._spares)
             seen.version = peer.agent.removeprefix("ftis-node/")
-            if peer.addresses:  # who only dials names none
-                relayed = all(map(is_relayed, peer.addresses))
-                seen.reach = "relayed" if relayed else "direct" if peer.found else seen.reach
+            if peer.addresses and all(map(is_relayed, peer.addresses)):
+                seen.reach = "relayed"
+            elif peer.addresses and peer.found:  # who only dials names none
+                seen.reach = "direct"
         for known in self._swarm.gossip.table:
             if self._looked <= known.heard < boot:
-                self._announced(known, now - (boot - known.heard))
-        if self._own is not None and (report := self._swarm.reports.describe()) is not None:
+                self._announced(known, zero + known.heard)
+        report = self._swarm.reports.describe() if self._own is not None else None
+        if self._own is not None and report is not None:
             self.book.reported(report, self._own, now, self._spares)
-        claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
         if boot - self._counted >= self.book.history.spacing:
             if boot - self._looked < PRESENT_SECONDS:  # else the machine slept, and nobody was seen meanwhile
-                made = 60 * self._groups / (boot - self._counted)
-                mean = sum(claimed) / len(claimed) if claimed else None
-                self.book.history.add(now, len(self._present(now)), made, mean)
+                self._add_row(now, 60 * self._groups / (boot - self._counted))
             self._groups = 0
             self._counted = boot
         self._looked = boot
 
+    def _add_row(self, now: float, made: float) -> None:
+        """Add to the history. made: announced groups a minute."""
+        present = self._present(now)
+        claims = [seen.report.pass_at_1 for seen in present if seen.report is not None]
+        claimed = [one for one in claims if one is not None]
+        mean = sum(claimed) / len(claimed) if claimed else None
+        self.book.history.add(now, len(present), made, mean)
+
     def facts(self) -> SwarmFacts:
         """What to show now; the nodes that are present first, then by what they contributed."""
-        now, book = unix_seconds(), self.book
+        now = unix_seconds()
+        book = self.book
         nodes = [self._facts(author, seen, now) for author, seen in book.nodes.items()]
         nodes.sort(key=lambda node: (not node.present, -node.groups, node.id))
         return SwarmFacts(

@@ -21,7 +21,8 @@ class Pile:
     def take(self, known: Known) -> None:
         last = self.all.pop()
         if last is not known:
-            self.all[known.place], last.place = last, known.place
+            self.all[known.place] = last
+            last.place = known.place
 
 
 class Shares:
@@ -31,7 +32,8 @@ class Shares:
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
+        self._most = most
+        self._most_bytes = most_bytes
         self.by: dict[bytes | None, dict[tuple[bytes, int], Known]] = {}
         self.size: Counter[bytes | None] = Counter()
 
