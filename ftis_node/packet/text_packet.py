@@ -60,7 +60,9 @@ class TextPacket(Header):
             size = int(pieces.sum(dtype=np.int64))
             end = float(self.logprobs[claim + length]) if finished else None
             yield TextCompletion(self.text[byte : byte + size], pieces, self.logprobs[claim : claim + length], end)
-            piece, byte, claim = piece + length, byte + size, claim + length + finished
+            piece += length
+            byte += size
+            claim += length + finished
 
 
 def pack_text_group(
@@ -82,12 +84,23 @@ def pack_text_group(
             raise PacketError("every piece of a completion needs one size and one log-prob")
         if int(np.sum(completion.pieces, dtype=np.int64)) != len(completion.text):
             raise PacketError("the pieces of a completion are not its text")
-    claims = [
-        np.append(completion.logprobs, [] if completion.end is None else [completion.end]) for completion in completions
-    ]
-    finished, lengths = [one.finished for one in completions], [len(one.pieces) for one in completions]
+    header = header_for(
+        run_id,
+        author,
+        round,
+        slot,
+        policy_step,
+        prompt,
+        finished=[completion.finished for completion in completions],
+        lengths=[len(completion.pieces) for completion in completions],
+    )
+    claims: list[Any] = []
+    for completion in completions:
+        claims.append(completion.logprobs)
+        if completion.end is not None:
+            claims.append([completion.end])
     return TextPacket(  # type: ignore[call-arg]
-        *header_for(run_id, author, round, slot, policy_step, prompt, finished, lengths).fields(),
+        *header.fields(),
         np.concatenate([completion.pieces for completion in completions]).astype(np.uint8),
         b"".join(completion.text for completion in completions),
         np.concatenate(claims).astype(np.float32),
@@ -96,9 +109,9 @@ def pack_text_group(
 
 def encode_text(packet: TextPacket) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    pieces, claims = sum(packet.lengths), sum(packet.lengths) + sum(packet.finished)
-    packet.check("pieces", packet.pieces, np.uint8, pieces)
-    packet.check("logprobs", packet.logprobs, np.float32, claims)
+    count = sum(packet.lengths)
+    packet.check("pieces", packet.pieces, np.uint8, count)
+    packet.check("logprobs", packet.logprobs, np.float32, count + sum(packet.finished))
     _check_lengths(packet.lengths, packet.finished)
     if type(packet.text) is not bytes or len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
         raise PacketError(f"{len(packet.text)} bytes of text are not those of the pieces")

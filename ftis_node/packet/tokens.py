@@ -103,20 +103,26 @@ class Packet(Header):
 
     def completions(self) -> Iterator[Completion]:
         """The G completions in order, sampled and given tokens together; without given ones as views."""
-        start = start_given = 0
-        runs_of = [None] * len(self.lengths) if self.given is None else self.given.by_completion()
-        for length, finished, runs in zip(self.lengths, self.finished, runs_of, strict=True):
-            own = slice(start, start + length)
-            start += length
-            if self.given is None or runs is None or not len(runs):
-                yield Completion(self.token_ids[own], self.logprobs[own], finished)
+        sampled = np.split(self.token_ids, np.cumsum(self.lengths)[:-1])
+        claims = np.split(self.logprobs, np.cumsum(self.lengths)[:-1])
+        if self.given is None:
+            for ids, logprobs, finished in zip(sampled, claims, self.finished, strict=True):
+                yield Completion(ids, logprobs, finished)
+            return
+        begin = 0
+        runs_of = self.given.by_completion()
+        for own, logprobs, finished, runs in zip(sampled, claims, self.finished, runs_of, strict=True):
+            if not len(runs):
+                yield Completion(own, logprobs, finished)
                 continue
-            rest, more = length - int(runs[:, 0].sum()), int(runs[:, 1].sum())
+            rest = len(own) - int(runs[:, 0].sum())
             where = np.repeat(np.arange(2 * len(runs) + 1) % 2 == 1, [*runs.reshape(-1), rest])
-            ids = np.empty(length + more, np.uint32)
-            ids[~where], ids[where] = self.token_ids[own], self.given.ids[start_given : start_given + more]
-            yield Completion(ids, self.logprobs[own], finished, given=where)
-            start_given += more
+            ids = np.empty(len(where), np.uint32)
+            end = begin + len(where) - len(own)
+            ids[~where] = own
+            ids[where] = self.given.ids[begin:end]
+            begin = end
+            yield Completion(ids, logprobs, finished, given=where)
 
 
 def pack_group(
@@ -146,14 +152,26 @@ def pack_group(
         raise PacketError("every sampled token of a completion needs one id and one log-prob")
     if not turns and any(where.any() for where in wheres):
         raise PacketError("only a packet of turns has given tokens")
-    finished, lengths = [one.finished for one in completions], [len(part) for part in sampled]
-    header = header_for(run_id, author, round, slot, policy_step, prompt_ids, finished, lengths)
-    given = _given([own[where] for own, where in zip(ids, wheres, strict=True)], wheres) if turns else None
+    header = header_for(
+        run_id,
+        author,
+        round,
+        slot,
+        policy_step,
+        prompt_ids,
+        finished=[completion.finished for completion in completions],
+        lengths=[len(part) for part in sampled],
+    )
+    given = None
+    if turns:
+        given = _given([own[where] for own, where in zip(ids, wheres, strict=True)], wheres)
     return Packet(*header.fields(), _ids_of(sampled), np.concatenate(claims), given)  # type: ignore[call-arg]
 
 
 def _where_given(completion: Completion) -> npt.NDArray[np.bool_]:
-    where = np.zeros(len(completion), np.bool_) if completion.given is None else completion.given
+    where = completion.given
+    if where is None:
+        where = np.zeros(len(completion), np.bool_)
     if np.shape(completion.token_ids) != where.shape or not len(where) or where[0] or where[-1]:
         raise PacketError("a completion must begin and end with a sampled token")
     return where
@@ -163,8 +181,8 @@ def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool
     runs = [np.diff(np.flatnonzero(np.diff(where)) + 1, prepend=0).reshape(-1, 2) for where in wheres]
     if any(len(own) > 255 for own in runs):
         raise PacketError("a completion has at most 255 runs of given tokens")
-    turns, ids_given = np.asarray([len(own) for own in runs], np.uint8), _ids_of(ids)
-    return GivenTokens(turns, np.concatenate(runs).astype(np.uint32), ids_given)
+    turns = np.asarray([len(own) for own in runs], np.uint8)
+    return GivenTokens(turns, np.concatenate(runs).astype(np.uint32), _ids_of(ids))
 
 
 def _ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
@@ -178,17 +196,25 @@ def encode_tokens(packet: Packet) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
     _check_parts(packet)
     records = np.empty(len(packet.token_ids), _RECORD)
-    records["id"], records["logprob"] = packet.token_ids, packet.logprobs
-    raw = [records.tobytes()]
-    if (given := packet.given) is not None:
-        raw = [given.turns.tobytes(), given.runs.astype("<u4").tobytes(), *raw, given.ids.astype("<u4").tobytes()]
+    records["id"] = packet.token_ids
+    records["logprob"] = packet.logprobs
+    given = packet.given
+    if given is None:
+        return packet.encoded(packet.version, [records.tobytes()])
+    raw = [
+        given.turns.tobytes(),
+        given.runs.astype("<u4").tobytes(),
+        records.tobytes(),
+        given.ids.astype("<u4").tobytes(),
+    ]
     return packet.encoded(packet.version, raw)
 
 
 def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     """The packet in these bytes, whose header has these fields. Raises PacketError."""
     turned = fields[0] == TURN_PACKET_VERSION
-    before, at = spelled(fields, 4 if turned else 1), 0
+    before = spelled(fields, 4 if turned else 1)
+    at = 0
     header = header_of(fields)
     _check_lengths(header.lengths)
 
@@ -215,11 +241,11 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
 def _check_parts(packet: Packet) -> None:
     _check_lengths(packet.lengths)
     tokens = sum(packet.lengths)
-    if (given := packet.given) is not None:
-        total, runs = int(given.runs[:, 1].sum(dtype=np.int64)), int(given.turns.sum(dtype=np.int64))
+    given = packet.given
+    if given is not None:
         packet.check("turns", given.turns, np.uint8, len(packet.lengths))
-        packet.check("runs", given.runs, np.uint32, runs, 2)
-        packet.check("given ids", given.ids, np.uint32, total)
+        packet.check("runs", given.runs, np.uint32, int(given.turns.sum(dtype=np.int64)), 2)
+        packet.check("given ids", given.ids, np.uint32, int(given.runs[:, 1].sum(dtype=np.int64)))
     packet.check("token_ids", packet.token_ids, np.uint32, tokens)
     packet.check("logprobs", packet.logprobs, np.float32, tokens)
     _check_runs(packet)
