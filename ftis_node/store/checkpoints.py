@@ -87,7 +87,8 @@ class Checkpoints:
         for file in directory.iterdir():
             sync(file)
         sync(directory)
-        final, replaced = directory.with_suffix(""), directory.with_suffix(".replaced")
+        final = directory.with_suffix("")
+        replaced = directory.with_suffix(".replaced")
         if final.exists():  # the same step again, as after a restart: at every moment one of the two is whole
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
@@ -196,10 +197,10 @@ def verify(directory: Path) -> Facts:
 def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
     """Checksums and facts, as the newest schema has them. Raises UserError, or one of `_UNREADABLE`."""
     manifest = json.loads((directory / _MANIFEST).read_text())
-    files, facts = dict(manifest["files"]), dict(manifest["facts"])
+    facts = dict(manifest["facts"])
     for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
         step(facts)
-    return files, facts
+    return dict(manifest["files"]), facts
 
 
 def _step(directory: Path) -> int:

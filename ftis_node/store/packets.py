@@ -41,7 +41,8 @@ CREATE TABLE IF NOT EXISTS used_rounds (
 """
 # Receivers take an author's first round only within three hours of their clocks (`swarm.rounds`). A node counts on by
 # one while its clock gains 1,000 a second. So it begins anew at its clock before it falls out of that.
-BEHIND_MS, AHEAD_MS = 2 * 3600 * 1000, 3 * 3600 * 1000
+BEHIND_MS = 2 * 3600 * 1000
+AHEAD_MS = 3 * 3600 * 1000
 
 
 def milliseconds() -> int:
@@ -148,7 +149,8 @@ class PacketStore:
             self._db.execute(_ANNOUNCED)  # earlier versions leave it alone
             size = f"coalesce(sum(size), 0) + {SEEN_BYTES} * (SELECT count(*) FROM seen)"
             self._bytes = int(self._db.execute(f"SELECT {size} FROM packets").fetchone()[0])
-            stored, seen = "(SELECT max(stored) FROM packets)", "(SELECT max(at) FROM seen)"
+            stored = "(SELECT max(stored) FROM packets)"
+            seen = "(SELECT max(at) FROM seen)"
             latest = self._db.execute(f"SELECT max(coalesce({stored}, 0), coalesce({seen}, 0))").fetchone()[0]
             self._zero = max(time.time(), float(latest)) - boot_seconds()
             with self._transaction():

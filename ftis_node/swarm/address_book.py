@@ -21,7 +21,8 @@ from ftis_node.swarm.wire.transport import Listening
 PASSIVE_VIEW_MAX = 256
 REFERRER_PART = 8  # one peer can name at most one in so many of the candidates
 ADDRESSES_TOLD = 2
-LAN, LAN_MAX = b"lan", 64  # who names what was heard on the local network; addresses from there
+LAN = b"lan"  # who names what was heard on the local network
+LAN_MAX = 64  # addresses from there
 SELF = b"self"  # who named all those that came by themselves
 PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
@@ -30,7 +31,8 @@ DIALS_A_SECOND = DIALS_AT_ONCE / 60
 TRIES_OF_NAMED = 3  # greetings in a row, of a peer that others named and that was never met
 # A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
 # the peer, or it calls this node, no pause is longer than 20 s.
-FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
+FIRST_PAUSE = 1.0
+NAMED_PAUSE = 20.0
 TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
 REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
@@ -39,7 +41,8 @@ LASTING = 8 * ADDRESSES_TOLD  # addresses of peers that have left, kept before t
 
 REFERRERS_MAX = 1024
 # A doubted referrer named at least so many that did not answer, as number and as part.
-MISSED_MIN, MISSED_PART = 8, 0.75
+MISSED_MIN = 8
+MISSED_PART = 0.75
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ _LAST_IS_IP4 = _networks("::/96 ::ffff:0:0/96 ::ffff:0:0:0/96 64:ff9b::/96 64:ff
 _HOST_AND_PORT = re.compile(
     r"/(?:ip[46]|dns|dns4|dns6)/[^/]+/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)(?:/p2p/[^/]+/p2p-circuit)?/p2p/[^/]+"
 )
-FIRST_PORT, HTTPS_PORT = 1024, 443
+FIRST_PORT = 1024
+HTTPS_PORT = 443
 _KINDS = {"4": IPv4Address, "6": IPv6Address}
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
@@ -135,7 +136,8 @@ def is_plain(address: str) -> bool:
 
 def host_and_port(address: str) -> tuple[IPv4Address | IPv6Address | None, int]:
     """The host and the port of a plain address; (None, 0) for any other, and for a name."""
-    found, host = _HOST_AND_PORT.fullmatch(address), _IP.match(address)
+    found = _HOST_AND_PORT.fullmatch(address)
+    host = _IP.match(address)
     if found is None or host is None or not is_plain(address):
         return None, 0
     return _place(host[1]), int(found[1] or found[2])
@@ -181,8 +183,9 @@ class NetworkScope:
 
     def widen(self, addresses: Iterable[str]) -> None:
         """Extend the home networks by those of the owner's addresses; names do not count."""
-        found = (SCOPES.index(_scope_of(host[1])) for text in addresses if (host := _IP.match(text)))
-        self._narrowest = max(self._narrowest, *found, 0)
+        for host in map(_IP.match, addresses):
+            if host is not None:
+                self._narrowest = max(self._narrowest, SCOPES.index(_scope_of(host[1])))
 
     def reach(self, address: str) -> bool:
         """Whether this address may be dialled, whoever names it."""
@@ -195,8 +198,9 @@ class NetworkScope:
             return ""
         if host is None or not is_plain(address):
             return "only this node's owner may name a host so"
-        far = "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
-        return far if SCOPES.index(_scope_of(host[1])) > self._narrowest else ""
+        if SCOPES.index(_scope_of(host[1])) > self._narrowest:
+            return "outside the networks in which this node's owner named a peer; if it is yours, name it with --peers"
+        return ""
 
 
 def network_of(addresses: Iterable[str]) -> str:

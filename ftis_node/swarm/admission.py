@@ -154,7 +154,8 @@ def _check_origin(
     if packet.author_digest != author_digest(author):
         return Rejection(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
     if announced is not None and (packet.round, packet.slot) != announced:
-        found, promised = f"round {packet.round}, slot {packet.slot}", f"round {announced[0]}, slot {announced[1]}"
+        found = f"round {packet.round}, slot {packet.slot}"
+        promised = f"round {announced[0]}, slot {announced[1]}"
         return Rejection(Reason.NOT_AS_ANNOUNCED, f"it holds {found} but was announced as {promised}")
     if packet.slot >= context.run.slots:
         return Rejection(Reason.SLOT_OUT_OF_RANGE, f"slot {packet.slot} of {context.run.slots}")
@@ -187,9 +188,11 @@ def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
 
 
 def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
-    cap, most = run.completion_tokens, run.completion_bytes
+    cap = run.completion_tokens
+    most = run.completion_bytes
     for completion in packet.completions():
-        pieces, size = completion.pieces, len(completion.text)
+        pieces = completion.pieces
+        size = len(completion.text)
         last = int(pieces[-1]) if len(pieces) else 0
         aborted = len(pieces) > 0 and last == 0
         if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
@@ -207,7 +210,8 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
 
 def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection | None:
     # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
-    low, high = float(packet.logprobs.min()), float(packet.logprobs.max())
+    low = float(packet.logprobs.min())
+    high = float(packet.logprobs.max())
     if not (low >= context.logprob_min and high <= LOGPROB_MAX):
         allowed = f"{context.logprob_min:.3f} … {LOGPROB_MAX}"
         return Rejection(Reason.LOGPROB_OUT_OF_RANGE, f"log-probs {low:.6g} … {high:.6g}; allowed are {allowed}")

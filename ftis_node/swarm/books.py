@@ -11,7 +11,8 @@ from ftis_node.swarm.claims import Claims
 from ftis_node.swarm.limits import Bounded
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
-AUTHORS_MAX, HOLDERS_MAX = 2048, 1024
+AUTHORS_MAX = 2048
+HOLDERS_MAX = 1024
 STRANGERS_BANNED_MAX = 1024
 BAN_SECONDS = 600.0
 LONGEST_BAN_SECONDS = 24 * 3600.0

@@ -14,7 +14,8 @@ from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 
 NODES_MAX = 512
 LEAVING = 32  # that make room together
-HISTORY_ROWS, NODE_ROWS = 400, 96  # of the trends of the swarm and of each node
+HISTORY_ROWS = 400  # of the trends of the swarm and of each node
+NODE_ROWS = 96
 Spares = Callable[[bytes], bool]  # whether an author keeps its entry, whoever else comes
 
 

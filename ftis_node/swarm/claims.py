@@ -11,7 +11,8 @@ from ftis_node.step_report import BETS
 
 FADING_SAMPLES = 1000.0  # half-life of the means that are shown; the verdicts need none
 STAKE_SAMPLES = 1000.0  # samples after which as much was staked anew as at first
-DOUBTED, DISPROVED = 100.0, 1000.0  # what the bets have paid for each stake at a verdict
+DOUBTED = 100.0  # what the bets have paid for each stake at a verdict
+DISPROVED = 1000.0
 MOST = 1e6  # what a bet can be worth, so that an author that mends its ways is not doubted for ever
 LARGEST_WIN = 50.0  # nats of a step
 _ACCOUNTS = tuple((kind, f"{prefix}_{bet}") for kind, prefix in enumerate(("bet", "chunk_bet")) for bet in BETS)

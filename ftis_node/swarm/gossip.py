@@ -28,7 +28,8 @@ ENOUGH_OPEN = 128
 A_FEW = 4
 FEW_LACKING = 32  # and remembers so many of those that one peer mentions
 COUNT_SECONDS = 1.0
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
+CHECKS_A_SECOND = 100.0  # signature checks for one peer
+CHECKS_AT_ONCE = 2048.0
 # An equivocating author's announcement costs its first sender so many checks. An honest node passes one on in good
 # faith, so this limits the rate and does not blame.
 CONTRADICTION_CHECKS = 100.0

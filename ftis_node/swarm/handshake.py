@@ -21,7 +21,8 @@ from ftis_node.swarm.wire.transport import Transport, Unreachable
 logger = logging.getLogger(__name__)
 
 # A node blames the sender for announcements that it cannot read, so another form of announcement needs another major.
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 3, 2
+PROTOCOL_MAJOR = 3
+PROTOCOL_MINOR = 2
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
 STARTING_SECONDS = (

@@ -15,7 +15,8 @@ from ftis_node.swarm.certificates import Book
 from ftis_node.swarm.local_networks import LocalNetworks
 from ftis_node.swarm.wire.transport import Listening
 
-NAMED_MAX, MET_MAX = 16, 128
+NAMED_MAX = 16
+MET_MAX = 128
 
 
 class KnownAddresses(msgspec.Struct):

@@ -36,8 +36,10 @@ NODES_MAX = 256
 ADDRESSES_MAX = 4  # of one node
 TASK_MAX = WORD_MAX = 64
 ANSWER_SECONDS = 3.0
-HIDDEN, NAME_BYTES = b"member", 16  # of a private run's node: the key of its code; its random name
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 64.0  # of codes, all together
+HIDDEN = b"member"  # of a private run's node: the key of its code
+NAME_BYTES = 16  # its random name
+CHECKS_A_SECOND = 10.0  # of codes, all together
+CHECKS_AT_ONCE = 64.0
 
 logger = logging.getLogger(__name__)
 

@@ -102,7 +102,8 @@ def _found(host: str) -> _Found:
         listens = ipaddress.ip_address(host)
     except ValueError:  # a name
         return _Found()
-    near, bridges = list[Interface](), list[Interface]()
+    near = list[Interface]()
+    bridges = list[Interface]()
     for name, own in own_interfaces():
         if own.is_loopback or own.is_link_local:
             continue

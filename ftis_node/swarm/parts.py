@@ -74,7 +74,8 @@ class Parts:
         Args:
             own: the open groups of which this node has made a part. epoch: the present one.
         """
-        waiting, mine = self.by_group(), set(own)
+        waiting = self.by_group()
+        mine = set(own)
         whole = [
             key
             for key in waiting.keys() | mine

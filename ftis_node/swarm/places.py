@@ -21,7 +21,8 @@ from ftis_node.swarm.signed import Malformed, Signed, decode
 DIAL_MAX = 4
 PLACE_BYTES_MAX = 512
 KEPT_MAX = 256
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 1.0, 64.0  # of signatures, of each peer that passes places on
+CHECKS_A_SECOND = 1.0  # of signatures, of each peer that passes places on
+CHECKS_AT_ONCE = 64.0
 
 
 class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):

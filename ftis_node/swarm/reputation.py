@@ -17,13 +17,15 @@ from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.rounds import Rounds
 
-CLAIMS, NEWCOMERS = "claims", "newcomers"
+CLAIMS = "claims"
+NEWCOMERS = "newcomers"
 DEFENCES = (CLAIMS, NEWCOMERS)
 
 NEWCOMERS_PART = 4  # all authors without a record share one part in so many of a batch
 # The number of an author's latest groups that decide how much this node pulls from it. If less than one in four has a
 # signal, the node pulls less, down to one group per step.
-SIGNAL_GROUPS, ENOUGH_SIGNAL = 32, 0.25
+SIGNAL_GROUPS = 32
+ENOUGH_SIGNAL = 0.25
 LEAST_SHARE = 0.25  # of the chance to be asked that the holder has which served least lately
 
 logger = logging.getLogger(__name__)

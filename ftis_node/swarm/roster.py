@@ -29,8 +29,10 @@ from ftis_node.swarm.signed import Malformed
 NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 RECORDS_MAX = 512  # certificates of one issuer, and as many removals; all removals by the founder are kept
 RECORDS_TOLD = 32  # in one message
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of signatures, for each peer, but for removals by the founder
-NEW_A_SECOND, NEW_AT_ONCE = 0.2, 1024.0  # records of one inviter, whoever tells them
+CHECKS_A_SECOND = 10.0  # of signatures, for each peer, but for removals by the founder
+CHECKS_AT_ONCE = 1024.0
+NEW_A_SECOND = 0.2  # records of one inviter, whoever tells them
+NEW_AT_ONCE = 1024.0
 
 TOO_MANY_CHECKS = "it shows too many certificates at a time"
 TOO_MANY_RECORDS = "their issuer issues too many at a time"
@@ -330,7 +332,8 @@ class Roster(OpenRun):
 
     def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str | None:
         """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or None."""
-        book, issuer = self.book, record.issuer
+        book = self.book
+        issuer = record.issuer
         tree = book.kept(record).get(issuer, {})
         held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:

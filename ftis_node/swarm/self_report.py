@@ -28,7 +28,8 @@ TEACHERS_MAX = 16
 REPORTS_TOLD = 64  # to an observer in one message
 PRESENT_SECONDS = 600.0  # an older report is passed on to nobody
 FENCE = 3 * 3600.0  # between a report's time and this node's clock
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 256.0  # signatures, for each peer
+CHECKS_A_SECOND = 10.0  # signatures, for each peer
+CHECKS_AT_ONCE = 256.0
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -100,7 +100,8 @@ class Sessions(dict[bytes, Session]):
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]
-        begun.limits, begun.observer = limits, observer
+        begun.limits = limits
+        begun.observer = observer
         begun.reports.clear()
         begun.records.clear()
         self[peer] = begun

@@ -31,17 +31,21 @@ from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
 
-EXCHANGE_SECONDS, EXCHANGE_PEERS = 5.0, 6  # of a call; whom a node asks for news at a time
+EXCHANGE_SECONDS = 5.0  # of a call
+EXCHANGE_PEERS = 6  # whom a node asks for news at a time
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
 SETTLED_RECORD_SECONDS = 180.0
 FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm the first peers have named enough others by then
 PEERS_TOLD = 2
-QUESTIONS, WATCHED = 2, 5  # requests of an exchange: the news of both, then what either lacks; of an observer's at most
+QUESTIONS = 2  # requests of an exchange: the news of both, then what either lacks
+WATCHED = 5  # of an observer's at most
 ENOUGH_PEERS = 16
-CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # before p2pd is started again
+CALLS_A_SECOND = 50.0
+CALLS_AT_ONCE = 200.0
+FIRST_PAUSE = 1.0  # before p2pd is started again
+LONGEST_PAUSE = 30.0
 
 logger = logging.getLogger(__name__)
 

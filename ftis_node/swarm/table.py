@@ -24,7 +24,8 @@ ROWS_TRIED = 4  # a choice by row considers so many announced rows for each pack
 PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
-AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
+AGE_SLACK = 0.05
+AGE_SLACK_SECONDS = 1.5
 
 
 @dataclass(eq=False)

@@ -8,7 +8,8 @@ from ftis_node.swarm.limits import Budgets
 
 PEERS_MAX = 1024
 # Bytes that one peer's questions may draw, packets aside. At once: about a full table of announcements.
-ANSWERS_A_SECOND, ANSWERS_AT_ONCE = float(64 << 10), float(1 << 20)
+ANSWERS_A_SECOND = float(64 << 10)
+ANSWERS_AT_ONCE = float(1 << 20)
 # All answers together have one byte in so many of the upload limit, and do not wait; packets wait for what is left.
 ANSWERS_PART = 4
 STRANGERS_PART = 2  # of the answers, for all peers without a record together: identities are free

@@ -25,9 +25,12 @@ from ftis_node.swarm.wire.records import Shelf, pack_answer
 MAX_KEYS = 16  # in a call that stores; a look-up has one
 NODES_MAX = 1024
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # lists in a store call
-NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node has a new DHT id after each start
-CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # by one peer
-BUCKET, DEPTH_MODULO = 20, 5  # hivemind's defaults for the routing table
+NEW_IDS_A_SECOND = 1 / 600  # a node has a new DHT id after each start
+NEW_IDS_AT_ONCE = 4.0
+CALLS_A_SECOND = 10.0  # by one peer
+CALLS_AT_ONCE = 100.0
+BUCKET = 20  # hivemind's defaults for the routing table
+DEPTH_MODULO = 5
 CALL_SECONDS = 3.0
 
 
@@ -64,18 +67,20 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         """Whether a peer may have this id."""
         if len(node) != DHTID.HASH_NBYTES:
             return False
-        if self._ids.get(peer) != node:
-            known, owner = DHTID.from_bytes(node), PeerID(peer)
-            if not self._new.take(peer) or self.routing_table.get(node_id=known, default=owner) != owner:
-                return False
-            self._ids[peer] = node
+        if self._ids.get(peer) == node:
+            return True
+        owner = PeerID(peer)
+        if not self._new.take(peer) or self.routing_table.get(node_id=DHTID.from_bytes(node), default=owner) != owner:
+            return False
+        self._ids[peer] = node
         return True
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
         """hivemind's; but a new id of a peer replaces its old one, and when the table is full the oldest that waits for
         room in the same bucket, if any does."""
         table = self.routing_table
-        if node_id is not None and (old := table.get(peer_id=peer_id, default=node_id)) != node_id:
+        old = table.get(peer_id=peer_id, default=node_id)
+        if node_id is not None and old != node_id:
             del table[old]
         await super().update_routing_table(node_id, peer_id, responded)
         if len(table.uid_to_peer_id) > NODES_MAX and node_id in table:
@@ -110,8 +115,10 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         caller = self._check(request, context, 1 if self.traffic.room(context.remote_id.to_bytes()) > 0 else 0)
         response: dht_pb2.FindResponse = await super().rpc_find(request, context)
         for key, result in zip(request.keys, response.results, strict=True):
-            if records := self.shelf.records(key):
-                result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
+            records = self.shelf.records(key)
+            if records:
+                result.type = dht_pb2.FOUND_DICTIONARY
+                result.value = pack_answer(records)
         self.traffic.answer(caller, response.ByteSize())
         return response
 
@@ -125,7 +132,9 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         fields = [getattr(request, name) for name in RECORD]
         if len({*map(len, fields)}) > 1:
             raise ValueError("a record in a DHT call lacks something")
-        met = dht_pb2.StoreRequest(peer=request.peer) if request.HasField("peer") else dht_pb2.StoreRequest()
+        met = dht_pb2.StoreRequest()
+        if request.HasField("peer"):
+            met.peer.CopyFrom(request.peer)
         response: dht_pb2.StoreResponse = await super().rpc_store(met, context)
         for key, subkey, value, expiration, _ in zip(*fields, strict=True):
             kept = subkey == own and self.shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
@@ -137,7 +146,9 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
     async def call_ping(self, peer: PeerID, **_: Any) -> DHTID | None:
         """Return a peer's id in the DHT; None without an answer, or if the id is not credible. hivemind calls this."""
         response = await self._call("rpc_ping", peer, dht_pb2.PingRequest(peer=self.node_info))
-        return DHTID.from_bytes(response.peer.node_id) if response is not None and response.peer.node_id else None
+        if response is None or not response.peer.node_id:
+            return None
+        return DHTID.from_bytes(response.peer.node_id)
 
     async def look_up(self, peer: bytes, key: bytes) -> tuple[bytes, list[tuple[DHTID, bytes]]] | None:
         """Look up a key at one peer; None without an answer.
@@ -149,8 +160,10 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
             return None
         (result,) = response.results
         named = zip(result.nearest_node_ids[:NEAREST_MAX], result.nearest_peer_ids[:NEAREST_MAX], strict=False)
-        nodes = ((node, one) for node, one in named if len(node) == DHTID.HASH_NBYTES and is_author(one))
-        return result.value, [(DHTID.from_bytes(node), one) for node, one in nodes]
+        nodes = [
+            (DHTID.from_bytes(node), one) for node, one in named if len(node) == DHTID.HASH_NBYTES and is_author(one)
+        ]
+        return result.value, nodes
 
     async def leave_record(self, peer: bytes, record: DHTRecord) -> bool | None:
         """Store this node's record at a peer. Return whether the key has room there; None without an answer."""
@@ -163,7 +176,9 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
             peer=self.node_info,
         )
         response = await self._call("rpc_store", PeerID(peer), request)
-        return None if response is None else list(response.store_ok[:1]) == [True]
+        if response is None:
+            return None
+        return list(response.store_ok[:1]) == [True]
 
     async def _call(self, name: str, peer: PeerID, request: Any) -> Any:
         """A peer's answer, without an id that is not credible; None without an answer. The routing table follows."""

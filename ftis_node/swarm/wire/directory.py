@@ -108,7 +108,8 @@ class Directory(PeerDirectory):
 
     async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
         """Return whether the key is full, by the answers of referrers without doubt."""
-        referrers, owners = set[bytes](), set[bytes]()
+        referrers = set[bytes]()
+        owners = set[bytes]()
 
         def enough(answer: Answer) -> bool:
             take(answer)
@@ -122,7 +123,8 @@ class Directory(PeerDirectory):
 
     async def leave(self) -> None:
         """Leave the DHT; if p2pd is gone, this takes a second."""
-        dht, self._dht = self._dht, None
+        dht = self._dht
+        self._dht = None
         if dht is not None:
             with suppress(Exception):
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
@@ -142,9 +144,8 @@ class Directory(PeerDirectory):
 
     async def _publish(self, addresses: Sequence[str], settled: bool) -> None:
         for depth in DEPTHS:
-            shard = shard_of(self._author, depth)
             if not settled or depth not in self._full or random.random() < dht_limits.FULL_PART:
-                if await self._leave(shard, addresses):
+                if await self._leave(shard_of(self._author, depth), addresses):
                     self._full.discard(depth)
                 else:
                     self._full.add(depth)
@@ -168,8 +169,9 @@ class Directory(PeerDirectory):
         if len(nearer) < REPLICAS:
             room.append(self._shelf.keep(record, self._author))
         while answers and len(room) < REPLICAS:
-            batch, answers = answers[: REPLICAS - len(room)], answers[REPLICAS - len(room) :]
-            left = await asyncio.gather(*(dht.leave_record(answer.referrer, record) for answer in batch))
+            missing = REPLICAS - len(room)
+            left = await asyncio.gather(*(dht.leave_record(one.referrer, record) for one in answers[:missing]))
+            del answers[:missing]
             room += [one for one in left if one is not None]
         return 2 * sum(room) >= len(room)
 
@@ -188,20 +190,20 @@ async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callab
     named: dict[DHTID, bytes] = {}
     asked = {dht.p2p.peer_id.to_bytes()}
     left = OWN_NODES + NAMED_NODES
-    while left > 0 and (source := nodes or named):
+    enough = False
+    while left > 0 and (nodes or named) and not enough:
+        source = nodes or named
         nearest = sorted(source, key=target.xor_distance)[: min(dht_limits.AT_ONCE, left)]
-        batch = [(node, peer) for node in nearest if (peer := source.pop(node)) not in asked]
-        asked.update(peer for _, peer in batch)
-        left -= len(batch)
-        enough = False
-        for found in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
+        batch = {node: source.pop(node) for node in nearest}
+        calls = [_ask(dht, node, peer, key, validator) for node, peer in batch.items() if peer not in asked]
+        asked.update(batch.values())
+        left -= len(calls)
+        for found in await asyncio.gather(*calls):
             if found is not None:
                 answer, others = found
                 enough |= bool(take(answer))
                 fresh = [(node, peer) for node, peer in others if peer not in asked]
                 named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
-        if enough:
-            return
 
 
 async def _ask(
@@ -211,8 +213,9 @@ async def _ask(
     if found is None:
         return None
     value, others = found
-    # Sixty-four signatures take some 10 ms, so check them outside the event loop.
-    addresses = await asyncio.to_thread(check, key, value, validator) if value else {}
+    addresses: dict[bytes, list[str]] = {}
+    if value:  # sixty-four signatures take some 10 ms, so check them outside the event loop
+        addresses = await asyncio.to_thread(check, key, value, validator)
     return Answer(node, peer, addresses), others
 
 
@@ -222,6 +225,5 @@ def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[
     for record in unpack_answer(key, value):
         owner = validator.owner(record)
         if owner is not None:
-            own = [text for text in validator.addresses(record) if peer_at(text) == owner]  # and remembers it parsed
-            found |= {owner: own} if own else {}
-    return found
+            found[owner] = [text for text in validator.addresses(record) if peer_at(text) == owner]  # now parsed
+    return {owner: addresses for owner, addresses in found.items() if addresses}

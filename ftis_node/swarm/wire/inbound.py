@@ -18,7 +18,8 @@ STRANGERS_PART = HALF_OPEN_PART = 4  # one stream in so many
 STALL_SECONDS = 30.0
 FIRST_SECONDS = 10.0  # an honest node sends its request as soon as its stream is open
 # One peer's requests in streams: ten full ones a second, forty at once. A further one waits for its turn.
-LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE = 800.0, 3200.0
+LOOKUPS_A_SECOND = 800.0
+LOOKUPS_AT_ONCE = 3200.0
 LOOKUPS_A_REQUEST = 16  # cost of a request beside its digests
 
 
@@ -119,8 +120,7 @@ class Inbound:
                     return
                 admitted = False
                 lookups = LOOKUPS_A_REQUEST + min(len(request.digests), OWN.digests)
-                if (seconds := self._lookups.wait(peer, lookups)) > 0:
-                    await asyncio.sleep(seconds)
+                await asyncio.sleep(self._lookups.wait(peer, lookups))
                 async for chunk in self._handlers.on_fetch(request, peer):
                     stall.put_off(STALL_SECONDS)
                     yield chunk

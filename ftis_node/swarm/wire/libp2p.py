@@ -36,7 +36,8 @@ DIAL_SECONDS = 5.0
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
-LONGEST_PATIENCE, CALMED = 16.0, 0.99  # times as long as at first; what an answer leaves of it
+LONGEST_PATIENCE = 16.0  # times as long as at first
+CALMED = 0.99  # what an answer leaves of it
 HEALTH_SECONDS = 2.0
 KNOCK_SECONDS = 2.0
 FAILURES_KEPT = 256
@@ -157,8 +158,13 @@ class Libp2p:
             connected = await asyncio.wait_for(self.p2p.list_peers(), HEALTH_SECONDS)
             process = psutil.Process(self.pid)
             with process.oneshot():
-                memory, seconds = process.memory_info().rss, sum(process.cpu_times()[:2])
-                return Health(self.p2p.reachability, len(connected), memory, seconds, process.num_fds())
+                return Health(
+                    self.p2p.reachability,
+                    len(connected),
+                    process.memory_info().rss,
+                    sum(process.cpu_times()[:2]),
+                    process.num_fds(),
+                )
         except Exception:  # hivemind raises anything from a socket error to what its parser raises
             return None
 
@@ -187,7 +193,8 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            self._failures[peer] = why = _in_words(error) or self._failures.get(peer, "it failed just before")
+            why = _in_words(error) or self._failures.get(peer, "it failed just before")
+            self._failures[peer] = why
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def neighbours(self) -> dict[bytes, list[str]]:
@@ -273,16 +280,20 @@ class Libp2p:
             return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
         finally:
             late.cancel()
-        self.up, self._patience = True, max(1.0, CALMED * self._patience)
+        self.up = True
+        self._patience = max(1.0, CALMED * self._patience)
         return True
 
 
 async def _knock(place: str) -> str:
     """Why nobody answers at an address; "" if somebody does, or only p2pd can tell."""
-    if (found := _HOST_PORT.fullmatch(place)) is None:
+    found = _HOST_PORT.fullmatch(place)
+    if found is None:
         return ""
-    (host, tcp, quic), loop = found.groups(), asyncio.get_running_loop()
-    family, kind = socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
+    host, tcp, quic = found.groups()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
+    loop = asyncio.get_running_loop()
     try:
         with socket.socket(family, kind) as door:
             door.setblocking(False)
@@ -292,8 +303,9 @@ async def _knock(place: str) -> str:
                     await loop.sock_sendall(door, _WHICH_QUIC)
                     await loop.sock_recv(door, 1)
     except OSError as error:
-        why = error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
-        return "nothing listens there (connection refused)" if isinstance(error, ConnectionRefusedError) else why
+        if isinstance(error, ConnectionRefusedError):
+            return "nothing listens there (connection refused)"
+        return error.strerror or f"no answer in {KNOCK_SECONDS:.0f} s"
     return ""
 
 

@@ -39,7 +39,8 @@ MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # a unary call or its answer
 CALLS_OF_ONE_PEER = 8  # unary calls at once
-_NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
+_NO_KADEMLIA = "none"
+_KADEMLIA_CLIENT = "client"
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: the protocol by which a node asks for a relay
 
 # p2pd reports AutoNAT's finding in its log and in its metrics. The metrics come with Go's profiler, on a port that
@@ -48,8 +49,11 @@ _AUTONAT = "autonat"
 _FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("unknown", "public", "private")}
 
 # Limits with --set relay_for_others=true. p2pd has no limit on the rate, and none on all circuits together.
-_RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # relayed nodes; circuits of each
-_RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # per circuit and direction
+_RELAY_RESERVATIONS = 16  # relayed nodes
+_RELAY_CIRCUITS = 4  # circuits of each
+_RELAY_BYTES = 256 << 20  # per circuit and direction
+_RELAY_TIME = "30m"
+_RELAY_BUFFER = 64 << 10
 
 # Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
 SENT_AHEAD = 5
@@ -111,8 +115,8 @@ async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyn
 
 
 async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
-    while (request := await waiting.get()) is not None:
-        yield request
+    while True:
+        yield await waiting.get()
 
 
 async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter) -> None:
@@ -372,7 +376,8 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
         fix = "Look into the log; then start again."
         raise UserError(f"The network daemon p2pd did not start: {message}", fix) from error
     control = p2p._client.control
-    control._pending_calls, control._handler_tasks = PendingCalls(), CallTasks()
+    control._pending_calls = PendingCalls()
+    control._handler_tasks = CallTasks()
     control.unary_handlers = CallHandlers()
     for task in (control._read_task, control._write_task):  # `Transport.trouble` checks how they end
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

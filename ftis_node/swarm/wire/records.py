@@ -6,7 +6,7 @@ import random
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -120,15 +120,18 @@ class OwnerSigned:
             owner = author_of(str(msgpack.unpackb(record.subkey)))
         except MSGPACK_ERRORS:
             return None
-        value, signature = record.value[:-_SIGNATURE_BYTES], record.value[-_SIGNATURE_BYTES:]
-        return owner if verify(owner, _message(record, value), signature) else None
+        message = _message(record, record.value[:-_SIGNATURE_BYTES])
+        return owner if verify(owner, message, record.value[-_SIGNATURE_BYTES:]) else None
 
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
         """Sign this node's own record, valid for so many seconds."""
-        key, subkey = key_bytes(self.run_id, shard), msgpack.packb(self.identity.peer_id)
-        value = msgpack.packb(pack_addresses(addresses))
-        unsigned = DHTRecord(key, subkey, value, time.time() + lifetime)
-        return DHTRecord(key, subkey, self.sign_value(unsigned), unsigned.expiration_time)
+        unsigned = DHTRecord(
+            key_bytes(self.run_id, shard),
+            msgpack.packb(self.identity.peer_id),
+            msgpack.packb(pack_addresses(addresses)),
+            time.time() + lifetime,
+        )
+        return replace(unsigned, value=self.sign_value(unsigned))
 
     def addresses(self, record: DHTRecord) -> list[str]:
         """The owner's own addresses in a validated record; addresses of other peers are left out."""
@@ -149,7 +152,7 @@ def _message(record: DHTRecord, value: bytes) -> bytes:
 
 @dataclass
 class Shelf:
-    """Valid records by key and owner, until they expire.
+    """Valid records by key and owner, until they expire. known: returns whether a peer (38 bytes) is in the view.
 
     Keys are free, so an attacker can fill a key with records of useless peers. A record of a peer in this node's view
     displaces a stranger's; a stranger's displaces none of the view.
@@ -182,7 +185,8 @@ class Shelf:
     def _keep_of_others(self, record: DHTRecord, caller: bytes) -> bool:
         """Keep a record of another run, of one owner as many as an honest one leaves."""
         place = caller, record.key
-        if place in self._others or sum(owner == caller for owner, _ in self._others) < len(DEPTHS):
+        known = [owner for owner, _ in self._others]
+        if place in self._others or known.count(caller) < len(DEPTHS):
             self._others[place] = record
         return place in self._others
 
