@@ -5,14 +5,15 @@ import functools
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import SHORT_DIGEST_BYTES, Group
+from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Reason, admit
 from ftis_node.swarm.announcement import Announcement
@@ -38,22 +39,6 @@ STEP_INTERVALS = 4.0  # exchange intervals in a step, see `node.stepper.exchange
 logger = logging.getLogger(__name__)
 
 
-class Store(Protocol):
-    """The part of the packet store that the swarm uses."""
-
-    def body(self, digest: bytes) -> bytes | None: ...
-
-    def seen(self, author: bytes, round: int, slot: int) -> bool: ...
-
-    def holds(self, digest: bytes) -> bool: ...
-
-    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
-
-    def announced(self, data: bytes) -> None: ...
-
-    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]: ...
-
-
 @dataclass(frozen=True)
 class Trade:
     """A trading node's part in a swarm: what it gives and takes.
@@ -63,7 +48,7 @@ class Trade:
     """
 
     context: AdmissionContext
-    store: Store
+    store: PacketStore
     want: Callable[[], Want]
     on_groups: Callable[[Sequence[Arrival]], Awaitable[None]]
 
@@ -77,35 +62,13 @@ class Trade:
         }
 
 
-class _NoStore:
-    """The store of an observer, which has nothing and makes nothing."""
-
-    def body(self, digest: bytes) -> None:
-        return None
-
-    def seen(self, author: bytes, round: int, slot: int) -> bool:
-        return False
-
-    def holds(self, digest: bytes) -> bool:
-        return False
-
-    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        pass
-
-    def announced(self, data: bytes) -> None:
-        pass
-
-    def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]:
-        return []
-
-
 def nothing_to_trade(run: Run) -> Trade:
     """The part of an observer: it wants nothing, so nothing is ever admitted, and it has nothing to give."""
 
     async def take(arrived: Sequence[Arrival]) -> None:
         raise AssertionError("an observer pulls nothing")
 
-    return Trade(AdmissionContext(run, bytes(SHORT_DIGEST_BYTES)), _NoStore(), Want, take)
+    return Trade(AdmissionContext(run, bytes(SHORT_DIGEST_BYTES)), PacketStore(Path(":memory:"), run.id, 0), Want, take)
 
 
 @dataclass(eq=False)

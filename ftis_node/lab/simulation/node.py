@@ -68,7 +68,7 @@ class SimulatedNode:
             max_age=settings.max_age,
             trade=Trade(
                 CONTEXT,
-                self.store,
+                cast(PacketStore, self.store),
                 lambda: self.stepper.want(),
                 lambda arrived: self.stepper.source.inbox.on_groups(arrived),
             ),
