@@ -215,7 +215,7 @@ async def test_wrong_bytes_are_held_against_the_holder(swarms: Swarms, caplog: p
     await gets(holder, made)
     await swarms.leave(author)
     body = holder.store.body
-    holder.pulling.uploads._body = lambda digest: (body(digest) or b"")[:-1] + b"!"
+    holder.pulling.uploads.body = lambda digest: (body(digest) or b"")[:-1] + b"!"
     victim = await swarms.join(3, holder)
     await eventually(lambda: victim.pulling.rejections["wrong bytes"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table

@@ -138,9 +138,9 @@ def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever
     for observing, from_author in ((False, True), (True, True)):
         books = reports(observing=observing)
         books.hear([sent(ANN)], CARA.author)
-        assert (ANN.author in books._chronicle.nodes) == observing
+        assert (ANN.author in books.chronicle.nodes) == observing
         books.hear([sent(ANN, NOW + 1)], ANN.author)
-        assert (ANN.author in books._chronicle.nodes) == from_author
+        assert (ANN.author in books.chronicle.nodes) == from_author
     assert reports().news({}, observer=False), "its own it tells anybody"
 
 
@@ -160,14 +160,14 @@ def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever
 def test_a_report_is_left_out_that_is(what: str, data: bytes, clocks: Clock) -> None:
     books = reports(observing=True)
     books.hear([data, sent(CARA)], CARA.author)
-    assert set(books._chronicle.nodes) == {CARA.author}, what
+    assert set(books.chronicle.nodes) == {CARA.author}, what
 
 
 def test_an_older_report_does_not_replace_a_newer_one(clocks: Clock) -> None:
     books = reports(observing=True)
     books.hear([sent(ANN, NOW, step=5)], CARA.author)
     books.hear([sent(ANN, NOW - 60, step=4)], EVE.author)
-    assert books._chronicle.nodes[ANN.author].step == 5
+    assert books.chronicle.nodes[ANN.author].step == 5
 
 
 def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(clocks: Clock) -> None:
@@ -189,7 +189,7 @@ def test_who_does_not_tell_of_itself_sends_nothing(clocks: Clock) -> None:
 
 def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock) -> None:
     books = reports(observing=True)
-    nodes = books._chronicle.nodes
+    nodes = books.chronicle.nodes
     books.hear([sent(ANN)], CARA.author)
     for number in range(100, 100 + NODES_MAX + 64):
         clocks.now += 0.2
@@ -210,8 +210,8 @@ def test_row_74_thousands_of_made_up_authors_cost_a_bounded_look() -> None:
 def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(clocks: Clock) -> None:
     """In an open run everybody may tell, so a flood needs no one to pass it on."""
     books = reports()
-    books._spares = lambda author: author == CARA.author
-    nodes = books._chronicle.nodes
+    books.spares = lambda author: author == CARA.author
+    nodes = books.chronicle.nodes
     books.hear([sent(ANN)], ANN.author)
     crowd = [identity(number) for number in range(100, 100 + NODES_MAX + 64)]
     for number, one in enumerate(crowd):
