@@ -8,14 +8,17 @@ from dataclasses import dataclass
 # Linux has it. Elsewhere an age stops while the machine sleeps.
 _AGES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
+Clock = Callable[[], float]
+"""It returns seconds."""
+
 
 @dataclass(frozen=True)
 class Clocks:
     """boot, unix, thread: what `boot_seconds`, `unix_seconds` and `thread_seconds` return."""
 
-    boot: Callable[[], float]
-    unix: Callable[[], float]
-    thread: Callable[[], float]
+    boot: Clock
+    unix: Clock
+    thread: Clock
 
 
 _clocks = Clocks(lambda: time.clock_gettime(_AGES), lambda: time.time(), time.thread_time)

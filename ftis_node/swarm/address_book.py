@@ -4,12 +4,12 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from ftis_node.host.clocks import backoff, boot_seconds
+from ftis_node.host.clocks import Clock, backoff, boot_seconds
 from ftis_node.swarm.addresses import peer_at, varied
 from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
@@ -51,7 +51,7 @@ class Referrers:
     """Counts by referrer, a 38-byte peer id. A doubted referrer's answers are still used, but never suffice alone."""
 
     def __init__(self) -> None:
-        self._counts: Bounded[bytes, list[int]] = Bounded(REFERRERS_MAX)  # missed, met
+        self._counts = Bounded[bytes, list[int]](REFERRERS_MAX)  # missed, met
 
     def note(self, referrer: bytes | None, *, met: bool) -> None:
         """Count a named peer that shook hands, or did not answer its first greeting."""
@@ -106,7 +106,7 @@ class AddressBook:
     rng: random.Random
     cache: Path | None = None
     private: bool = False
-    clock: Callable[[], float] = boot_seconds  # with the seconds in which the machine sleeps
+    clock: Clock = boot_seconds  # with the seconds in which the machine sleeps
 
     def __post_init__(self) -> None:
         self.referrers = Referrers()
@@ -116,8 +116,8 @@ class AddressBook:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
         self._trusted: frozenset[str] = frozenset()
-        self._on_lan: Bounded[str, None] = Bounded(LAN_MAX)  # addresses that mDNS named
-        self._skipped: Bounded[str, str] = Bounded(PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
+        self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
+        self._skipped = Bounded[str, str](PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
         self.scope = self._known.scope(self.how)
         self.local = LocalNetworks(self.how.host)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ftis_node.host.clocks import backoff
+from ftis_node.host.clocks import Clock, backoff
 from ftis_node.swarm.claims import Claims
 from ftis_node.swarm.limits import Bounded
 
@@ -137,7 +137,7 @@ class AuthorBooks(Books[Author]):
     Bans of authors without evidence are kept apart, so that throw-away keys evict only one another.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__(
             Author, AUTHORS_MAX, lambda book: book.has_record, lambda book: (book.evidence.now(clock()), book.ban.level)
         )

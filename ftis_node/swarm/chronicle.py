@@ -1,7 +1,6 @@
 """Sightings of a swarm's nodes, over time and in bounded memory. Their own words are claims."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,14 +8,13 @@ import msgspec
 from ftis_node.config.run import Run
 from ftis_node.host.files import kept
 from ftis_node.swarm.handshake import plain
-from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.identity import OfPeer, peer_id
 from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
 
 NODES_MAX = 512
 LEAVING = 32  # that make room together
 HISTORY_ROWS = 400  # of the trends of the swarm and of each node
 NODE_ROWS = 96
-Spares = Callable[[bytes], bool]  # whether an author keeps its entry, whoever else comes
 
 
 class Trend(msgspec.Struct):
@@ -70,7 +68,7 @@ class Chronicle(msgspec.Struct):
     nodes: dict[bytes, Seen] = {}
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 
-    def of(self, author: bytes, first_sender: bytes, heard: float, spares: Spares = lambda _: False) -> Seen:
+    def of(self, author: bytes, first_sender: bytes, heard: float, spares: OfPeer = lambda _: False) -> Seen:
         """The entry of an author that was heard of now; of too many, one makes room that `spares` does not name."""
         nodes = self.nodes
         if author not in nodes:
@@ -80,7 +78,7 @@ class Chronicle(msgspec.Struct):
         nodes[author].heard = max(nodes[author].heard, heard)
         return nodes[author]
 
-    def _make_room(self, present: float, spares: Spares) -> None:
+    def _make_room(self, present: float, spares: OfPeer) -> None:
         """Drop some at once, since a flood brings thousands: those silent for longest that are not present; else the
         newest of the first sender that named most, or of all if each names itself only. So floods evict themselves."""
         nodes = self.nodes
@@ -93,7 +91,7 @@ class Chronicle(msgspec.Struct):
         for author in going[:LEAVING]:
             del nodes[author]
 
-    def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: Spares = lambda _: False) -> None:
+    def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: OfPeer = lambda _: False) -> None:
         """Keep a report, unless it is older than the one of its author that is here."""
         seen = self.of(report.author, referrer, heard, spares)
         if seen.report is None or report.at > seen.report.at:

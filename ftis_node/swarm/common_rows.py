@@ -29,7 +29,7 @@ class OwnSlots:
 
     def __post_init__(self) -> None:
         self._epoch = -1
-        self._left: set[int] = set()  # slots of the epoch that are not answered
+        self._left = set[int]()  # slots of the epoch that are not answered
 
     def take(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
         """The slots of a round of up to `count` parts, ascending; none if all are answered.
@@ -64,7 +64,7 @@ class Answered:
 
     def __post_init__(self) -> None:
         # author → epoch → by slot, the round that answered it
-        self._rounds: Bounded[bytes, Bounded[int, array[int]]] = Bounded(AUTHORS_MAX)
+        self._rounds = Bounded[bytes, Bounded[int, array[int]]](AUTHORS_MAX)
 
     def in_time(self, announcement: Announcement, age: float) -> bool:
         """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""

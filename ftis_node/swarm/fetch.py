@@ -67,7 +67,7 @@ class Uploads:
 
     def __post_init__(self) -> None:
         self._given = FewTimes()
-        self._active: set[bytes] = set()
+        self._active = set[bytes]()
         self._slots = asyncio.Semaphore(UPLOADS)
         self._kept_free = asyncio.Semaphore(UPLOADS)
 

@@ -12,6 +12,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement, teaches
 from ftis_node.swarm.common_rows import Answered
+from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, announcement_id
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
 from ftis_node.swarm.reputation import Reputation
@@ -61,23 +62,23 @@ class Gossip:
     seen: Callable[[bytes, int, int], bool]
     news: Callable[[], None]
     decode: Callable[..., Announcement] = decode_announcement
-    welcomes: Callable[[bytes], bool] = lambda author: True
+    welcomes: OfPeer = lambda author: True
     sessions: Sessions = field(default_factory=Sessions)
     holds: Callable[[bytes], bool] = lambda digest: False
 
     def __post_init__(self) -> None:
         self.run_id = self.run.id
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter[str]()
         self.copied = False  # somebody else signs with this node's key
         self.enough: float = ENOUGH_OPEN
         self._answered = Answered(self.run)
         self._newest: Known | None = None
-        self._asked: Bounded[int, float] = Bounded(IDS_MAX)  # time until which no other peer is asked; set once per id
+        self._asked = Bounded[int, float](IDS_MAX)  # time until which no other peer is asked; set once per id
         self._open = 0  # announcements left to pull from, at the time `_counted`
         self._counted = -math.inf
         self._checks = Budgets(self.table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._given = FewTimes()
-        self._dealt: Bounded[int, None] = Bounded(IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
+        self._dealt = Bounded[int, None](IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
         """Add an own announcement; the node holds all its packets."""

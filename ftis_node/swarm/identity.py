@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import base58
@@ -18,6 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.files import sync
+
+OfPeer = Callable[[bytes], bool]
+"""A question about a peer or an author, by its 38 bytes."""
 
 AUTHOR_BYTES = 38
 SIGNATURE_BYTES = 64

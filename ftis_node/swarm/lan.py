@@ -82,7 +82,7 @@ class Lan:
     hidden: Callable[[HiddenNode], None] = lambda node: None
 
     def __post_init__(self) -> None:
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking = set[asyncio.Task[None]]()
         self._open: list[tuple[AsyncZeroconf, Interface]] = []  # one for each interface
         self._stack = contextlib.AsyncExitStack()
 
@@ -199,7 +199,7 @@ class MembersOnLan:
 
     def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._unknown: Bounded[str, HiddenNode] = Bounded(ASKED_MAX)  # by name
+        self._unknown = Bounded[str, HiddenNode](ASKED_MAX)  # by name
         self._tried: frozenset[bytes] = frozenset()
 
     def hear(self, node: HiddenNode) -> None:

@@ -5,10 +5,11 @@ Identities and ids are free. An answer costs more than a request, and a check mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ftis_node.host.clocks import Clock
 from ftis_node.swarm import ftis_pb2
 
 PEERS_MAX = 1024  # with budgets
@@ -82,7 +83,7 @@ class Budgets:
     clock: monotonic, in seconds. a_second: tokens that each peer regains every second, up to `burst`.
     """
 
-    clock: Callable[[], float]
+    clock: Clock
     a_second: float
     burst: float
 

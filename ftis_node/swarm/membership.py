@@ -94,8 +94,8 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.active_view: dict[bytes, Peer] = {}
-        self.refused: Bounded[bytes, str] = Bounded(PASSIVE_VIEW_MAX)
-        self.majors: Bounded[bytes, int] = Bounded(PASSIVE_VIEW_MAX)  # other major versions of refused peers
+        self.refused = Bounded[bytes, str](PASSIVE_VIEW_MAX)
+        self.majors = Bounded[bytes, int](PASSIVE_VIEW_MAX)  # other major versions of refused peers
         self.health: Health | None = None
         self.sessions = Sessions(self.active_view)
         self.addresses = AddressBook(
@@ -111,7 +111,7 @@ class Membership:
         self._places = Places(self.run_file.run.id, self.identity, self.roster)
         self._run_text = run_file_as_json(self.run_file)
         self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
-        self._warned: set[bytes] = set()  # peers whose silence is in the log
+        self._warned = set[bytes]()  # peers whose silence is in the log
 
     @property
     def own_id(self) -> str:
@@ -225,7 +225,7 @@ class Membership:
 
     async def _hosts_of(self, peer: bytes) -> set[str]:
         """The hosts to which the names lead that this node's owner gave this peer."""
-        hosts: set[str] = set()
+        hosts = set[str]()
         for text in self.addresses.names_of(peer):
             with suppress(OSError, TimeoutError):
                 hosts.update(map(host_of, await asyncio.wait_for(resolved(text), HANDSHAKE_SECONDS)))
@@ -354,7 +354,7 @@ class Membership:
 
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
-        elsewhere: set[bytes] = set()
+        elsewhere = set[bytes]()
         if not self.roster.private:
             elsewhere = {peer for peer, why in self.refused.items() if why != LOOKS_ON} - self.majors.keys()
         found = [peer.addresses for peer in self.active_view.values() if peer.found]

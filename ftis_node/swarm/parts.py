@@ -7,10 +7,12 @@ better. What comes later is dropped. Nodes need not agree on what a group was ma
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from ftis_node.config.run import Run
+from ftis_node.host.clocks import Clock
 from ftis_node.packet import Group
+from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 
@@ -33,9 +35,9 @@ class Parts:
     def __init__(
         self,
         run: Run,
-        clock: Callable[[], float],
+        clock: Clock,
         rng: random.Random | None = None,
-        takes: Callable[[bytes], bool] = lambda author: True,
+        takes: OfPeer = lambda author: True,
     ) -> None:
         """
         Args:
@@ -43,7 +45,7 @@ class Parts:
         """
         self.pool = Pool(lambda: float(EPOCHS * run.epoch), clock, rng, keep_all=True, takes=takes)
         self._run = run
-        self._closed: Bounded[Key, bool] = Bounded(CLOSED_MAX)
+        self._closed = Bounded[Key, bool](CLOSED_MAX)
 
     def add(self, scored: Scored) -> bool:
         """Add a part. False if its group is closed, or has one of its author already, or as `Pool.add`."""

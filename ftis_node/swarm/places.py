@@ -53,7 +53,7 @@ class Places:
 
     def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._kept: Bounded[bytes, Place] = Bounded(KEPT_MAX)  # by member
+        self._kept = Bounded[bytes, Place](KEPT_MAX)  # by member
         self._own: Place | None = None
 
     def own(self, addresses: Sequence[str]) -> bytes:

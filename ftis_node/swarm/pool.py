@@ -4,7 +4,9 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
+from ftis_node.host.clocks import Clock
 from ftis_node.packet import Group
+from ftis_node.swarm.identity import OfPeer
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class Newcomers:
     record: returns how many groups of an author count towards its record.
     """
 
-    is_one: Callable[[bytes], bool] = lambda author: False
+    is_one: OfPeer = lambda author: False
     room: int | None = None
     record: Callable[[bytes], int] = lambda author: 0
 
@@ -73,11 +75,11 @@ class Pool:
     """
 
     max_age: Callable[[], float]
-    clock: Callable[[], float]
+    clock: Clock
     rng: random.Random | None = None
     _: KW_ONLY
     keep_all: bool = False
-    takes: Callable[[bytes], bool] = lambda author: True
+    takes: OfPeer = lambda author: True
 
     def __post_init__(self) -> None:
         self._rng = self.rng or random.Random()

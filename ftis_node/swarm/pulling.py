@@ -88,13 +88,13 @@ class Pulling:
     rng: random.Random
 
     def __post_init__(self) -> None:
-        self.rejections: Counter[Reason] = Counter()
+        self.rejections = Counter[Reason]()
         self.news = asyncio.Event()  # there may be more to pull
         self.uploads = Uploads(self.trade.store.body, self.traffic)
-        self.pulls: set[asyncio.Task[bool]] = set()  # the unfinished ones
-        self._occupied_holders: set[bytes] = set()
+        self.pulls = set[asyncio.Task[bool]]()  # the unfinished ones
+        self._occupied_holders = set[bytes]()
         self._rests = HolderBackoff()
-        self._under_way: set[Target] = set()  # but those of slow holders
+        self._under_way = set[Target]()  # but those of slow holders
 
     @property
     def hungry(self) -> bool:

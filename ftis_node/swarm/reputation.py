@@ -7,11 +7,11 @@ time. Suspicion costs weight first. A node never uses what peers say about one a
 import logging
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ftis_node.host.clocks import unix_seconds
+from ftis_node.host.clocks import Clock, unix_seconds
 from ftis_node.swarm.books import ADMITTED_EVIDENCE, STRIKES, Author, AuthorBooks, Ban, Holder, holder_books, struck_out
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
@@ -70,9 +70,7 @@ class PeerStanding:
 class Reputation:
     """Evidence on authors and holders in bounded books, and the verdicts from it."""
 
-    def __init__(
-        self, clock: Callable[[], float], defences: Collection[str] = DEFENCES, unix: Callable[[], float] = unix_seconds
-    ) -> None:
+    def __init__(self, clock: Clock, defences: Collection[str] = DEFENCES, unix: Clock = unix_seconds) -> None:
         """
         Args:
             clock: seconds, including those in which the machine sleeps (`boot_seconds`).

@@ -8,14 +8,14 @@ does not hold is its lie.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.clocks import Clock, boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
@@ -54,7 +54,7 @@ class Roster(OpenRun):
         file: Path | None = None,
         orders: Path | None = None,
         invitation: Invitation | None = None,
-        clock: Callable[[], float] = unix_seconds,
+        clock: Clock = unix_seconds,
     ) -> None:
         """
         Args:
@@ -78,7 +78,7 @@ class Roster(OpenRun):
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
         self._unsaved = False
-        self._put_off: set[Path] = set()  # orders that are in the log as not carried out
+        self._put_off = set[Path]()  # orders that are in the log as not carried out
 
     # --- who is a member ------------------------------------------------------------------------------------------
 

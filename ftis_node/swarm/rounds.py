@@ -1,10 +1,10 @@
 """The check of an author's round numbers: they decide the prompts, so an author must not choose them."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ftis_node.host.clocks import Clock
 from ftis_node.swarm.limits import Bounded
 
 # Round numbers are milliseconds. An author's first round, and the first of a new series, lies this near the clock.
@@ -37,8 +37,8 @@ class Rounds:
     1970.
     """
 
-    clock: Callable[[], float]
-    unix: Callable[[], float]
+    clock: Clock
+    unix: Clock
 
     def __post_init__(self) -> None:
         self._series = Bounded[bytes, _Series](AUTHORS_MAX)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm.identity import AUTHOR_BYTES, Identity
+from ftis_node.swarm.identity import AUTHOR_BYTES, Identity, OfPeer
 from ftis_node.swarm.limits import Budgets
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
@@ -82,10 +82,10 @@ class SelfReports:
     identity: Identity
     chronicle: Chronicle
     describe: Callable[[], SelfReport | None]
-    welcomes: Callable[[bytes], bool]
+    welcomes: OfPeer
     _: KW_ONLY
     observing: bool = False
-    spares: Callable[[bytes], bool] = lambda _: False
+    spares: OfPeer = lambda _: False
 
     def __post_init__(self) -> None:
         self.telling = False  # whether this node tells others of itself

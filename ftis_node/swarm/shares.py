@@ -35,7 +35,7 @@ class Shares:
         self._most = most
         self._most_bytes = most_bytes
         self.by: dict[bytes | None, dict[tuple[bytes, int], Known]] = {}
-        self.size: Counter[bytes | None] = Counter()
+        self.size = Counter[bytes | None]()
 
     def full(self, whose: bytes, size: int) -> bool:
         """Whether this share has no room for so many more bytes."""

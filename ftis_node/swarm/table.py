@@ -5,8 +5,10 @@ import random
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass, field
 
+from ftis_node.host.clocks import Clock
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.choosing import Offer, choose
+from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, Target
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers
@@ -41,11 +43,11 @@ class Table:
     """
 
     max_age: float
-    clock: Callable[[], float]
+    clock: Clock
     rng: random.Random = field(default_factory=random.Random)
     _: KW_ONLY
     capacity: int = CAPACITY
-    recorded: Callable[[bytes], bool] = lambda author: False
+    recorded: OfPeer = lambda author: False
     bytes_max: int = BYTES_MAX
     rows_of: Callable[[Announcement], Mapping[int, int]] = lambda announcement: {}
     view: Container[bytes] | None = None

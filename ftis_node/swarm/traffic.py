@@ -1,9 +1,10 @@
 """Payload bytes, per peer and in total, and what of them a node may send."""
 
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.limits import Budgets
 
 PEERS_MAX = 1024
@@ -20,14 +21,14 @@ ALL = b""
 class Traffic:
     """Received and sent RPC payloads in bytes, without libp2p's own framing; and the budgets of what is sent."""
 
-    def __init__(self, upload_bytes: float = 0.0, recorded: Callable[[bytes], bool] = lambda peer: False) -> None:
+    def __init__(self, upload_bytes: float = 0.0, recorded: OfPeer = lambda peer: False) -> None:
         """
         Args:
             upload_bytes: most payload that the node sends per second; 0: no limit.
             recorded: returns whether a peer has a record as an author.
         """
-        self.received: Counter[bytes] = Counter()
-        self.sent: Counter[bytes] = Counter()
+        self.received = Counter[bytes]()
+        self.sent = Counter[bytes]()
         self.recorded = recorded
         self._each = Budgets(boot_seconds, ANSWERS_A_SECOND, ANSWERS_AT_ONCE)
         self.limit(upload_bytes)

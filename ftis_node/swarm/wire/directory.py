@@ -14,7 +14,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from ftis_node.swarm.addresses import peer_at
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import GuardedDht
@@ -39,8 +39,8 @@ class Directory(PeerDirectory):
         p2p: Callable[[], Any],
         identity: Identity,
         run_id: bytes,
-        known: Callable[[bytes], bool] = lambda peer: False,
-        doubted: Callable[[bytes], bool] = lambda peer: False,
+        known: OfPeer = lambda peer: False,
+        doubted: OfPeer = lambda peer: False,
         traffic: Traffic | None = None,
     ) -> None:
         """
@@ -57,7 +57,7 @@ class Directory(PeerDirectory):
         self._validator = OwnerSigned(identity, run_id)
         self._shelf = Shelf(self._validator, known)
         self._doubted = doubted
-        self._full: set[int] = set()  # depths at which this node's key had no room at the last publication
+        self._full = set[int]()  # depths at which this node's key had no room at the last publication
         self._outside: Collection[bytes] = ()
         self._dht: GuardedDht | None = None
 

@@ -225,7 +225,7 @@ class CallHandlers(dict[str, Callable[[bytes, PeerID], Awaitable[bytes]]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._under_way: Counter[PeerID] = Counter()
+        self._under_way = Counter[PeerID]()
 
     def __setitem__(self, name: str, handler: Callable[[bytes, PeerID], Awaitable[bytes]]) -> None:
         async def answer(data: bytes, peer: PeerID) -> bytes:

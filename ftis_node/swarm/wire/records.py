@@ -5,7 +5,7 @@ import hashlib
 import random
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 
 from ftis_node.packet import MSGPACK_ERRORS
-from ftis_node.swarm.identity import Identity, author_of, verify
+from ftis_node.swarm.identity import Identity, OfPeer, author_of, verify
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
 
@@ -161,7 +161,7 @@ class Shelf:
     """
 
     validator: OwnerSigned
-    known: Callable[[bytes], bool]
+    known: OfPeer
 
     def __post_init__(self) -> None:
         self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}

@@ -11,11 +11,10 @@ from typing import Literal, Protocol
 from ftis_node.errors import FtisError
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import is_plain
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
-OfPeer = Callable[[bytes], bool]
 Requests = AsyncIterator[ftis_pb2.FetchRequest]
 Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
