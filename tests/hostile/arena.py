@@ -109,7 +109,9 @@ class Arena:
         """An invitation of the first node's; None to an open run."""
         if not self.private:
             return None
-        home = self.daemons["node-0"].home
+        first = self.daemons["node-0"]
+        home = first.home
+        first.wait(lambda status: home.run_file.exists(), "it has begun its run", START_SECONDS)
         founder, run = Identity.load(home.key), load_run_file(home.run_file).run
         return invite(founder, run.id, self.addresses[:1], now=time.time(), seconds=86400, membership=86400)
 
