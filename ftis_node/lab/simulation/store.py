@@ -55,9 +55,9 @@ class SimulatedStore:
     def take_round(self, number: int) -> None:
         self._round = number + 1
 
-    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
-        for group, body in groups:
-            self._bodies[group.digest] = body
+    def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
+        for group in groups:
+            self._bodies[group.digest] = group.data
             self._seen.add(group.key)
 
     def body(self, digest: bytes) -> bytes | None:

@@ -116,7 +116,10 @@ async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyn
 
 async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
     while True:
-        yield await waiting.get()
+        request = await waiting.get()
+        if request is None:  # the caller sent an error
+            return
+        yield request
 
 
 async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter) -> None:
