@@ -64,7 +64,7 @@ class Answered:
 
     def __post_init__(self) -> None:
         # author → epoch → by slot, the round that answered it
-        self._rounds = Bounded[bytes, Bounded[int, array[int]]](AUTHORS_MAX)
+        self._rounds: Bounded[bytes, Bounded[int, array[int]]] = Bounded(AUTHORS_MAX)
 
     def in_time(self, announcement: Announcement, age: float) -> bool:
         """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""
