@@ -225,6 +225,19 @@ class BenchNode:
             "p2pd_memory": self._p2pd[1],
         }
 
+
+def _percentile(values: Sequence[float], percent: int) -> float | None:
+    """The value below which so many in a hundred lie; None of none."""
+    if not values:
+        return None
+    return sorted(values)[len(values) * percent // 100]
+
+
+class Host:
+    """The commands, each for all nodes of this process."""
+
+    node = BenchNode
+
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
         self._nodes: list[BenchNode] = []
