@@ -88,7 +88,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         monkeypatch.setattr(Client, "identify", slow)
         monkeypatch.setattr(one.transport, "_answers", answers)
         monkeypatch.setattr(p2pd, "START_SECONDS", 0.02)
-        monkeypatch.setattr("ftis_node.swarm.swarm.FIRST_PAUSE", 0.01)
+        monkeypatch.setattr("ftis_node.swarm.supervisor.FIRST_PAUSE", 0.01)
         monkeypatch.setattr(libp2p, "PING_SECONDS", 0.3)
         monkeypatch.setattr(libp2p, "LONGEST_PATIENCE", 1e4)
         await eventually(lambda: not one.transport.up, "it is noticed")

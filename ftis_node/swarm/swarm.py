@@ -4,15 +4,13 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ftis_node.config.run import RunFile
-from ftis_node.host.clocks import backoff, boot_seconds, unix_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD
@@ -27,6 +25,7 @@ from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Trade, nothing_to_tra
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.sessions import Told
+from ftis_node.swarm.supervisor import Supervisor
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
@@ -44,41 +43,8 @@ WATCHED = 5  # of an observer's at most
 ENOUGH_PEERS = 16
 CALLS_A_SECOND = 50.0
 CALLS_AT_ONCE = 200.0
-FIRST_PAUSE = 1.0  # before p2pd is started again
-LONGEST_PAUSE = 30.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Supervisor:
-    """Watches over a transport: p2pd is a separate process, which may die or hang.
-
-    revived: restores what ended with the old p2pd: handlers, connections.
-    """
-
-    transport: Transport
-    revived: Callable[[], Awaitable[None]]
-    restarts: int = 0
-
-    async def watch(self) -> None:
-        """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
-        while True:
-            trouble = await self.transport.trouble()
-            logger.error("The network daemon p2pd %s; it is started again.", trouble)
-            await self._bring_back()
-            self.restarts += 1
-            logger.info("The network is back.")
-
-    async def _bring_back(self) -> None:
-        for times in count(1):
-            pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
-            try:
-                await self.transport.restart()
-                return await self.revived()
-            except Exception as error:  # a taken port, a lack of memory or a p2pd that died again may pass
-                logger.error("p2pd could not be started again: %s The next try is in %.0f s.", error, pause)
-            await asyncio.sleep(pause)
 
 
 class Swarm:
