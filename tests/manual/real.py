@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ MODELS = {
 }
 # Parts that need two models, by the models' names.
 PAIRS = {"exchange": ("coder-0.5b", "coder-0.5b"), "text-run": ("coder-0.5b", "gemma3-270m")}
-LIMIT = 1800.0  # seconds of one part
+LIMIT = 3600.0  # seconds of one part
 
 
-def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> list[dict[str, Any]]:
-    """The checks of one part, made in this process: rows of `check`, `passed` and `figure`."""
+def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> Iterator[dict[str, Any]]:
+    """The checks of one part, made in this process, as they are found: rows of `check`, `passed` and `figure`."""
     if part == "device":
         from tests.pretend import device
 
@@ -48,26 +48,29 @@ def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str
         found = PAIR_PARTS[part](sources[0], sources[1], dtype)
     else:
         found = (PARTS | GUARD_PARTS)[part](sources[0], dtype, full=MODELS[names[0]][1])
-    return [{"check": check, "passed": passed, "figure": figure} for check, passed, figure in found]
+    for check, passed, figure in found:
+        yield {"check": check, "passed": passed, "figure": figure}
 
 
 def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> dict[str, Any]:
     """Make a part's checks in a process that ends after `LIMIT`; keep and return what it found."""
-    line = [sys.executable, "-m", "tests.manual.real", "--into", str(file), "--parts", part, "--dtype", dtype]
+    rows_file = file.with_suffix(".rows")  # what was found so far, if the process is ended
+    line = [sys.executable, "-m", "tests.manual.real", "--into", str(rows_file), "--parts", part, "--dtype", dtype]
     line += ["--only", ",".join(names), "--sources", *sources]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    file.unlink(missing_ok=True)
+    rows_file.unlink(missing_ok=True)
     began = time.monotonic()
     try:
         code = subprocess.run(line, cwd=ROOT, env=environment, timeout=LIMIT, check=False).returncode
         why = f"its process ended with code {code}"
     except subprocess.TimeoutExpired:
+        code = None
         why = f"it took longer than {LIMIT:g} s"
-    if file.exists():
-        rows = json.loads(file.read_text())
-    else:
-        rows = [{"check": part, "passed": False, "figure": why}]
+    rows = json.loads(rows_file.read_text()) if rows_file.exists() else []
+    rows_file.unlink(missing_ok=True)
+    if code != 0:
+        rows.append({"check": part, "passed": False, "figure": why})
     found = {"part": part, "models": list(names), "dtype": dtype, "seconds": time.monotonic() - began, "checks": rows}
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
@@ -108,8 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sources", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.into is not None:
-        rows = measured(asked.parts, asked.only.split(","), asked.sources, asked.dtype)
-        asked.into.write_text(json.dumps(rows))
+        rows = []
+        for row in measured(asked.parts, asked.only.split(","), asked.sources, asked.dtype):
+            rows.append(row)
+            asked.into.write_text(json.dumps(rows))
         return 0
     from tests.manual.real_guard import GUARD_PARTS
     from tests.manual.real_pairs import PAIR_PARTS
