@@ -14,7 +14,8 @@ from ftis_node.config.settings import OTHER_VARIABLES, Settings
 from tests.support.command_lines import parsed, root
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("proto/*.md")])
+PLACES = ("*.md", "docs/**/*.md", "proto/*.md", "tests/hostile/*.md")
+DOCUMENTS = sorted(path for place in PLACES for path in ROOT.glob(place))
 OMITTED = "…"  # what a document leaves to the reader; a command with it may lack what it needs
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
