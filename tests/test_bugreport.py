@@ -1,6 +1,7 @@
 """`ftis-node bugreport` packs what helps, and no secret, wherever one was left lying about."""
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -61,6 +62,7 @@ def report(cli: Cli, home: Home, tmp_path: Path) -> Report:
     def make(*flags: str) -> tuple[dict[str, str], str]:
         code, told, err = cli("bugreport", "--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), *flags)
         assert code == 0, err
+        assert re.search(r"^ok +\w.*: .", err, re.MULTILINE)  # each finding with what was found
         return contents(tmp_path / "r.tar.gz"), told
 
     return make

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.settings import ENVIRONMENT_PREFIX, PROFILE, Settings
 from ftis_node.errors import UsageError, UserError, brief
@@ -47,7 +47,7 @@ def bugreport(
     findings: list[Finding] = []
     for finding in itertools.chain(unsound, examined(case)):
         findings.append(finding)
-        say(f"{finding.verdict:5}{finding.subject}", error=True, flush=True)
+        say_finding(finding, error=True)
     parts = collect(case, findings, with_addresses=with_addresses)
     pack(parts, to)
     if json:

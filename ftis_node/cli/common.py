@@ -12,11 +12,12 @@ import typer
 
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
-from ftis_node.text import escaped, in_json, say
+from ftis_node.text import escaped, further_lines, in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
+    from ftis_node.preflight.case import Finding
     from ftis_node.worker.restore import Checkpoint
 
 KINDS = f"{TASK_KINDS}."  # what --task takes
@@ -124,6 +125,14 @@ def addresses_in(text: str) -> tuple[str, ...]:
 def nobody_to_ask() -> bool:
     """Whether no person is at the other end."""
     return not sys.stdin.isatty()
+
+
+def say_finding(finding: Finding, *, error: bool = False) -> None:
+    """Print a finding of the doctor with its advice; error: on stderr."""
+    first, *rest = further_lines(finding.text)
+    say(f"{finding.verdict:5}{finding.subject}: {first}", *rest, error=error, flush=True)
+    if finding.advice:
+        say(f"     → {finding.advice}", error=error, flush=True)
 
 
 def run_of(checkpoint: str) -> Run | None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import KINDS, HomeOption, JsonOption, addresses_in, print_json
+from ftis_node.cli.common import KINDS, HomeOption, JsonOption, addresses_in, print_json, say_finding
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import further_lines, say
 
 if TYPE_CHECKING:
     from ftis_node.preflight.case import Finding
@@ -96,10 +95,7 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
     for finding in findings:
         found.append(finding)
         if not json:
-            first, *rest = further_lines(finding.text)
-            say(f"{finding.verdict:5}{finding.subject}: {first}", *rest, flush=True)
-            if finding.advice:
-                say(f"     → {finding.advice}", flush=True)
+            say_finding(finding)
     if json:
         print_json({"findings": [asdict(finding) for finding in found]})
     return 1 if failed(found) else 0
