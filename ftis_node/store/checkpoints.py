@@ -197,10 +197,11 @@ def verify(directory: Path) -> Facts:
 def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
     """Checksums and facts, as the newest schema has them. Raises UserError, or one of `_UNREADABLE`."""
     manifest = json.loads((directory / _MANIFEST).read_text())
+    files = dict(manifest["files"])  # before the schema: what is damaged is not called old
     facts = dict(manifest["facts"])
     for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
         step(facts)
-    return dict(manifest["files"]), facts
+    return files, facts
 
 
 def _step(directory: Path) -> int:
