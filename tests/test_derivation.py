@@ -91,8 +91,10 @@ class World:
     def gradient(self, objective: Any, factor: Tensor | float = 1.0) -> Tensor:
         """E of a sample's gradient under the generator, through the code that trains."""
         new = of_tokens(self.learner)
-        told = {"generator": of_tokens(self.generator), "lengths": LENGTHS, "advantages": self.advantages}
-        terms = objective.terms(new=new, start=new.detach(), weights=self.drawn_by * factor, **told)
+        told = {"sampler_logprobs": of_tokens(self.generator), "lengths": LENGTHS, "advantages": self.advantages}
+        terms = objective.terms(
+            trainer_logprobs=new, start_logprobs=new.detach(), weights=self.drawn_by * factor, **told
+        )
         return torch.autograd.grad(terms.value.sum(), self.learner)[0]
 
     def wanted(self) -> Tensor:

@@ -6,7 +6,6 @@ import resource
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,7 +197,7 @@ def test_what_is_too_large_is_refused_before_it_is_downloaded(offered: Hub, monk
         patch.setattr(hub, "BYTES_MAX", 1000)
         load_task("hf:ann/sums:main/train")
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="left"):
-        patch.setattr(hub.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        patch.setattr(hub, "free_bytes", lambda _: 1000)
         load_task("hf:ann/sums:main/train")
     assert not [path for path in offered.asked if "/resolve/" in path]
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="more than 10 rows"):

@@ -129,7 +129,7 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
     class Worker:
         pid = None
 
-        def start(self, output: object) -> None:
+        def start(self, output: object = None, nice: int = 0) -> None:
             pass
 
         async def call(self, request: Load) -> ModelFacts:

@@ -48,10 +48,10 @@ class Watched(Simulation):
                 self.dialled.append(peer)
             await connect(peer, addresses)
 
-        def take(groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
+        def take(groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
             arrive(groups, own=own)
             if not own:
-                self.pulled += [(node.transport.author, group.key) for group, _ in groups]
+                self.pulled += [(node.transport.author, group.key) for group in groups]
                 self.waiting.append(len(node.stepper.pool))
 
         node.transport.connect = dial  # type: ignore[method-assign]

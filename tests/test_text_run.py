@@ -314,8 +314,13 @@ def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passe
         assert isinstance(read, Completion)
         start = torch.linspace(-2, -0.1, len(read))
         chunks = None if read.chunks is None else torch.from_numpy(read.chunks)
-        packed = {"generator": torch.from_numpy(read.logprobs), "lengths": torch.tensor([len(read)]), "chunks": chunks}
-        terms = reader.learner.objective.terms(new=start, start=start, advantages=torch.ones(1), **packed)
+        packed = {
+            "trainer_logprobs": start,
+            "start_logprobs": start,
+            "sampler_logprobs": torch.from_numpy(read.logprobs),
+        }
+        packed |= {"lengths": torch.tensor([len(read)]), "chunks": chunks}
+        terms = reader.learner.objective.terms(advantages=torch.ones(1), **packed)
         assert float(terms.importance.max()) <= reader.learner.objective.truncation
         found.append(float(start.sum() - read.logprobs.sum()))
     assert len({round(value, 3) for value in found}) == 1, "the whole sample weighs the same, however it is cut"
