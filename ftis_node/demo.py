@@ -307,7 +307,7 @@ class Demo:
         return summary
 
     def _what_now(self, nodes: Sequence[NodeSummary]) -> Iterator[str]:
-        """What the owner of a model can do next: talk to it; or what kept it from learning."""
+        """Tell the owner of a model how to talk to it, and first what kept it from learning if it has not learned."""
         if self.task == TASK:
             return
         if all(node.pass_at_1_after <= node.pass_at_1_before for node in nodes):
@@ -376,15 +376,9 @@ def sums_in_words() -> str:
 
 def run_of_sums(model: str, task: str) -> Run:
     """The run of such sums for a model, asked in its chat if it has one. Raises UserError as `load_tokenizer`."""
-    from ftis_node.policy.load import load_tokenizer
-    from ftis_node.tokenizer.asking import facts_for
-    from ftis_node.tokenizer.chat import chat_wanted
+    from ftis_node.worker.facts import facts_of_run
 
-    loaded = load_task(task)
-    tokenizer = load_tokenizer(model)
-    chat = chat_wanted(tokenizer, loaded.template, "auto", thinking=False)
-    facts = loaded.facts() | facts_for(tokenizer, chat, loaded.turns)
-    return run_for(facts, group=8, completion_tokens=SUM_TOKENS)
+    return run_for(facts_of_run(load_task(task), model), group=8, completion_tokens=SUM_TOKENS)
 
 
 def text_run() -> Run:

@@ -45,7 +45,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
     assert json.loads((output / "summary.json").read_text()) == summary
 
 
-def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path) -> None:
     output = tmp_path / "out"
     ended = run_cli("demo", "--model", "tiny-bpe", "--steps", "2", "--output", str(output), timeout=800)
     assert ended.returncode == 0, ended.stderr

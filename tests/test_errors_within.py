@@ -96,7 +96,7 @@ async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> 
 
 
 def episodes_asked() -> None:
-    opened(replace(load_task("arithmetic"), turns=2), [0], "tiny-a", None, None).__enter__()
+    opened(replace(load_task("arithmetic"), turns=2), [0], "tiny-a", None, None, None).__enter__()
 
 
 def asked_for(folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
 
 def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Rejection(Reason.MALFORMED, "it is not sound")
-    monkeypatch.setattr(exchange, "admit", lambda *_, **__: refusal)
+    monkeypatch.setattr(exchange, "admit_target", lambda *_: refusal)
     with pytest.raises(FtisError, match="was refused: malformed"):
         run(spec(steps=1), tmp_path)
 

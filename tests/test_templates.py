@@ -186,6 +186,10 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
     own = engine.evaluate()
     assert (told["prompts"], told["mean_tokens"], told["finished"]) == (own.prompts, own.mean_tokens, own.finished)
     assert r"\boxed{…}" in cli(*line)[1]
+    sampled = ("--model", str(home), "--rows", "1", "--samples", "2", "--completion-tokens", "8", "--json")
+    assert json.loads(cli("task", "check", rows, *sampled)[1])["reward"] == "integer-boxed"
+    asked = cli("ask", "--checkpoint", str(home), "--task", rows, "--completion-tokens", "8", "--json")
+    assert asked[0] == 0 and json.loads(asked[1])["rewards"].keys() == {"checkpoint"}
     told = json.loads(cli(*line, "--template", "paper", "--json")[1])
     assert (told["reward"], known_as(told["template"])) == ("integer", "paper")
 

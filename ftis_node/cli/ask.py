@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, run_of, tell_choice
+from ftis_node.cli.common import JsonOption, RewardOption, held_checkpoint, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
+    from ftis_node.export.record import TrainingRecord
     from ftis_node.policy.policy import Policy
     from ftis_node.tasks import Example, Task
+    from ftis_node.worker.restore import Checkpoint
 
 PROMPT = "> "
 
@@ -45,6 +47,7 @@ def ask(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils.logging import disable_progress_bar
 
+    from ftis_node.export.record import record_of
     from ftis_node.observe.terminal import shown_work
     from ftis_node.tasks.templates import as_trained
 
@@ -52,9 +55,11 @@ def ask(
     loaded, example = _example(task, row, reward)
     with contextlib.ExitStack() as stack:
         with shown_work():
-            answerers = list(_answerers(stack, checkpoint, parse_pairs(set_ or []), compare=compare))
+            found = held_checkpoint(stack, checkpoint)
+            record = record_of(found)
+            answerers = list(_answerers(checkpoint, found, record, parse_pairs(set_ or []), compare=compare))
         if loaded is not None:
-            loaded = as_trained(loaded, run_of(checkpoint), reward, None)
+            loaded = as_trained(loaded, record.run, reward, None)
         asked = [example.question] if example is not None else [question] if question is not None else _lines(json)
         for one in asked:
             answers = {}
@@ -108,16 +113,14 @@ class _Answerer:
         return text if completion.finished else f"{text} …"
 
 
-def _answerers(stack: contextlib.ExitStack, name: str, flags: dict[str, str], *, compare: bool) -> Iterator[_Answerer]:
+def _answerers(
+    name: str, found: Checkpoint | None, record: TrainingRecord, flags: dict[str, str], *, compare: bool
+) -> Iterator[_Answerer]:
     """Load the model that is meant, and with `compare` its base model."""
-    from ftis_node.export.record import TrainingRecord, record_of
-    from ftis_node.worker.restore import find_checkpoint, hold, load_trained, settings_for
+    from ftis_node.worker.restore import load_trained, settings_for
 
-    found = find_checkpoint(name)
     if found is None and compare:
         raise UsageError(f"{name} is no checkpoint, so it has no base model.", "Leave out --compare.")
-    found = stack.enter_context(hold(found)) if found is not None else None
-    record = record_of(found) if found is not None else TrainingRecord()
     run = record.run if "chat" not in flags else None
     settings, origins = settings_for(found, found.model if found else name, {**record.asked(), **flags}, "")
     tell_choice(found, settings, origins)

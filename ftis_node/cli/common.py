@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,6 @@ from ftis_node.errors import UsageError
 from ftis_node.text import escaped, further_lines, in_json, say
 
 if TYPE_CHECKING:
-    from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
     from ftis_node.preflight.case import Finding
     from ftis_node.worker.restore import Checkpoint
@@ -135,14 +134,15 @@ def say_finding(finding: Finding, *, error: bool = False) -> None:
         say(f"     → {finding.advice}", error=error, flush=True)
 
 
-def run_of(checkpoint: str) -> Run | None:
-    """The run in which a checkpoint, or a home's newest one, was trained; None for a model, and where none is known.
+def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
+    """The checkpoint that a name means, readable within the stack although a running node removes it; None: a model.
+
+    Its weights are compared with their checksum, which takes seconds for a large one: look once.
 
     Raises:
-        UserError: the home has no usable checkpoint.
+        UserError: as `find_checkpoint` and `hold`.
     """
-    from ftis_node.export.record import record_of
-    from ftis_node.worker.restore import find_checkpoint
+    from ftis_node.worker.restore import find_checkpoint, hold
 
-    found = find_checkpoint(checkpoint)
-    return record_of(found).run if found is not None else None
+    found = find_checkpoint(name)
+    return None if found is None else stack.enter_context(hold(found))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.evaluate.evaluation import Evaluation
     from ftis_node.evaluate.greedy import Judged
+    from ftis_node.export.record import TrainingRecord
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
 
@@ -61,16 +62,19 @@ def evaluate(
         raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
     flags = common.parse_pairs(set_ or []) | ({"device": device} if device else {})
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from ftis_node.export.record import record_of
     from ftis_node.tasks import load_evaluation, scoring, with_columns
     from ftis_node.tasks.templates import as_trained
 
     task = with_columns(task, question, answer) or task
     chosen = load_evaluation(task, data=data, reward=reward, template=template, code=True)
-    chosen = as_trained(chosen, common.run_of(checkpoint), reward, template)
-    if out is not None:
-        _refuse_questions(out, task, data)
-    examples = chosen.asked(prompts)
     with contextlib.ExitStack() as stack:
+        found = common.held_checkpoint(stack, checkpoint)
+        record = record_of(found)
+        chosen = as_trained(chosen, record.run, reward, template)
+        if out is not None:
+            _refuse_questions(out, task, data)
+        examples = chosen.asked(prompts)
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
         from transformers.utils.logging import disable_progress_bar
@@ -79,7 +83,7 @@ def evaluate(
 
         disable_progress_bar()  # transformers shows a bar even for work that takes no time
         stack.enter_context(shown_work())
-        first = _choose(stack, checkpoint, model, flags, chosen.name)
+        first = _choose(checkpoint, found, record, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         lines = stack.enter_context(_opened(out)) if out is not None else None
         cap = completion_tokens or chosen.completion_tokens
@@ -137,16 +141,19 @@ class _Result:
     dtype: str
 
 
-def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
-    from ftis_node.export.record import TrainingRecord, record_of
-    from ftis_node.worker.restore import find_checkpoint, hold, settings_for
+def _choose(
+    name: str,
+    found: Checkpoint | None,
+    record: TrainingRecord,
+    model: str | None,
+    flags: Mapping[str, Any],
+    task: str,
+) -> _Chosen:
+    from ftis_node.worker.restore import settings_for
 
-    found = find_checkpoint(name)
-    found = stack.enter_context(hold(found)) if found is not None else None
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
     name = model or (found.model if found else name)
-    record = record_of(found) if found is not None else TrainingRecord()
     settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
     common.tell_choice(found, settings, origins)
     return _Chosen(name, found, settings, record.run if "chat" not in flags else None)
@@ -158,9 +165,12 @@ def _other(
     """The subject that `first` is compared with, in the same dtype."""
     if base is None and first.found is None:
         raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Name one: --compare MODEL.")
+    from ftis_node.export.record import record_of
     from ftis_node.policy.names import resolve
 
-    chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)
+    name = base or first.name
+    found = common.held_checkpoint(stack, name)
+    chosen = _choose(name, found, record_of(found), None, {"dtype": first.settings.dtype, **flags}, task)
     resolve(chosen.name)  # a wrong name is told before the first is evaluated
     return replace(chosen, run=first.run) if base is None else chosen
 

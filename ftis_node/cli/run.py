@@ -64,12 +64,10 @@ def new(
     json: JsonOption = False,
 ) -> None:
     """Write a run file for a task and a tokenizer, or for models of any tokenizer."""
-    from ftis_node.policy.load import load_tokenizer
     from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task, with_columns
     from ftis_node.tasks.trial import refuse_unskilled
-    from ftis_node.tokenizer.asking import facts_for
-    from ftis_node.tokenizer.chat import chat_wanted
+    from ftis_node.worker.facts import facts_of_run
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     said = {"data": data, "eval_data": eval_data, "reward": reward, "template": template}
@@ -81,11 +79,10 @@ def new(
         what = "A run is for one tokenizer, and no --model says which."
         fix = "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer."
         raise UsageError(what, fix)
-    facts = chosen.facts()
-    if not any_tokenizer:
-        tokenizer = load_tokenizer(model or "tiny-a")
-        asked = chat_wanted(tokenizer, chosen.template, chat, thinking=thinking)
-        facts |= facts_for(tokenizer, asked, chosen.turns)
+    if any_tokenizer:
+        facts = chosen.facts()
+    else:
+        facts = facts_of_run(chosen, model or "tiny-a", chat, thinking=thinking)
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {}
     if collaboration == "horizontal":

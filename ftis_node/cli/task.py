@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ftis_node.cli.common import KINDS, JsonOption, RewardOption, TemplateOption, parse_pairs, print_json, run_of
+from ftis_node.cli.common import (
+    KINDS,
+    JsonOption,
+    RewardOption,
+    TemplateOption,
+    held_checkpoint,
+    parse_pairs,
+    print_json,
+)
 from ftis_node.errors import UsageError
 from ftis_node.text import counted, duration, in_lines, say
 
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.policy.policy import Policy
     from ftis_node.policy.room import Room
     from ftis_node.tasks import Example, Task
+    from ftis_node.worker.restore import Checkpoint
 
 HELP = "Check a task's rows, and what a model can learn from them; keep those that teach."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -52,6 +61,7 @@ def check(
     """
     from rich.progress import TimeElapsedColumn
 
+    from ftis_node.export.record import run_of
     from ftis_node.observe.terminal import slow_bar
     from ftis_node.preflight.task_rows import checked
     from ftis_node.tasks import source_of
@@ -60,15 +70,17 @@ def check(
 
     source = source_of(task, reward=reward, template=template, code=True)
     loaded = source.load()
-    if model is not None:
-        loaded = as_trained(loaded, run_of(model), reward, template)
-    with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
-        found = checked(source, loaded, advance)
     learnable = None
-    if model is not None:
-        chosen = spread(len(loaded.train), rows)
-        with opened(loaded, chosen, model, set_, completion_tokens) as subject:
-            learnable = _learnable(subject, chosen, samples, seconds)
+    with ExitStack() as stack:
+        checkpoint = held_checkpoint(stack, model) if model is not None else None
+        loaded = as_trained(loaded, run_of(checkpoint), reward, template)
+        with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
+            found = checked(source, loaded, advance)
+        if model is not None:
+            chosen = spread(len(loaded.train), rows)
+            with opened(loaded, chosen, model, checkpoint, set_, completion_tokens) as subject:
+                learnable = _learnable(subject, chosen, samples, seconds)
+    if learnable is not None:
         found["learnable"] = msgspec.to_builtins(learnable) | {"advice": learnable.advice()}
     if json:
         print_json(found)
@@ -115,6 +127,7 @@ def filter_rows(
     OUTPUT.heldout.jsonl gets the task's held-out rows, unfiltered. OUTPUT.tried keeps what was sampled, so that other
     bounds need no new samples. These samples say nothing about rows that were kept: measure on the held-out ones.
     """
+    from ftis_node.export.record import run_of
     from ftis_node.host.files import replace_text
     from ftis_node.tasks import source_of
     from ftis_node.tasks.templates import as_trained, known_as, usual
@@ -124,16 +137,19 @@ def filter_rows(
     if low > high:
         raise UsageError(f"No pass rate is from {low} to {high}.", "Name a --low below --high.")
     loaded = source_of(task, reward=reward, template=template, code=True).load()
-    loaded = as_trained(loaded, run_of(model), reward, template)
-    field = _field(loaded)
-    chosen = spread(len(loaded.train), rows)
-    notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
-    done = notes.read()
-    if output.exists() and not done:
-        raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
-    left = [row for row in chosen if row not in done]
-    if left:
-        with opened(loaded, left, model, set_, completion_tokens) as subject, notes.appending() as append:
+    with ExitStack() as stack:
+        checkpoint = held_checkpoint(stack, model)
+        loaded = as_trained(loaded, run_of(checkpoint), reward, template)
+        field = _field(loaded)
+        chosen = spread(len(loaded.train), rows)
+        notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
+        done = notes.read()
+        if output.exists() and not done:
+            raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
+        left = [row for row in chosen if row not in done]
+        if left:
+            subject = stack.enter_context(opened(loaded, left, model, checkpoint, set_, completion_tokens))
+            append = stack.enter_context(notes.appending())
             for one in subject.tried(left, samples):
                 append(one)
                 done[one.row] = one
@@ -191,9 +207,14 @@ class _Subject:
 
 @contextmanager
 def opened(
-    task: Task, rows: Sequence[int], model: str, pairs: Sequence[str] | None, completion_tokens: int | None
+    task: Task,
+    rows: Sequence[int],
+    model: str,
+    checkpoint: Checkpoint | None,
+    pairs: Sequence[str] | None,
+    completion_tokens: int | None,
 ) -> Iterator[_Subject]:
-    """Load a model by its name, or a checkpoint, and ask it these rows; on a terminal its work is shown.
+    """Load a model by its name, or its checkpoint, and ask it these rows; on a terminal its work is shown.
 
     Raises:
         UserError: it cannot be loaded, or has no room for a prompt and its answer.
@@ -205,24 +226,22 @@ def opened(
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.evaluate.greedy import batch_that_fits, tokenised
+    from ftis_node.export.record import run_of
     from ftis_node.observe.terminal import shown_work
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.room import Room
     from ftis_node.worker.formats import asked_in
     from ftis_node.worker.planning import memory_budget
-    from ftis_node.worker.restore import find_checkpoint, hold, load_trained, settings_for
+    from ftis_node.worker.restore import load_trained, settings_for
 
     disable_progress_bar()
     cap = completion_tokens or task.completion_tokens
-    found = find_checkpoint(model)
+    flags = parse_pairs(pairs or [])
+    run = run_of(checkpoint) if "chat" not in flags else None
     with shown_work():
-        settings, _ = settings_for(found, found.model if found else model, parse_pairs(pairs or []), task.name)
-        if found is None:
-            policy = load_trained(settings, None)
-        else:
-            with hold(found) as held:
-                policy = load_trained(settings, held)
-        chat, prefix, ends = asked_in(run_of(model), policy.tokenizer, task.template, settings)
+        settings, _ = settings_for(checkpoint, checkpoint.model if checkpoint else model, flags, task.name)
+        policy = load_trained(settings, checkpoint)
+        chat, prefix, ends = asked_in(run, policy.tokenizer, task.template, settings)
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
         yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))

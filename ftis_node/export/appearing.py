@@ -16,7 +16,7 @@ from ftis_node.host.files import sync
 def appearing(to: Path, fix: str) -> Iterator[Path]:
     """Yield a path beside `to` for the block to make; it gets that name at the end, or is removed after an error.
 
-    What lay at `to` is gone afterwards; after an error it is still there.
+    The old file or folder at `to` is replaced at the end; after an error it is still there.
 
     Args:
         fix: what a person can do where it cannot be written.

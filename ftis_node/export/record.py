@@ -29,15 +29,21 @@ class TrainingRecord:
         return {name: self.settings[name] for name in ("chat", "thinking") if name in self.settings}
 
 
-def record_of(checkpoint: Checkpoint) -> TrainingRecord:
-    """Read the record of the checkpoint's home; nothing is changed there, and a daemon may be at work."""
-    if checkpoint.home is None:
+def run_of(checkpoint: Checkpoint | None) -> Run | None:
+    """The run in which a checkpoint was trained; None without one, and where it is not known."""
+    if checkpoint is None or checkpoint.home is None:
+        return None
+    with suppress(UsageError):
+        return load_run_file(Home(checkpoint.home).run_file).run
+    return None
+
+
+def record_of(checkpoint: Checkpoint | None) -> TrainingRecord:
+    """Read the record of a checkpoint's home; nothing is changed there, and a daemon may be at work."""
+    if checkpoint is None or checkpoint.home is None:
         return TrainingRecord()
     home = Home(checkpoint.home)
-    run: Run | None = None
     events: Sequence[Mapping[str, Any]] = ()
-    with suppress(UsageError):
-        run = load_run_file(home.run_file).run
     with suppress(OSError, UnicodeDecodeError):
         events = read_events(home.metrics, "started", "evaluation")
     step = checkpoint.step
@@ -51,4 +57,4 @@ def record_of(checkpoint: Checkpoint) -> TrainingRecord:
         else:  # what was evaluated after the step that it went on from was of weights that are lost
             start = event
             evaluations = [one for one in evaluations if one["step"] <= event["step"]]
-    return TrainingRecord(run, start.get("settings", {}), start.get("versions", {}), evaluations)
+    return TrainingRecord(run_of(checkpoint), start.get("settings", {}), start.get("versions", {}), evaluations)

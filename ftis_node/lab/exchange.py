@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 
 from ftis_node.errors import FtisError
-from ftis_node.swarm.admission import Rejection, admit
+from ftis_node.swarm.admission import Rejection
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
-from ftis_node.swarm.pulling import Trade
+from ftis_node.swarm.pulling import Trade, admit_target
 from ftis_node.swarm.table import Table
 
 
@@ -111,17 +111,9 @@ class MemorySwarm:
         arrived = []
         for target in targets:
             target.known.done |= 1 << target.index
-            author, round, slot = target.key
-            data = self._network.body(target)
-            verdict = admit(
-                self.trade.context,
-                author,
-                data,
-                announced=(round, slot),
-                issued_at=target.known.announcement.issued_at,
-                digest=target.ref.digest,
-            )
+            verdict = admit_target(self.trade.context, target, self._network.body(target))
             if isinstance(verdict, Rejection):
+                author = target.known.announcement.author
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, target.known.born, target.ref.right))
         await self.trade.on_groups(arrived)

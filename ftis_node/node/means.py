@@ -1,4 +1,4 @@
-"""What a node's steps work with: its run, settings, packets, compute process, peers and clocks."""
+"""The means of a node's steps: its run, settings, packets, compute process, peers and clocks."""
 
 import asyncio
 import math
@@ -70,7 +70,7 @@ class Pace:
 
 @dataclass(eq=False, kw_only=True)
 class Means:
-    """What a node's steps work with.
+    """All that a node's steps work with.
 
     settings, worker   the present ones; they change while the node runs
     own_only           the objective trains on own samples only

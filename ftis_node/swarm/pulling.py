@@ -15,7 +15,7 @@ from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import SHORT_DIGEST_BYTES, Group
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext, Reason, admit
+from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
@@ -253,18 +253,11 @@ class Pulling:
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admit one packet with the right hash; the author is to blame for any further fault."""
-        author, round, slot = target.key
+        author = target.key[0]
         target.known.done |= 1 << target.index
         if self.trade.store.seen(*target.key):
             return None
-        verdict = admit(
-            self.trade.context,
-            author,
-            data,
-            announced=(round, slot),
-            issued_at=target.known.announcement.issued_at,
-            digest=target.ref.digest,
-        )
+        verdict = admit_target(self.trade.context, target, data)
         if isinstance(verdict, Group):
             return verdict
         self.rejections[verdict.reason] += 1
@@ -293,3 +286,17 @@ class Pulling:
         if held and self.reputation.may_be_pulled(author, most) and self.membership.welcomes(author):
             return held
         return 0
+
+
+def admit_target(context: AdmissionContext, target: Target, data: bytes) -> Group | Rejection:
+    """Judge a packet of the right hash against its announcement, see `admit`."""
+    author, round, slot = target.key
+    announcement = target.known.announcement
+    return admit(
+        context,
+        author,
+        data,
+        announced=(round, slot),
+        issued_at=announcement.issued_at,
+        digest=target.ref.digest,
+    )

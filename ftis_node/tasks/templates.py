@@ -106,6 +106,11 @@ def shown(text: str) -> str:
     return known_as(text) or f"{text!a}"
 
 
+def rule_in(name: str, rule: str) -> str:
+    """The rule for the same kind of answer that goes with the template of this name; empty if none does."""
+    return next((one for one in TEMPLATES[name] if kind_of(one) == kind_of(rule)), "")
+
+
 def contradiction(text: str, rule: str) -> str:
     """Why no answer to this text would earn under this rule; empty where it has no name, or asks for the right form."""
     name = known_as(text)
@@ -132,7 +137,7 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
             near = did_you_mean(wanted[:40], TEMPLATES)
             fix = f"{near}Name one of {', '.join(TEMPLATES)}, or write a text with {{question}} in it, once."
             raise UsageError(f"There is no template {wanted[:40]!a}.", fix)
-        needed = next((one for one in texts if kind_of(one) == kind_of(rule)), "")
+        needed = rule_in(wanted, rule)
         if not needed:
             what = f"The template {wanted} does not go with the rule {rule[:40]!a}."
             raise UsageError(what, "Write a text with {question} in it, or name another template.")
@@ -157,7 +162,7 @@ def as_trained(task: Task, run: Run | None, reward: str | None, template: str | 
         rule = run.reward if kind_of(run.reward) == kind_of(task.reward) else ""
         text = run.template
     else:
-        rule = next((one for one in TEMPLATES[named] if kind_of(one) == kind_of(task.reward)), "")
+        rule = rule_in(named, task.reward)
         text = TEMPLATES[named].get(rule, "")
     if task.scorer is not None and task.name == run.task:
         rule, text = task.reward, run.template

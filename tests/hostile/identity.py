@@ -13,7 +13,7 @@ from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.known import Known, Target, announcement_id
 from ftis_node.swarm.traffic import Traffic
 from tests.hostile.attack import Attack, Crowd
-from tests.hostile.peer import CALL_SECONDS
+from tests.hostile.peer import CALL_SECONDS, always
 
 
 class Honest(Attack):
@@ -170,16 +170,12 @@ class Row31Flood(Attack):
     rate = 20.0
 
     async def prepare(self) -> None:
-        self.peer.serve = self._gone
+        self.peer.serve = always(ftis_pb2.FetchChunk.GONE)
 
     async def strike(self) -> None:
         entries = [self.peer.promise(self.stranger(), self.round(), self.refs()) for _ in range(32)]
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(32)]
         await self.peer.tell(*entries, more=mentions)
-
-    async def _gone(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        for digest in request.digests:
-            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
 
 
 class Row61Again(Honest):

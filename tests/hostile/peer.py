@@ -31,6 +31,16 @@ PATIENCE = 20.0
 Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]
 
 
+def always(status: ftis_pb2.FetchChunk.Status) -> Serve:
+    """Answers each packet that is asked for with this status."""
+
+    async def serve(request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for digest in request.digests:
+            yield ftis_pb2.FetchChunk(digest=digest, status=status)
+
+    return serve
+
+
 @dataclass(frozen=True)
 class Target:
     """An honest node, by its address."""

@@ -11,7 +11,10 @@ from ftis_node.swarm.identity import SIGNATURE_BYTES
 from ftis_node.swarm.known import announcement_id
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
-from tests.hostile.peer import hostile
+from tests.hostile.peer import always, hostile
+
+GONE = always(ftis_pb2.FetchChunk.GONE)
+BUSY = always(ftis_pb2.FetchChunk.BUSY)
 
 
 class Row67Records(Attack):
@@ -66,7 +69,7 @@ class Row69Holders(Honest, Crowd):
     async def prepare(self) -> None:
         await super().prepare()
         for number, peer in enumerate(self.peers):
-            peer.serve = (self._gone, self._broken, self._busy, self._busy)[number]
+            peer.serve = (GONE, self._broken, BUSY, BUSY)[number]
 
     async def strike(self) -> None:
         await self.peer.overhear()
@@ -74,17 +77,9 @@ class Row69Holders(Honest, Crowd):
         for peer in self.peers:
             await self._try(peer.tell(*entries))
 
-    async def _gone(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        for digest in request.digests:
-            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
-
     async def _broken(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         for _digest in request.digests[:0]:
             yield ftis_pb2.FetchChunk()
-
-    async def _busy(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        for digest in request.digests:
-            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
 
 
 class Row70Busy(Row69Holders):
@@ -95,7 +90,7 @@ class Row70Busy(Row69Holders):
 
     async def prepare(self) -> None:
         await super().prepare()
-        self.peer.serve = self._busy
+        self.peer.serve = BUSY
 
 
 class Row75Keys(Crowd):

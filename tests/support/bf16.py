@@ -15,8 +15,9 @@ def multiply_in_fp32() -> None:
 
     This is the arithmetic of the instructions that this CPU lacks: factors in bf16, sums in fp32, one rounding.
     """
-    flags = Path("/proc/cpuinfo")
-    if flags.exists() and any(one in flags.read_text() for one in _INSTRUCTIONS):
+    about = Path("/proc/cpuinfo")
+    flags = about.read_text() if about.exists() else ""
+    if any(one in flags for one in _INSTRUCTIONS):
         return
     linear = torch.nn.functional.linear
 
