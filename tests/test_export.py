@@ -285,7 +285,8 @@ def test_the_base_model_is_not_replaced(homes: Homes, tmp_path: Path) -> None:
 
 def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "trained in full" in not_exported(homes["full"], out, "--adapter").what
+    for place in (homes["full"], checkpoint_of(homes["full"]).path):
+        assert "trained in full" in not_exported(place, out, "--adapter").what
     assert "is a model" in not_exported("tiny-a", out).what
     for flags in (("--adapter", "--model", "tiny-b"), ("--model", "tiny-b")):
         assert "does not fit tiny-b" in not_exported(homes["lora"], out, *flags).what
