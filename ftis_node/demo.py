@@ -4,7 +4,6 @@ There are three (or four) with small models, or two with a model of the owner's.
 """
 
 import json
-import math
 import os
 import random
 import shutil
@@ -23,7 +22,7 @@ from rich.live import Live
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.loops import PARENT
-from ftis_node.observe.answers import Status
+from ftis_node.observe.answers import NodeState, Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import nodes_view
 from ftis_node.observe.metrics import read_events
@@ -33,12 +32,14 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
-from ftis_node.text import number
+from ftis_node.text import duration, number
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
 TIME_LIMIT = 280.0  # seconds: on a slow machine the demo ends with fewer steps rather than late
+OWN_LIMIT = 1800.0  # of an own model, which takes minutes a step on a slow CPU
 STOP_SECONDS = 40.0
+LAST_SECONDS = 900.0  # that an own model has for its last step and evaluation
 TASK = "arithmetic"
 ALIKE = ("tiny-a", "tiny-b", "tiny-c")
 MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
@@ -48,6 +49,7 @@ STEPS, OWN_STEPS = 80, 12
 OWN_SETTINGS = {"vram_share": 0.45, "batch_groups": 4, "eval_prompts": 24, "max_age": 3600}
 SUMS = 600
 SUM_TOKENS = 64
+LATEST = 3  # steps whose rewards are a mean
 STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
 
@@ -82,7 +84,8 @@ class _Member:
 
 
 class NodeSummary(msgspec.Struct, frozen=True):
-    """One node's results. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
+    """One node's results. pass_at_1_…: greedy, 0 to 1; reward_…: means of own samples in the first and the last steps.
+    foreign_weight_share: foreign samples' part of the loss.
 
     tokenizer: its fingerprint. foreign_tokenizers: how many others the authors had whose groups it used.
     """
@@ -95,6 +98,8 @@ class NodeSummary(msgspec.Struct, frozen=True):
     steps: int
     pass_at_1_before: float
     pass_at_1_after: float
+    reward_before: float | None
+    reward_after: float | None
     own_groups_used: int
     foreign_groups_used: int
     foreign_groups_by_author: dict[str, int]
@@ -142,7 +147,7 @@ class Demo:
         if model is not None:
             self.members = [self._member(name, model, "lora", "--lora") for name in ("A", "B")]
             self._title = "nodes with one model learning from one another (F-TIS)"
-            self._limit = math.inf
+            self._limit = OWN_LIMIT
             self._settings = OWN_SETTINGS
             sums = output / "sums.jsonl"
             sums.write_text(sums_in_words(), encoding="utf-8")
@@ -172,11 +177,18 @@ class Demo:
             UserError: a daemon ended by itself.
         """
         began = time.monotonic()
+        if self.task != TASK:
+            limit = (
+                f"It takes a step or more a minute, or on a CPU minutes a step; after {duration(self._limit)} it ends."
+            )
+            self.console.print(words(f"{self.steps} steps of two nodes, on sums in words. {limit}"), soft_wrap=True)
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
         before = {number: signal.signal(number, self._interrupt) for number in ENDING[: 2 if ignored else 3]}
         try:
             self._start()
-            self._watch(began)
+            self._watch(self._rounds(began))
+            if self.task != TASK:
+                self._watch(self._last_rounds(began))
         except KeyboardInterrupt:
             self.console.print("Interrupted; ending the nodes.")
             raise
@@ -202,7 +214,11 @@ class Demo:
         first.home.path.mkdir(parents=True)
         port = free_port("127.0.0.1")
         address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(first.home.key).peer_id}"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "FTIS_PATIENCE": "90", "TOKENIZERS_PARALLELISM": "false"}
+        threads = 1
+        if self.task != TASK:
+            threads = max(1, len(os.sched_getaffinity(0)) // len(self.members))  # more than there are cost most of all
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "FTIS_PATIENCE": "90"}
+        environment["TOKENIZERS_PARALLELISM"] = "false"
         environment[PARENT] = str(os.getpid())
         for index, member in enumerate(self.members):
             place = ("--port", str(port)) if member is first else ("--peers", address)
@@ -225,36 +241,62 @@ class Demo:
                     start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the nodes in order
                 )
 
-    def _watch(self, began: float) -> None:
-        """Draw all nodes until each has taken its steps; without a terminal, print a line every few seconds."""
+    def _watch(self, rounds: Iterator[str]) -> None:
+        """Draw all nodes under the headlines of these rounds; without a terminal, print one every few seconds."""
         if not self.console.is_terminal:
             spoken = 0.0
-            for headline in self._rounds(began):
+            for headline in rounds:
                 if time.monotonic() - spoken >= SPEAK_SECONDS:
                     spoken = time.monotonic()
                     self.console.print(words(headline), soft_wrap=True)
             return
         with Live(console=self.console, refresh_per_second=2, transient=False) as live:
-            for headline in self._rounds(began):
+            for headline in rounds:
                 curves = [[value for _, value in member.curve()] for member in self.members]
                 live.update(nodes_view([member.status for member in self.members], curves, headline))
 
     def _rounds(self, began: float) -> Iterator[str]:
         """Poll all nodes repeatedly; yield a line about their progress each time."""
         while (elapsed := time.monotonic() - began) < self._limit:
-            # A closed terminal tells its first process only: make, in `ssh -t HOST make demo`, which waits for it.
-            if self._interrupted or (self._on_terminal and not os.isatty(0)):
-                raise KeyboardInterrupt
+            self._end_if_asked()
             for member in self.members:
                 self._check_alive(member)
                 member.poll()
             done = min(member.steps for member in self.members)
             scores = ", ".join(f"{m.name} {number(m.status.pass_at_1, '.2f')}" for m in self.members)
-            where = f"slowest at step {min(done, self.steps)} of {self.steps} · pass@1 {scores}"
+            where = f"slowest at step {min(done, self.steps)} of {self.steps}{self._left()} · pass@1 {scores}"
             yield f"{elapsed:3.0f} s · {where if done else self._waiting_for()}"
             if done >= self.steps:
                 return
             time.sleep(POLL_SECONDS)
+
+    def _last_rounds(self, began: float) -> Iterator[str]:
+        """As `_rounds`, while the nodes end with an evaluation; a large model needs longer for it than `_stop` has."""
+        for member in self.members:
+            with suppress(UserError):  # it has ended by itself
+                ask(member.home.api_socket(), "/finish", NodeState, action=True)
+        ends = time.monotonic() + LAST_SECONDS
+        while time.monotonic() < ends:
+            self._end_if_asked()
+            for member in self.members:
+                member.poll()
+            running = [m.name for m in self.members if m.process is not None and m.process.poll() is None]
+            if not running:
+                return
+            elapsed = time.monotonic() - began
+            yield f"{elapsed:3.0f} s · {', '.join(running)}: the last step, then pass@1 once more"
+            time.sleep(POLL_SECONDS)
+
+    def _end_if_asked(self) -> None:
+        """Raise KeyboardInterrupt after Ctrl-C, or once the terminal is gone."""
+        # A closed terminal tells its first process only: make, in `ssh -t HOST make demo`, which waits for it.
+        if self._interrupted or (self._on_terminal and not os.isatty(0)):
+            raise KeyboardInterrupt
+
+    def _left(self) -> str:
+        """About how long the slowest node needs for its steps yet, by its latest; empty where that is seconds."""
+        seconds = max((self.steps - one.steps) * (one.status.step_seconds or 0.0) for one in self.members)
+        return f", about {duration(seconds)} yet" if seconds > 60 else ""
 
     def _waiting_for(self) -> str:
         """The states of nodes without a step yet; nodes with the same state share one sentence."""
@@ -310,6 +352,9 @@ class Demo:
         """Tell the owner of a model how to talk to it, and first what kept it from learning if it has not learned."""
         if self.task == TASK:
             return
+        if all(node.steps < self.steps for node in nodes):
+            steps = f"{nodes[0].steps} of {self.steps} steps"
+            yield f"The time was over after {steps}: this machine is slow for this model. Take a smaller one, or a GPU."
         if all(node.pass_at_1_after <= node.pass_at_1_before for node in nodes):
             advice = next((member.status.advice for member in self.members if member.status.advice), "")
             yield f"It answers no more questions right than before. {advice}".rstrip()
@@ -321,6 +366,7 @@ class Demo:
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
         by_author = status.foreign_groups_used
+        rewards = [e["own_reward"] for e in read_events(member.home.metrics, "step") if e["own_reward"] is not None]
         others = {authors[author] for author, groups in by_author.items() if groups and author in authors}
         return NodeSummary(
             name=member.name,
@@ -331,6 +377,8 @@ class Demo:
             steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
             pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
             pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
+            reward_before=_mean(rewards[:LATEST]),
+            reward_after=_mean(rewards[-LATEST:]),
             own_groups_used=status.own_groups_used or 0,
             foreign_groups_used=sum(by_author.values()),
             foreign_groups_by_author=by_author,
@@ -355,10 +403,15 @@ def in_words(node: NodeSummary) -> str:
     tokenizers = f" with {node.foreign_tokenizers} other tokenizers" if node.foreign_tokenizers else ""
     return (
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
-        f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
+        f"{node.pass_at_1_after:.2f} and reward {number(node.reward_before, '.2f')} → "
+        f"{number(node.reward_after, '.2f')} in {node.steps} steps, with {node.foreign_groups_used} groups of "
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
         f"{node.foreign_weight_share:.0%} of the weight in its training"
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def sums_in_words() -> str:

@@ -34,7 +34,7 @@ Give a setting in one of three ways; some have a flag (`ftis-node join --help-al
     FTIS_WAIT=30             # in the environment
     --set wait=30            # on the command line
 
-The later wins: defaults < task profile < machine profile < file < environment < flags. A list has commas
+The later wins: defaults < task profile < machine profile < home < file < environment < flags. A list has commas
 (`--set lora_targets=q_proj,v_proj`). A misspelt name is an error.
 
     ftis-node config show --origin       # every value, and where it came from

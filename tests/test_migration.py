@@ -3,13 +3,14 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftis_node.config.settings import collect
+from ftis_node.cli.flags import Given
+from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import FtisError, UserError
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.daemon import Node
@@ -107,10 +108,30 @@ def test_a_task_file_is_remembered_by_its_place(home: Home, tmp_path: Path, monk
     assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00"])
+def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home) -> None:
+    def start(name: str = "", **said: object) -> tuple[Settings, Mapping[str, str]]:
+        given = Given(said)
+        settled = given.on(home, {})("arithmetic")
+        options = with_remembered(JoinOptions(home, name=name, kept=given.to_keep(home)), home)
+        remember_files(home, options, "arithmetic", RUN)
+        return settled
+
+    start("ann", batch_groups="4", vram_gb=8.0, steps="9", model="tiny-b")
+    settings, origins = start()
+    assert (settings.batch_groups, settings.vram_gb, settings.steps, settings.model) == (4, 8.0, None, "tiny-a")
+    assert origins["batch_groups"] == "home" and origins["steps"] == "default"
+    assert with_remembered(JoinOptions(home), home).name == "ann"
+    settings, _ = start(vram_share="0.5", batch_groups="default")
+    assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5)
+    settings, _ = start()
+    assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5), "as it was said last"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00", '{"settings": 7}', '{"settings": {"gone": 1}}'])
 def test_a_damaged_memory_of_files_is_none(home: Home, text: str) -> None:
     home.task_files.write_text(text)
     assert with_remembered(JoinOptions(home), home) == JoinOptions(home)
+    assert Given().on(home, {})("arithmetic")[0].batch_groups == 24
 
 
 # --- packets ----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ftis_node.preflight.case import Layers
 
 Command = Callable[..., None]
+DEFAULT = "default"  # a value of --set: as if nobody had ever set it
+PASSING = ("model", "steps")  # of one start: the checkpoint names the model, and an end is said each time
 _FILE = Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")]
 _PAIRS = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
 
@@ -37,7 +39,7 @@ class Given:
         return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
 
     def on(self, home: Home, environment: Mapping[str, str] | None = None) -> Layers:
-        """Return a function from a task's name to its settings; the home gives values that nobody set.
+        """Return a function from a task's name to its settings; the home gives values that nobody set now.
 
         Args:
             environment: by default the process's own.
@@ -45,14 +47,27 @@ class Given:
         The function raises UsageError for wrong settings, or a file that cannot be read.
         """
         from ftis_node.node.checkpointing import with_begun
+        from ftis_node.node.run_source import kept_settings
+
+        earlier = {name: value for name, value in kept_settings(home).items() if self.values.get(name) != DEFAULT}
+        flags = {name: value for name, value in self.values.items() if value != DEFAULT}
 
         def settled(task: str) -> tuple[Settings, dict[str, str]]:
-            settings, origins = collect(task=task, flags=self.values, file=self.file, environment=environment)
+            given = {"flags": flags, "file": self.file, "environment": environment}
+            settings, origins = collect(task=task, home=earlier, **given)
             with suppress(OSError):  # the check of the home says that it cannot be read
                 settings, origins = with_begun(home, settings, origins)
             return settings, origins
 
         return settled
+
+    def to_keep(self, home: Home) -> dict[str, object]:
+        """What a home keeps for later starts: the settings of all its command lines, in the order they were said."""
+        from ftis_node.node.run_source import kept_settings
+
+        before = {name: value for name, value in kept_settings(home).items() if name not in self.values}
+        said = {**before, **self.values}
+        return {name: value for name, value in said.items() if value != DEFAULT and name not in PASSING}
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:

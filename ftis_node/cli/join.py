@@ -20,13 +20,14 @@ from ftis_node.cli.common import (
     RewardOption,
     TemplateOption,
     addresses_in,
+    note,
     print_json,
 )
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.cli.runs import the_run
 from ftis_node.config.profiles import TASK_KINDS
-from ftis_node.config.settings import FLAGS, group_of
+from ftis_node.config.settings import FLAGS, HOME, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to, noting
@@ -146,6 +147,7 @@ def join(
         paused=paused,
         private=private,
         invitation=invited,
+        kept=given.to_keep(place),
     )
     if private and options.bootstraps:
         raise UsageError("--private begins a run, and peers have one.", "Leave out one of the two.")
@@ -161,6 +163,9 @@ def join(
         tell_invitation(invited)
     if case.origins["model"] == "default":
         say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
+    kept = [f"{name}={value}" for name, value in options.kept.items() if case.origins.get(name) == HOME]
+    if kept and not dry_run:
+        note(f"This home keeps {', '.join(kept)} from earlier starts; `--set NAME=default` forgets one.")
     if dry_run:
         _print_report(case, json=json)
     elif background:

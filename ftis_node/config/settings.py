@@ -1,7 +1,8 @@
 """The node's own business: model, optimiser, objective, hardware and network, in layers.
 
-defaults < task profile < machine profile < file < environment (``FTIS_LEARNING_RATE=…``) < flags. Nothing here is
-shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this class.
+defaults < task profile < machine profile < home (earlier flags) < file < environment (``FTIS_LEARNING_RATE=…``) < flags.
+Nothing here is shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this
+class.
 """
 
 from __future__ import annotations
@@ -330,8 +331,12 @@ RETIRED: Mapping[str, object] = {
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 
-# Two ways to say one thing. A profile's gives way to a person's; two of persons are a mistake.
+# Two ways to say one thing. A profile's or a home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
+
+
+HOME = "home"
+"""The origin of what a home keeps."""
 
 
 class Layers:
@@ -352,7 +357,7 @@ class Layers:
                 self.values[key] = value
                 self.origins[key] = origin
                 other = _INSTEAD.get(key, "")
-                if self.origins.get(other, "").startswith("profile "):
+                if self.origins.get(other, "").startswith(("profile ", HOME)):
                     del self.values[other]
                     self.origins[other] = "default"
 
@@ -386,22 +391,30 @@ class Layers:
 
 
 def collect(
-    *, task: str, flags: Mapping[str, Any], file: Path | None = None, environment: Mapping[str, str] | None = None
+    *,
+    task: str,
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    home: Mapping[str, Any] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
     """Settle all layers; return the settings and the origin of each.
 
-    File, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
+    Home, file, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
 
     Args:
         task: name of the task, whose profile (if it has one) is the layer above the defaults.
         flags: values from the command line, None where a flag was not given.
         file: a TOML file of settings.
         environment: by default the process's own.
+        home: values of earlier command lines, which the home keeps.
 
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given = [(f"file {file}", read_toml(file, "settings file"))] if file is not None else []
+    given: list[tuple[str, dict[str, object]]] = [(HOME, dict(home or {}))]
+    if file is not None:
+        given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)
     given.append(("flags", dict(flags)))
     profile = _profile_of(given)

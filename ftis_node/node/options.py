@@ -1,6 +1,7 @@
 """The options of `ftis-node join` beside the settings. Imports little, because it is read before the start."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftis_node.config.run import RunFile
@@ -14,7 +15,7 @@ class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
     print, else stderr. private: a new run is for members. peers: addresses that the owner named. invitation: to a run.
     on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule.
-    template: of a new run, a name or a text."""
+    template: of a new run, a name or a text. kept: settings that the home keeps for later starts, by name."""
 
     home: Home
     task: str | None = None
@@ -32,6 +33,7 @@ class JoinOptions:
     output: Path | None = None
     private: bool = False
     invitation: Invitation | None = None
+    kept: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def given(self) -> tuple[str, ...]:

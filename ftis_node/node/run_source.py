@@ -1,5 +1,5 @@
-"""Where a node's run comes from: the home, a file, or a peer; whether the node can take part; and what its owner agreed
-to, for later starts that do not say it: the run, and the paths of its files."""
+"""Where a node's run comes from: the home, a file, or a peer; whether the node can take part; and what its owner said,
+for later starts that do not: the run, the paths of its files, the node's name, and its settings."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
+from ftis_node.config.settings import PROFILE, Settings
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
@@ -156,12 +157,14 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
 
 
 def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
-    """Keep the run, to which the owner agreed, and the paths of the task's files for starts that do not name them."""
+    """Keep the run, to which the owner agreed, and for starts that do not say them the paths of the task's files, the
+    name and the settings."""
     files = options.files()
     file = source_of(task).file
     if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
-    replace_text(home.task_files, json.dumps(files | {"run": run_id.hex()}), durable=True)
+    said = {"run": run_id.hex(), "name": options.name or None, "settings": dict(options.kept)}
+    replace_text(home.task_files, json.dumps(files | said), durable=True)
 
 
 def agreed(home: Home, run_id: bytes) -> bool:
@@ -174,13 +177,14 @@ def agreed(home: Home, run_id: bytes) -> bool:
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
-    """The options, completed with the files of an earlier start; a named task may itself be a file.
+    """The options, completed with the files and the name of an earlier start; a named task may itself be a file.
 
     Raises:
         UserError: this version does not know the home's schema.
     """
     home.check_schema()
-    files = {name: Path(path) for name, path in _read(home).items() if name != "run"}
+    found = _read(home)
+    files = {name: Path(found[name]) for name in ("data", "eval_data") if name in found}
     if options.task is not None:
         named = source_of(options.task)
         if named.file is not None:
@@ -189,11 +193,23 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
             files = {}
     data = options.data or files.get("data")
     eval_data = options.eval_data or files.get("eval_data")
-    return replace(options, data=data, eval_data=eval_data)
+    return replace(options, data=data, eval_data=eval_data, name=options.name or found.get("name", ""))
+
+
+def kept_settings(home: Home) -> dict[str, object]:
+    """The settings of earlier command lines, by name; those that this version does not have are left out."""
+    found = _whole(home).get("settings")
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if name in Settings.model_fields or name == PROFILE}
 
 
 def _read(home: Home) -> dict[str, str]:
+    """The texts among what the home keeps."""
+    return {name: value for name, value in _whole(home).items() if isinstance(value, str)}
+
+
+def _whole(home: Home) -> dict[str, Any]:
     """Read what the home keeps; empty if the file is missing or damaged."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    found = kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
-    return {name: found[name] for name in ("data", "eval_data", "run") if isinstance(found.get(name), str)}
+    return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
