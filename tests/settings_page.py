@@ -35,7 +35,7 @@ Give a setting in one of three ways; some have a flag (`ftis-node join --help-al
     --set wait=30            # on the command line
 
 The later wins: defaults < task profile < machine profile < home < file < environment < flags. A list has commas
-(`--set lora_targets=q_proj,v_proj`). A misspelt name is an error.
+(`--set lora_targets=q_proj,v_proj`). A misspelt name is an error. `home`: what a home keeps of earlier command lines.
 
     ftis-node config show --origin       # every value, and where it came from
     ftis-node config check FILE          # whether a settings file is sound

@@ -62,6 +62,7 @@ from tests.support.steps import taken_step
         ({"peers": 1, "signals": (48, 10)}, State.ONLINE, "with 1 peer.$"),
         ({"peers": 1, "signals": (ENOUGH_GROUPS - 1, 0)}, State.ONLINE, "with 1 peer.$"),
         ({"peers": 1, "signals": (48, 0), "pass_at_1": 0.97}, State.ONLINE, "with 1 peer.$"),
+        ({"by_heart": (0.7, 0.08)}, State.ALONE, "by heart: its samples earn 0.70 .* pass@1 is 0.08 on the questions"),
     ],
 )
 def test_the_state_says_why_and_every_trouble_what_to_do(signs: dict[str, Any], state: State, words: str) -> None:
@@ -95,6 +96,27 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when() -> None:
     third = msgspec.structs.replace(whole, prompts=16, seconds=25.0)
     evaluations.taken(9, third, third.seconds, 3)
     assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "reward", "correct", "rule", "told"),
+    [
+        (48, 0.7, 4, "integer", True),
+        (48, 0.35, 4, "integer", False),  # beyond pass@1, and not by much
+        (48, 0.7, 30, "integer", False),
+        (11, 0.7, 4, "integer", False),
+        (48, 0.7, 4, "code:1", False),  # which may reward parts of an answer
+    ],
+)
+def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct: int, rule: str, told: bool) -> None:
+    evaluations = EvaluationSchedule()
+    scores = [Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)]
+    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
+    found = GreedyResult(judged, seconds=1.0, batch=4).figures()
+    evaluations.taken(3570, found, found.seconds, rule=rule, rewards=[reward] * groups)
+    assert (evaluations.by_heart is not None) is told
+    evaluations.taken(3580, found, found.seconds, rule=rule)
+    assert evaluations.by_heart is None, "as of the latest"
 
 
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])

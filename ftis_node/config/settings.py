@@ -1,8 +1,8 @@
 """The node's own business: model, optimiser, objective, hardware and network, in layers.
 
-defaults < task profile < machine profile < home (earlier flags) < file < environment (``FTIS_LEARNING_RATE=…``) < flags.
-Nothing here is shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this
-class.
+defaults < task profile < machine profile < home (its earlier flags) < file < environment (``FTIS_WAIT=…``) < flags.
+Nothing here is shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from
+this class.
 """
 
 from __future__ import annotations

@@ -302,8 +302,10 @@ class Node:
         if self._training is None or self._transport is None:
             return condition(Signs())
         down = self._transport.down_seconds()
-        components = self._training.components
-        return condition(signs(components, down, self._compute, self._training.sought, self._stalled(), self._names()))
+        training = self._training
+        by_heart = training.evaluations.by_heart
+        parts = training.components
+        return condition(signs(parts, down, self._compute, training.sought, self._stalled(), self._names(), by_heart))
 
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""

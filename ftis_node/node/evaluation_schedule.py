@@ -4,14 +4,16 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from msgspec.structs import asdict
 
 from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.node.condition import ENOUGH_GROUPS
 from ftis_node.node.means import Compute, Means
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.tasks.rewards import FORMS, form_of
@@ -23,6 +25,7 @@ CURVE_BYTES = 1 << 20  # at the end of the log, from which they are read
 SHARE = 0.1  # of all time, for evaluations
 OFTEN = 300.0  # seconds between two of them; where that is too little for all questions, each asks only a part of them
 FEWEST = 16  # questions of a part
+BY_HEART = 0.2  # between their reward and the upper end of pass@1's interval
 FORMLESS = (
     "None of %d answers had the rewarded form, %s. Until some do, "
     "the model learns nothing from its own samples, only from those of other nodes."
@@ -32,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationSchedule:
-    """Measures the time of evaluations and delays expensive ones. curve: step and pass@1 of the latest."""
+    """Measures the time of evaluations and delays expensive ones.
+
+    curve: step and pass@1 of the latest. by_heart: at the latest, the reward of own samples and pass@1, if rows that
+    are trained on are answered so much better than those held out.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -47,6 +54,7 @@ class EvaluationSchedule:
         self._questions = 0
         self._asked = 0  # parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
+        self.by_heart: tuple[float, float] | None = None
 
     def recall(self, metrics: Path) -> None:
         """Read the curve of earlier starts from their log."""
@@ -60,8 +68,10 @@ class EvaluationSchedule:
         """Drop the evaluations after this step, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
-    async def evaluate(self, worker: Compute, means: Means, metrics: MetricsLog, since_start: float) -> None:
-        """Evaluate, and log the results."""
+    async def evaluate(
+        self, worker: Compute, means: Means, metrics: MetricsLog, since_start: float, rewards: Sequence[float] = ()
+    ) -> None:
+        """Evaluate, and log the results. rewards: mean ones of the latest own groups."""
         parts = self.parts()
         found = await worker.call(Evaluate(part=self._asked % parts, parts=parts))
         seconds = found.seconds
@@ -72,18 +82,31 @@ class EvaluationSchedule:
             also["own_data"] = asdict(own)
         means.progress.evaluated(found.pass_at_1)
         step = means.progress.step
-        self.taken(step, found, seconds, parts, rule=means.run.reward)
+        self.taken(step, found, seconds, parts, rule=means.run.reward, rewards=rewards)
         if also:
             logger.info("Step %d: pass@1 %.3f on your own data", step, also["own_data"]["pass_at_1"])
         metrics.write("evaluation", step=step, since_start=since_start, **asdict(found), **also)
 
-    def taken(self, step: int, found: Evaluation, seconds: float, parts: int = 1, *, rule: str = "integer") -> None:
+    def taken(
+        self,
+        step: int,
+        found: Evaluation,
+        seconds: float,
+        parts: int = 1,
+        *,
+        rule: str = "integer",
+        rewards: Sequence[float] = (),
+    ) -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
             seconds: its duration. parts: it was of one of so many parts of the questions.
             rule: that scored it; code may reward any form, and parts of an answer.
+            rewards: mean ones of the latest own groups, whose rows are trained on.
         """
+        self.by_heart = None
+        if len(rewards) >= ENOUGH_GROUPS and not rule.startswith(CODE) and fmean(rewards) - found.high >= BY_HEART:
+            self.by_heart = (fmean(rewards), found.pass_at_1)
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
         formless = found.prompts and not found.formatted and not found.correct
         if self._began is None and formless and not rule.startswith(CODE):

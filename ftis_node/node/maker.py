@@ -5,6 +5,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
+from statistics import fmean
 from typing import TypeVar
 
 from ftis_node.node.means import Means
@@ -14,7 +15,7 @@ from ftis_node.swarm.announcement import PacketRef, right_of
 from ftis_node.worker.client import WorkerFault
 from ftis_node.worker.messages import Generate, Generated
 
-SIGNALS = 48  # own groups whose signal is remembered
+LATEST = 48  # own groups whose rewards are remembered
 
 Result = TypeVar("Result")
 Slots = Callable[[int, int], list[int]]
@@ -28,14 +29,14 @@ class Maker:
 
     refused           own groups that admission refused so far
     unsound           it refused one of the latest round
-    signals           of the latest own groups: whether their rewards differ
+    latest            the latest own groups' rewards: the mean, and whether they differ
     generation_batch  sequences that the compute process has room to generate side by side
     """
 
     def __init__(self, means: Means) -> None:
         self.refused = 0
         self.unsound = False
-        self.signals: deque[bool] = deque(maxlen=SIGNALS)
+        self.latest: deque[tuple[float, bool]] = deque(maxlen=LATEST)
         self.generation_batch = sys.maxsize
         self._means = means
 
@@ -98,7 +99,7 @@ class Maker:
                 continue
             own = OwnGroup(verdict, made.rewards)
             groups.append(own)
-            self.signals.append(own.has_signal)
+            self.latest.append((fmean(own.rewards), own.has_signal))
         self.unsound = len(groups) < len(answer.groups)
         if not groups:
             raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")

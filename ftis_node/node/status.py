@@ -123,12 +123,18 @@ def _latest(last: TakenStep | None) -> dict[str, Any]:
 
 
 def signs(
-    parts: Components, down: float, compute: ComputeProcess, sought: int, stalled: float, names: Mapping[str, str]
+    parts: Components,
+    down: float,
+    compute: ComputeProcess,
+    sought: int,
+    stalled: float,
+    names: Mapping[str, str],
+    by_heart: tuple[float, float] | None,
 ) -> Signs:
     """The signs from which the node's condition follows.
 
     Args:
-        down, sought, stalled: see `Signs`. names: of peers, as far as known.
+        down, sought, stalled, by_heart: see `Signs`. names: of peers, as far as known.
     """
     membership = parts.swarm.membership
     stepper = parts.stepper
@@ -152,8 +158,9 @@ def signs(
         stalled=stalled,
         bad_steps=bad_steps,
         idle_steps=stepper.idle_steps,
-        signals=(len(maker.signals), sum(maker.signals)),
+        signals=(len(maker.latest), sum(signal for _, signal in maker.latest)),
         pass_at_1=stepper.progress.pass_at_1,
+        by_heart=by_heart,
         other_protocol=len(membership.majors),
         own_refused=maker.unsound,
         clock=membership.sessions.clock_difference(membership.active_view),

@@ -176,7 +176,8 @@ class Training:
 
     async def _evaluate(self) -> None:
         since = boot_seconds() - self._started
-        await self.evaluations.evaluate(self._compute.worker, self._means, self.components.metrics, since)
+        rewards = [reward for reward, _ in self.components.stepper.source.maker.latest]
+        await self.evaluations.evaluate(self._compute.worker, self._means, self.components.metrics, since, rewards)
 
     # --- pauses and the end ---------------------------------------------------------------------------------------
 
