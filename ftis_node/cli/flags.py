@@ -53,8 +53,7 @@ class Given:
         flags = {name: value for name, value in self.values.items() if value != DEFAULT}
 
         def settled(task: str) -> tuple[Settings, dict[str, str]]:
-            given = {"flags": flags, "file": self.file, "environment": environment}
-            settings, origins = collect(task=task, home=earlier, **given)
+            settings, origins = collect(task=task, flags=flags, file=self.file, environment=environment, home=earlier)
             with suppress(OSError):  # the check of the home says that it cannot be read
                 settings, origins = with_begun(home, settings, origins)
             return settings, origins
