@@ -24,13 +24,14 @@ from ftis_node.swarm.identity import Identity
 from tests.hostile.attack import Attack, striking
 from tests.hostile.attacks import chosen
 from tests.hostile.peer import hostile
-from tests.manual.week.diary import HOURS, NIGHT, Event
+from tests.manual.week.diary import AWAY, HOURS, NIGHT, Event
 from tests.manual.week.fleet import GRACE_SECONDS, PREFIX, Fleet, Member, within
 
 WRITE_SECONDS = 60.0  # for which a step and a checkpoint may take on a busy machine; it counts once it is written
 AHEAD_SECONDS = 600.0  # of a clock that is set wrong, until the night
 ROWS = "1,4,5,6,8,9,10,11,12,13,32"  # of tests/hostile, which fit token runs and text runs
-TOUCH_ALL, TOUCH_NONE = (NIGHT, "cut_in_two"), ("attack", "set")  # any other deed touches one member
+TOUCH_ALL = (NIGHT, "cut_in_two")
+TOUCH_NONE = ("attack", "set", AWAY)  # nothing may be lost by these; any other deed touches one member
 
 
 class Deeds:
@@ -121,12 +122,18 @@ class Deeds:
 
     def cut_in_two(self, _: Member, seconds: float) -> None:
         """The first of each run is cut off from the others; its interface stays."""
-        half = [one for one in self.fleet if one is self.fleet.of(one.role.run)[0]]
-        self.half |= {member.id for member in half}
-        for member in half:
+        self._cut([one for one in self.fleet if one is self.fleet.of(one.role.run)[0]], seconds)
+
+    def lone_peer_away(self, member: Member, seconds: float) -> None:
+        """The only peer of another member has no network for a while; its interface stays."""
+        self._cut([member], seconds)
+
+    def _cut(self, members: Sequence[Member], seconds: float) -> None:
+        self.half |= {member.id for member in members}
+        for member in members:
             run_tool("ip", "link", "set", member.interface, "nomaster")
         time.sleep(seconds)
-        for member in half:
+        for member in members:
             run_tool("ip", "link", "set", member.interface, "master", f"{PREFIX}-bridge")
         self.half.clear()
 

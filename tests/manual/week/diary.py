@@ -50,6 +50,8 @@ ROLES = (
 )
 SMALL_DISK = "rows"  # whose home is on a disk of its own
 
+PAIRS = ("chars", "digits", "rows", "cols", "host", "guest")  # each of them has one peer
+AWAY, AWAY_SECONDS = "lone_peer_away", (4.0, 60.0)
 ENDED = ("gate", "ear", "chars", "rows", "guest")
 MOVED = ("ann", "ear", "digits", "cols", "guest")
 DEEDS: dict[str, tuple[str, ...]] = {
@@ -66,6 +68,7 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "pause": ("gate", "chars", "rows"),
     "clock_ahead": MOVED,
     "leave_and_join": ("guest",),
+    AWAY: PAIRS,
 }
 """What may happen (the methods of `deeds.Deeds`), and to whom of those who are there."""
 NIGHT = "night"
@@ -82,15 +85,19 @@ class Event:
 
 
 def plan(seconds: float, seed: int, names: Collection[str]) -> list[Event]:
-    """Everything that happens: each deed comes once before any comes again, and each day ends with a night."""
+    """Everything that happens: each deed comes once before any comes again, and a lone peer is away twice. Each day
+    ends with a night."""
     chance, deck, events = random.Random(seed), list[str](), list[Event]()
     day = (seconds - QUIET_SECONDS) / DAYS
     each = max(30.0, min(75.0, day / 2))
     possible = {what: there for what, who in DEEDS.items() if (there := [name for name in who if name in names])}
     for number in range(DAYS):
         for turn in range(max(1, int(day // each))):
-            deck = deck or chance.sample(sorted(possible), k=len(possible))
+            if not deck:
+                again = [AWAY] if AWAY in possible else []
+                deck = chance.sample(sorted([*possible, *again]), k=len(possible) + len(again))
             what = deck.pop()
-            events.append(Event(number * day + turn * each, what, chance.choice(possible[what]), 0.5 * each))
+            lasts = chance.uniform(*AWAY_SECONDS) if what == AWAY else 0.5 * each
+            events.append(Event(number * day + turn * each, what, chance.choice(possible[what]), lasts))
         events.append(Event((number + 1) * day, NIGHT, "", DAY_SECONDS - day))
     return events
