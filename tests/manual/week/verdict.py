@@ -21,7 +21,7 @@ LIMITS = {"memory_mb": 2.0, "files": 1.0, "sockets": 1.0, "threads": 1.0}
 """What a process may grow by in an hour."""
 CONFIDENCE = 0.95  # that no process is called growing which is not, all of them together
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10.0  # a node that takes no step for longer, and so many usual steps, is stuck
-HEAR_SECONDS = 90.0  # until an announcement must have been heard of: the longest time away of a lone peer, and half a minute
+HEAR_SECONDS = 90.0  # until an announcement must have been heard of: a lone peer is away for a minute at most
 
 
 @dataclass(frozen=True)
