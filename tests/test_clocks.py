@@ -13,7 +13,7 @@ import pytest
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, Signs, State, condition
 from ftis_node.preflight.net import of_a_running_node
-from ftis_node.store.packets import SEEN_SECONDS, PacketStore
+from ftis_node.store.packets import PACKET_BYTES, SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2, sessions
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.sessions import LATEST, ClockDifference, Sessions
@@ -168,7 +168,7 @@ def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_firs
     by: float, restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [group(ALICE.author, packet(ALICE.author, n, 0)) for n in range(6)]
-    quota = 3 * max(len(one.data) for one in made)
+    quota = 3 * (PACKET_BYTES + max(len(one.data) for one in made))
     store = stored(tmp_path, quota)
     for one in made[:3]:
         store.add([one], own=True)

@@ -142,7 +142,7 @@ def test_an_old_database_goes_on_with_its_rounds_and_packets(database: Path) -> 
     assert old.read(bytes([1]) * 32) == (b"author", bytes(10)), "a replay reads it as it is"
     old.close()
     assert schema_of(database) == 2
-    store = PacketStore(database, RUN, quota_bytes=25, first_round=0)
+    store = PacketStore(database, RUN, quota_bytes=25 + 2 * packets_module.PACKET_BYTES, first_round=0)
     assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
     assert take_round(store) == 7
     plan = store._db.execute("EXPLAIN QUERY PLAN SELECT sum(size) FROM packets").fetchall()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
-from ftis_node.store.packets import SEEN_BYTES, PacketStore
+from ftis_node.store.packets import PACKET_BYTES, SEEN_BYTES, PacketStore
 from tests.support.clock import Clock
 from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
@@ -140,13 +140,17 @@ def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
 @given(
     sizes=st.lists(st.integers(1, 400), max_size=40),
     quota=st.integers(0, 1000),
+    most=st.integers(0, 8),
     reopen=st.sets(st.integers(0, 39)),
     repeat=st.sets(st.integers(0, 39)),
 )
-def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: set[int], repeat: set[int]) -> None:
+def test_the_oldest_make_just_enough_room(
+    sizes: list[int], quota: int, most: int, reopen: set[int], repeat: set[int]
+) -> None:
     content = made(ALICE, 0)[0]
     with tempfile.TemporaryDirectory() as directory:
-        store = opened(Path(directory), quota=quota + SEEN_BYTES)
+        limit = quota + SEEN_BYTES + most * PACKET_BYTES
+        store = opened(Path(directory), quota=limit)
         model: list[bytes] = []
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
@@ -154,15 +158,26 @@ def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, reopen: 
             for times in (2, 1) if number in repeat else (1,):  # the same packet twice is one packet
                 store.add([named] * times, own=False)
             model.append(body)
-            while sum(map(len, model)) > quota:
+            while sum(map(len, model)) + len(model) * PACKET_BYTES > limit - SEEN_BYTES:
                 model.pop(0)
             if number in reopen:
                 store.close()
-                store = opened(Path(directory), quota=quota + SEEN_BYTES)
+                store = opened(Path(directory), quota=limit)
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
             assert store.holds(packet_digest(body)) is (body in model)
         store.close()
+
+
+@pytest.mark.parametrize("size", [300, 1100, 1500, 5000, 20_000])
+def test_the_file_is_no_larger_than_the_quota(tmp_path: Path, size: int) -> None:
+    content, quota = made(ALICE, 0)[0], 1 << 21
+    store = opened(tmp_path, quota=quota)
+    for number in range(3 * quota // (size + PACKET_BYTES)):
+        body = number.to_bytes(4, "big") + b"x" * (size - 4)
+        store.add([Group(ALICE, number, content.packet, packet_digest(body), body)], own=True)
+    store.close()
+    assert quota / 8 < (tmp_path / "store.sqlite").stat().st_size <= quota + (1 << 16)
 
 
 def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
@@ -182,7 +197,7 @@ def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: 
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000
     both = [content, Group(ALICE, 0, content.packet, packet_digest(big), big)]
-    store = opened(tmp_path, quota=2 * SEEN_BYTES + len(body) + len(big))
+    store = opened(tmp_path, quota=2 * (SEEN_BYTES + PACKET_BYTES) + len(body) + len(big))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 10}")
     for _ in range(3):

@@ -26,6 +26,8 @@ CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
 """
 _ANNOUNCED = "CREATE TABLE IF NOT EXISTS announced (run BLOB NOT NULL, data BLOB NOT NULL, at REAL NOT NULL)"
 SEEN_BYTES = 160  # that a key takes on the disk, with its indices
+# What a packet takes there beside its bytes: its other columns, an index, and of its last page what it does not fill.
+PACKET_BYTES = 5 << 10
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
 RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk; no more than there
@@ -147,7 +149,7 @@ class PacketStore:
                         step(self._db)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
             self._db.execute(_ANNOUNCED)  # earlier versions leave it alone
-            size = f"coalesce(sum(size), 0) + {SEEN_BYTES} * (SELECT count(*) FROM seen)"
+            size = f"coalesce(sum(size + {PACKET_BYTES}), 0) + {SEEN_BYTES} * (SELECT count(*) FROM seen)"
             self._bytes = int(self._db.execute(f"SELECT {size} FROM packets").fetchone()[0])
             stored = "(SELECT max(stored) FROM packets)"
             seen = "(SELECT max(at) FROM seen)"
@@ -195,7 +197,7 @@ class PacketStore:
                     "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (group.digest, *key, int(own), now, len(group.data), group.data),
                 ).rowcount
-                self._bytes += len(group.data) * added
+                self._bytes += (len(group.data) + PACKET_BYTES) * added
                 if not own:
                     row = (*key, "admitted", now - age)
                     new = self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
@@ -313,7 +315,7 @@ class PacketStore:
             if row is None:
                 return
             self._db.execute("DELETE FROM packets WHERE digest = ?", (row[0],))
-            self._bytes -= int(row[1])
+            self._bytes -= int(row[1]) + PACKET_BYTES
 
 
 def pending_steps(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:
