@@ -1,19 +1,23 @@
 """Templates by name: which form earns is in the rule's name, and a template by its name cannot ask for another."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from transformers import AutoTokenizer
 
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
 from ftis_node.errors import UsageError
+from ftis_node.policy.names import resolve
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, load_task, make_task, score
+from ftis_node.tasks import task as task_module
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.rewards import FORMS, RULES, form_of
-from ftis_node.tasks.templates import TEMPLATES, as_trained, known_as
+from ftis_node.tasks.templates import IN_CHAT, TEMPLATES, as_trained, known_as, rule_in
 from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
 from tests.support.small_models import arithmetic_settings
@@ -192,6 +196,54 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
     assert asked[0] == 0 and json.loads(asked[1])["rewards"].keys() == {"checkpoint"}
     told = json.loads(cli(*line, "--template", "paper", "--json")[1])
     assert (told["reward"], known_as(told["template"])) == ("integer", "paper")
+
+
+@pytest.mark.parametrize(
+    ("reward", "template", "in_chat"),
+    [
+        (None, None, (IN_CHAT, None)),
+        (None, "paper", ("paper", "integer")),
+        (
+            "integer",
+            None,
+            ("paper" if "boxed" in IN_CHAT else IN_CHAT, "integer"),
+        ),  # a rule that is named keeps its form
+        ("exact", None, ("paper", "exact")),  # no other template goes with it
+        (None, "Say it.\n{question}", (None, "integer")),
+    ],
+)
+def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
+    rows: str, reward: str | None, template: str | None, in_chat: tuple[str | None, str | None]
+) -> None:
+    found = load_task(rows, reward=reward, template=template).in_chat()
+    words, rule = in_chat
+    assert (known_as(found.template), found.reward) == (words, rule or rule_in(IN_CHAT, "integer"))
+    assert make_task(SUMS, template=TEMPLATES["paper"]["integer"]).in_chat().reward == "integer"
+    assert load_task("arithmetic").in_chat() == load_task("arithmetic")
+
+
+def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(
+    rows: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_module, "IN_CHAT", "boxed-example")
+    folder, file = tmp_path / "instruct", tmp_path / "run.toml"
+    shutil.copytree(resolve("tiny-bpe"), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}A:"
+    tokenizer.save_pretrained(folder)
+    assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
+    assert (load_run_file(file).run.chat, known_as(load_run_file(file).run.template)) == ("", "paper"), "a base model"
+    assert cli("run", "new", "--task", rows, "--model", str(folder), "-o", str(file), "--overwrite")[0] == 0
+    run = load_run_file(file).run
+    assert (known_as(run.template), run.reward) == ("boxed-example", "integer-boxed") and run.chat
+    engine, settings = Engine(), arithmetic_settings(model=str(folder), lora=False)
+    begun = engine.load(settings, rows)
+    assert (begun.template, begun.reward) == (run.template, run.reward), "as join begins one"
+    old = engine.load(settings, rows, reward="integer", caps={"completion_tokens": 8})
+    assert (known_as(old.template), old.reward) == ("paper", "integer"), "a run that exists stays as it is"
+    dry = ("join", "--dry-run", "--json", "--device", "cpu", "--model", str(folder), "--task", rows)
+    told = json.loads(cli(*dry, "--home", str(tmp_path / "home"))[1])["run"]
+    assert (told["template"], told["reward"]) == ("boxed-example", "integer-boxed")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -242,6 +242,8 @@ def opened(
         settings, _ = settings_for(checkpoint, checkpoint.model if checkpoint else model, flags, task.name)
         policy = load_trained(settings, checkpoint)
         chat, prefix, ends = asked_in(run, policy.tokenizer, task.template, settings)
+        if run is None and chat is not None:
+            task = task.in_chat()
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
         yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))

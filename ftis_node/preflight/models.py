@@ -189,6 +189,8 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         refuse_rows(words, case.shape.vocabulary, case.settings.model)
     task = case.task
     chat = chat_in(None, words, task.template if task is not None else "", case.settings)
+    if task is not None and chat is not None and not case.runs:
+        task = task.in_chat()
     facts = facts_for(words, chat, task.turns if task is not None else 1)  # raises if no completion could end
     facts["turns"] = task.turns if task is not None else None
     prompts = [task.prompt(example) for example in task.train] if task is not None else []

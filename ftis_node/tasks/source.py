@@ -126,7 +126,9 @@ class Source(ABC):
                 what = f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}."
                 raise UsageError(what, "Leave out --reward, which is for a file or an hf: task.")
             task = task.under(self.reward)
+        if self.reward is not None:
+            task = replace(task, chosen=task.chosen | {"reward"})
         if self.template is not None:
             text, rule = chosen(self.template, task.reward, fixed=self.reward is not None)
-            task = replace(task, template=text, reward=rule)
+            task = replace(task, template=text, reward=rule, chosen=task.chosen | {"template"})
         return task

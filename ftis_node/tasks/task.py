@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftis_node.tasks.rewards import Scorer
-from ftis_node.tasks.templates import usual
+from ftis_node.tasks.templates import IN_CHAT, TEMPLATES, rule_in, usual
 from ftis_node.text import counted
 
 # Longest prompt and completion of the tasks that come with the package and can be trained on, in tokens.
@@ -80,7 +80,8 @@ class Task:
     rows where there is no file. In a task loaded for evaluation only, `train` is empty and `data` is of that file.
     `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
     whose verdict may take `scorer_seconds`. The caps are defaults, in tokens; `text` has those of text runs. `turns` is
-    how many answers an episode may have; above 1 the scorer plays it (`replay`).
+    how many answers an episode may have; above 1 the scorer plays it (`replay`). `chosen` says which of `template` and
+    `reward` somebody named; what nobody did is another in a chat (`in_chat`).
     """
 
     name: str
@@ -95,6 +96,7 @@ class Task:
     scorer: Scorer | None = field(default=None, compare=False)
     scorer_seconds: float = field(default=5.0, compare=False)
     turns: int = 1
+    chosen: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def by_rule(
@@ -113,12 +115,23 @@ class Task:
             caps: longest prompt and completion, in tokens.
         """
         text = TextCaps.beside(*caps)
-        return cls(name, train, held_out, data, template or usual(reward), reward, caps[1], caps[0], text)
+        task = cls(name, train, held_out, data, template or usual(reward), reward, caps[1], caps[0], text)
+        return task if template is None else replace(task, chosen=frozenset(["template"]))
 
     def under(self, rule: str) -> Task:
         """The same rows under a rule of the same kind that rewards another form; asked for that, if by its rule."""
         template = usual(rule) if self.template == usual(self.reward) else self.template
         return replace(self, reward=rule, template=template)
+
+    def in_chat(self) -> Task:
+        """The task as a new run asks instruct models: in the words with which they do best, where nobody chose a
+        template, or a rule that goes with none of these."""
+        rule = rule_in(IN_CHAT, self.reward)
+        if "template" in self.chosen or ("reward" in self.chosen and rule != self.reward):
+            return self
+        if not rule or self.scorer is not None:
+            return self
+        return replace(self, template=TEMPLATES[IN_CHAT][rule], reward=rule)
 
     def facts(self) -> dict[str, Any]:
         """What nodes of a run must agree on, see `config.run.run_for`."""

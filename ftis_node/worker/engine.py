@@ -42,7 +42,7 @@ from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.worker import messages as m
 from ftis_node.worker.checkpoint import ALPHA, Checkpointer
 from ftis_node.worker.facts import facts_of
-from ftis_node.worker.formats import Packets, Reading, Slot, group_text, packets_of, prompts_of
+from ftis_node.worker.formats import Packets, Reading, Slot, chat_in, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
@@ -141,6 +141,9 @@ class Engine:
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
         self.policy = replace(load_policy(self._settings, questions), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
+        known = bool(asked.caps)
+        if not known and chat_in(None, self.policy.tokenizer, self.task.template, self._settings) is not None:
+            self.task = self.task.in_chat()
         return facts_of(self.policy, self.task, self.own_task, self._settings, plan, self._sizes)
 
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:

@@ -30,6 +30,8 @@ def facts_of_run(task: Task, model: str, wanted: Wanted = "auto", *, thinking: b
     """
     tokenizer = load_tokenizer(model)
     chat = chat_wanted(tokenizer, task.template, wanted, thinking=thinking)
+    if chat is not None:
+        task = task.in_chat()
     return task.facts() | facts_for(tokenizer, chat, task.turns)
 
 
