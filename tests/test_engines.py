@@ -13,9 +13,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate import cache as cache_module
@@ -23,7 +21,6 @@ from ftis_node.policy.generate import native as native_module
 from ftis_node.policy.generate import prefill as prefill_module
 from ftis_node.policy.generate.cache import closing_up
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from tests.support import small_models
@@ -39,7 +36,7 @@ STRETCHED = {
 }
 GREEDY = Sampling(14, 0.8, (1, 4, 9), greedy=True)
 DECODED = ("qwen2", "tied", "ungrouped", "lora", "llama", "llama biased", "llama stretched", "mistral", "qwen3")
-OTHERS = ("gpt2", "gemma2", "lfm2", "mamba2", "narrow mistral", "dora", "dynamic")
+OTHERS = ("gpt2", "gemma2", "lfm2", "narrow mistral", "dora", "dynamic")
 
 
 def make_model(kind: str) -> Any:
@@ -84,11 +81,6 @@ def make_model(kind: str) -> Any:
                 return transformers.Lfm2ForCausalLM(
                     transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
                 )
-            case "mamba2":
-                small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
-                return transformers.Mamba2ForCausalLM(
-                    transformers.Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
-                )
             case _:
                 lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True)
                 return get_peft_model(transformers.Qwen2ForCausalLM(small_models.tiny_config(vocab_size=40)), lora)
@@ -115,22 +107,41 @@ def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
+def by_transformers(policy: Policy, group: int, sampling: Sampling) -> list[list[Completion]]:
+    """transformers' own `generate`, greedily, a prompt at a time."""
+    made = []
+    for prompt in PROMPTS:
+        found = policy.causal_lm.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.eos), pad_token_id=0
+            ),
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        ids = found.sequences[0, len(prompt) :]
+        logits = torch.cat(found.logits)[:, : policy.vocabulary]
+        logprobs = (logits / sampling.temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        ended = int(ids[-1]) in sampling.eos
+        made.append([Completion(ids.numpy().astype(np.uint32), logprobs.numpy(), ended)] * group)
+    return made
+
+
 @pytest.mark.parametrize("kind", [*DECODED, *OTHERS])
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str) -> None:
     policy = policy_of(kind)
     assert policy.lean == (kind in DECODED)
-    reference = replace(policy, engine="hf")
-    endless = generate(reference, PROMPTS, group=1, sampling=replace(GREEDY, eos=(26,)))
+    endless = by_transformers(policy, 1, replace(GREEDY, eos=(26,)))
     sampling = replace(GREEDY, eos=(int(endless[0][0].token_ids[4]), int(endless[2][0].token_ids[9])))
     ours = generate(policy, PROMPTS, group=2, sampling=sampling)
     assert min(len(completion) for group in ours for completion in group) < 14, "some end early"
-    assert_same(ours, generate(reference, PROMPTS, group=2, sampling=sampling))
+    assert_same(ours, by_transformers(policy, 2, sampling))
 
 
-@pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("kind", [*DECODED, "gemma2", "lfm2"])
-def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str, engine: Any) -> None:
-    policy = replace(policy_of(kind), engine=engine)
+def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str) -> None:
+    policy = policy_of(kind)
     sampling = Sampling(14, 1.3, (1, 2, 3))
     groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=small_models.seeded(1))
     assert len({len(completion) for completion in chain(*groups)}) > 4
@@ -177,10 +188,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
 def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
     policy, sampling = policy_of("mistral"), Sampling(30, 1.0, (26,), greedy=True)
     assert policy.lean
-    assert_same(
-        generate(policy, PROMPTS, group=1, sampling=sampling),
-        generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=sampling),
-    )
+    assert_same(generate(policy, PROMPTS, group=1, sampling=sampling), by_transformers(policy, 1, sampling))
 
 
 def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +213,8 @@ def test_training_goes_on_after_generating(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-@pytest.mark.parametrize("engine", ["native", "hf"])
-def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str, engine: Any) -> None:
-    policy, sampling = replace(policy_of(kind), engine=engine), Sampling(10, 1.0, (1,))
+def test_generating_repeats_itself_and_leaves_the_global_state_alone(kind: str) -> None:
+    policy, sampling = policy_of(kind), Sampling(10, 1.0, (1,))
     before = torch.get_rng_state()
     one, same, other = (
         generate(policy, PROMPTS, group=4, sampling=sampling, generator=small_models.seeded(s)) for s in (7, 7, 8)
@@ -218,10 +225,8 @@ def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("engine", ["native", "hf"])
-@pytest.mark.parametrize("kind", ["qwen2"])
-def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small(kind: str, engine: Any) -> None:
-    policy = small_models.twin(replace(policy_of(kind), engine=engine))
+def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small() -> None:
+    policy = small_models.twin(policy_of("qwen2"))
     policy.model.to(torch.float16)
     with torch.no_grad():
         policy.causal_lm.get_output_embeddings().weight.fill_(6e4)
@@ -234,20 +239,12 @@ def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small(kind: str
         generate(policy, PROMPTS, group=2, sampling=GREEDY)
 
 
-def test_what_a_models_folder_says_of_sampling_is_not_followed() -> None:
-    policy = replace(policy_of("qwen2"), engine="hf")
-    plain = generate(policy, PROMPTS, group=1, sampling=GREEDY)
-    changed = small_models.twin(policy)
-    changed.causal_lm.generation_config.repetition_penalty = 5.0
-    changed.causal_lm.generation_config.min_new_tokens = 14
-    assert_same(generate(changed, PROMPTS, group=1, sampling=GREEDY), plain)
-
-
-def test_the_engine_is_a_setting() -> None:
-    for engine in ("native", "hf"):
-        model: Any = transformers.Qwen2ForCausalLM(small_models.tiny_config())
-        settings = Settings(model="tiny-a", device="cpu", engine=engine)
-        assert make_policy(model, word_tokenizer(26), settings).engine == engine
+def test_a_model_whose_past_is_of_its_own_kind_is_refused() -> None:
+    small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
+    config = transformers.Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
+    policy = Policy("m", transformers.Mamba2ForCausalLM(config), small_models.tiny_tokenizer(), torch.device("cpu"))
+    with pytest.raises(UsageError, match="m keeps its past in a way of its own"):
+        ready(policy)
 
 
 @given(alive=st.lists(st.booleans(), min_size=1, max_size=40))

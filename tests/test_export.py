@@ -373,7 +373,6 @@ MODELS = {
     "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4),
     "gemma2": lambda: transformers.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8),
-    "mamba": lambda: transformers.MambaConfig(vocab_size=26, hidden_size=32, num_hidden_layers=2, state_size=4),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8),
 }
 ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"

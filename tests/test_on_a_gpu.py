@@ -26,7 +26,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {"dtype": "float32"},
     "full in bf16": {"dtype": "bfloat16"},
     "lora in bf16, checkpointing": {"dtype": "bfloat16", "lora": True, "gradient_checkpointing": True},
-    "transformers' generate": {"dtype": "float32", "engine": "hf"},
 }
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ON_CARD and not torch.cuda.is_available(), reason="needs a GPU")]

@@ -137,7 +137,7 @@ def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: di
     assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
     assert ("2.2 to 3.9 times the compute" in text) == (shape.padded != "")
     assert shape.padded or kind not in ("Qwen3_5Text", "Lfm2")
-    assert "modules generate" not in " ".join((*planned(HALF, 8).reasons, *planned(shape, 8, engine="hf").reasons))
+    assert "modules generate" not in " ".join(planned(HALF, 8).reasons)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -290,29 +290,22 @@ def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("engine", "group", "prompt_tokens", "completion_tokens", "words"),
-    [
-        *itertools.product(("native",), (1, 4), (8,), (64,), (26, 6000)),
-        *itertools.product(("native",), (1, 4), (96,), (8,), (26, 6000)),
-        *(("hf", 4, 8, 64, 6000), ("hf", 4, 96, 8, 26)),
-    ],
+    ("group", "prompt_tokens", "completion_tokens", "words"),
+    [*itertools.product((1, 4), (8,), (64,), (26, 6000)), *itertools.product((1, 4), (96,), (8,), (26, 6000))],
 )
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_generating_takes_no_more_than_planned(
-    dtype: Any, engine: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
+    dtype: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
 ) -> None:
-    """By the native decoder's formula a large vocabulary would take up to 1.8 times the plan in transformers'."""
     workload = Workload(prompt_tokens, completion_tokens, group, batch_groups=4)
     config = small_config("qwen", words)
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.lean
-    need = estimate(
-        geometry_of(config, "small"), workload, full(dtype=dtype, generation_batch=32, engine=engine), "cpu"
-    )
-    taken = peak_of_generating(replace(policy, engine=engine), workload, rows=32) / (need.kv_cache + need.sampling)
-    assert taken < (1.1 if engine == "native" else 1.3)
-    assert taken > (0.85 if engine == "hf" else 0.9 if group == 1 else 0), "prompts that no other row has are planned"
+    need = estimate(geometry_of(config, "small"), workload, full(dtype=dtype, generation_batch=32), "cpu")
+    taken = peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling)
+    assert taken < 1.1
+    assert taken > (0.9 if group == 1 else 0), "prompts that no other row has are planned"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -352,7 +345,7 @@ def test_what_the_weights_need_follows_from_their_number() -> None:
 def test_the_cache_holds_every_row_at_its_longest() -> None:
     need = estimate(THREE, GSM8K, full(lora=True), "cuda")
     assert need.kv_cache == 288 * 768 * 36 * 2 * 2 * 128 * 2
-    grown = estimate(THREE, GSM8K, full(lora=True, engine="hf"), "cuda")
+    grown = estimate(replace(THREE, decoded=0), GSM8K, full(lora=True), "cuda")
     assert grown.kv_cache == 1.5 * need.kv_cache and grown.sampling > need.sampling
 
 

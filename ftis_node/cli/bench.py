@@ -111,7 +111,7 @@ def train(asked: Measured) -> None:
 @app.command("generate")
 @measured
 def generate(asked: Measured) -> None:
-    """Tokens a second of generation: our engine, and transformers' generate with log-probs and without, in turns."""
+    """Tokens a second of generation: our engine, and transformers' generate, in turns."""
     from ftis_node.lab.bench.generate import bench_generate, sized_policy, small_policy
 
     if asked.model is None:

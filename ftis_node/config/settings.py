@@ -105,9 +105,8 @@ class Settings(BaseModel):
     instruct models. A run of one tokenizer decides it for all."""
     thinking: bool = False
     """Value of a chat template's switch `enable_thinking`. Models that think need long completions."""
-    engine: Literal["native", "hf", "vllm"] = "native"
-    """Engine that generates: this node's own loop; a vLLM server of yours (vllm, LoRA only), while it answers; or
-    transformers' generate (hf), slower, without CUDA graphs or fused kernels: to compare with, or if a driver fails."""
+    engine: Literal["native", "vllm"] = "native"
+    """Engine that generates: this node's own loop; or a vLLM server of yours (vllm, LoRA only), while it answers."""
     vllm_url: str = "http://127.0.0.1:8000"
     """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
     vllm_folder: str | None = None
@@ -254,11 +253,6 @@ class Settings(BaseModel):
     def _readable(cls, value: str) -> str:
         read_hours(value)
         return value
-
-    @property
-    def engine_here(self) -> Literal["native", "hf"]:
-        """The engine of this node's own process, which stands in for a vLLM server that is away."""
-        return "hf" if self.engine == "hf" else "native"
 
     @property
     def devices(self) -> tuple[str, ...]:

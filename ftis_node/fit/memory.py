@@ -33,7 +33,6 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Quantisation = Literal["none", "nf4"]
 OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
-Engine = Literal["native", "hf"]
 
 # A block of fp32 logits of `score`: what a cache holds, of so many tokens at most; on a GPU larger, for its launches.
 # How many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
@@ -127,7 +126,6 @@ class Setup:
     generation_batch: int
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
-    engine: Engine = "native"
     devices: int = 1
     sharded: bool = False
 
@@ -336,17 +334,14 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
 
     As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
     The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over prompts:
-    some at a time, for the decoder beside the cache, but in transformers' `generate` all, each for every completion.
+    some at a time, for the decoder beside the cache.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
-    lean = setup.engine == "native" and workload.longest <= g.decoded
+    lean = workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
     prompts = rows * workload.prompt_tokens
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
     together = min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
-    if setup.engine == "hf":
-        drawing = rows * g.vocabulary * (setup.width + 16)
-        together = prompts
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     reading = together * token
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)

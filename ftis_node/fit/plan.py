@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, Dtype, Engine, Memory, OptimiserName, Quantisation, Setup, Workload, estimate
+from ftis_node.fit.memory import Device, Dtype, Memory, OptimiserName, Quantisation, Setup, Workload, estimate
 from ftis_node.text import GB, rounded
 
 # Sizes that choosing starts from; it only makes them smaller.
@@ -49,7 +49,6 @@ class Wishes:
     generation_batch: int | None = None
     lora_rank: int = 128
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    engine: Engine = "native"
     devices: int = 1
     sharded: bool | None = None
 
@@ -114,7 +113,7 @@ def plan(
         memory = estimate(geometry, workload, setup, device)
         if memory.total <= budget and not _crawls(setup, workload, geometry.packed):
             break
-    notes = [*slow_parts(geometry, workload, wishes)]
+    notes = [*slow_parts(geometry, workload)]
     if setup.lora:
         absent = geometry.without_meaning(setup.lora_targets)
         if absent:
@@ -150,7 +149,6 @@ def _setups(
         generation_batch=wishes.generation_batch or max(group, GENERATION_BATCH // group * group),
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
-        engine=wishes.engine,
         devices=wishes.devices,
     )
     portions = []  # with checkpointing or without, and the size of micro-batches
@@ -311,9 +309,9 @@ def _reasons(
         )
 
 
-def slow_parts(geometry: Geometry, workload: Workload, wishes: Wishes) -> Iterator[str]:
+def slow_parts(geometry: Geometry, workload: Workload) -> Iterator[str]:
     """What takes longer with this model than with others, why, and what it costs; a sentence each."""
-    if wishes.engine == "native" and workload.longest > geometry.decoded:
+    if workload.longest > geometry.decoded:
         yield (
             "Transformers' modules generate, for the native decoder knows Llama, Qwen2, Qwen3, and Mistral within its "
             "window: 30 to 50 ms a token on any GPU, predicted; engine=vllm does without."

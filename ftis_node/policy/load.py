@@ -196,8 +196,7 @@ def make_policy(
         module, dtype = casts.popitem()
         module.to(device, dtype)
     model.to(device)
-    graphs = device.type == "cuda" and settings.engine != "hf"
-    policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine_here, graphs=graphs)
+    policy = Policy(settings.model, model, tokenizer, device, graphs=device.type == "cuda")
     if understood(policy.causal_lm):
         lay_in_one(policy.causal_lm)
     with doing("checking the fast paths"):

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from ftis_node.fit.memory import Engine
 from ftis_node.policy.adapters import PeftModel
 from ftis_node.policy.nf4 import elements
 from ftis_node.tokenizer.asking import usable
@@ -20,9 +19,8 @@ class Policy:
 
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
     lean: `decoder` generates with it; else transformers' modules do.
-    engine: what generates, see `generate`.
-    graphs: whether `native` captures its steps as CUDA graphs, with shapes that change rarely.
-    server: a `generate.vllm.Server` that samples in the engine's place while it can; None: there is none.
+    graphs: whether generation captures its steps as CUDA graphs, with shapes that change rarely.
+    server: a `generate.vllm.Server` that samples in its place while it can; None: there is none.
     way: how sequences are scored and generated and why, in words.
     """
 
@@ -32,7 +30,6 @@ class Policy:
     device: torch.device
     packed: bool = False
     lean: bool = False
-    engine: Engine = "native"
     graphs: bool = False
     way: str = ""
     server: Any = None

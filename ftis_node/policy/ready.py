@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     other = f"Use a model of another family, for example {nearest}."
     if policy.causal_lm.get_decoder() is policy.causal_lm:
         raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
+    if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba
+        raise UsageError(f"{policy.name} keeps its past in a way of its own, and cannot generate here.", other)
     probe = _probe(policy, texts)
     try:
         padded = _logprobs(policy, probe)

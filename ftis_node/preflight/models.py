@@ -87,7 +87,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.planning import refuse_unsaveable, settle, wishes
+    from ftis_node.worker.planning import refuse_unsaveable, settle
     from ftis_node.worker.shortage import refuse_shortage
 
     settings, load = case.settings, workload(case)
@@ -122,7 +122,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
         yield Finding("memory", "fail", text, "Give the container more memory, or use a smaller model.")
     else:
         yield Finding("memory", "ok", f"{text} {chosen.reasons[0]}")
-    for slow in slow_parts(shape, load, wishes(settings)):
+    for slow in slow_parts(shape, load):
         yield Finding("memory", "warn", slow, "Fine if that is fast enough; else take a Llama, Qwen2.5 or Qwen3.")
 
 

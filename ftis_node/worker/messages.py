@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 def plan_row(plan: Plan) -> dict[str, Any]:
     """A plan in the form of `status --json`, `metrics.jsonl` and `join --dry-run --json`."""
-    return asdict(plan) | {"memory_bytes": plan.memory.total}
+    return asdict(plan) | {"engine": "native", "memory_bytes": plan.memory.total}
 
 
 # --- answers --------------------------------------------------------------------------------------------------------

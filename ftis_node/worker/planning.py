@@ -115,7 +115,7 @@ class Question:
             kind,
             eight_bit,
             four_bit=four_bit,
-            fused=fused and self.wishes.engine == "native",
+            fused=fused,
             half=half,
         )
 
@@ -146,7 +146,7 @@ def wishes(settings: Settings) -> Wishes:
     chosen = {name: getattr(settings, name) for name in (*_PLANNED, "lora_rank", "lora_targets")}
     if settings.engine == "vllm":
         chosen |= {name: value for name, value in _FOR_A_SERVER.items() if chosen[name] is None}
-    return Wishes(**chosen, engine=settings.engine_here, devices=len(settings.devices))
+    return Wishes(**chosen, devices=len(settings.devices))
 
 
 def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:

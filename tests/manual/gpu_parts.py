@@ -152,13 +152,13 @@ def allocation(place: Place) -> Figures:
 
 
 def generation(place: Place) -> Figures:
-    """Tokens a second of the native engine, of transformers' `generate` with log-probs and without, in turns."""
+    """Tokens a second of the native engine, of transformers' `generate`, in turns."""
     size = place.size(12)
     settings, chosen = planned(place.settings("qwen2.5-1.5b"), size, steps=False)
     policy = named_policy(settings, random_weights=True)
     seen = bench_generate(policy, size, batch=chosen.generation_batch, repeats=1, tell=tell)
     expected = place.rate(generating, geometry(settings.model), chosen, size)
-    names = [name for name in ("hf", "plain", "mixed", "nf4") if f"{name}_tokens_per_s" in seen]
+    names = [name for name in ("plain", "mixed", "nf4") if f"{name}_tokens_per_s" in seen]
     lines = [line("native", seen["native_tokens_per_s"], expected, "tokens/s")]
     lines += [line(name, seen[f"{name}_tokens_per_s"], None, "tokens/s") for name in names]
     return {"lines": [*lines, line("native over the bandwidth's time", seen["over_floor"], 2.0)], **seen}

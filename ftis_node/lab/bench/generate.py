@@ -1,4 +1,4 @@
-"""The cost of generation: our engine and transformers' `generate`, with log-probs and without, on one model."""
+"""The cost of generation: our engine and transformers' `generate`, on one model."""
 
 import copy
 import gc
@@ -45,7 +45,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
 
     Returns:
         Medians over `repeats` runs of each in turns after one to warm up; `*_spread` are minimum and maximum. `native`
-        and `hf` are this project's engines. `nf4` is native on weights of four bits, of a full model, where
+        is this project's engine. `nf4` is native on weights of four bits, of a full model, where
         bitsandbytes is. `plain` is transformers' `generate` by itself: sampling at the same temperature, no log-probs.
         `mixed` and `mixed_plain` are native and plain with room for half of the completions, and of lengths that are
         geometric where the model is as good as random: an id in 0.6 of the cap ends one.
@@ -57,14 +57,12 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         RuntimeError: one did not generate all tokens.
     """
     prompts = random_prompts(policy, size)
-    native = replace(policy, engine="native")
     half = max(1, size.groups // 2) * size.group
     ends = tuple(range(-(-policy.vocabulary * 10 // (6 * size.completion_tokens))))
     runs: dict[str, Callable[[], int]] = {
-        "native": lambda: _engine(native, size, batch),
-        "hf": lambda: _engine(replace(policy, engine="hf"), size, batch),
+        "native": lambda: _engine(policy, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
-        "mixed": lambda: _engine(native, size, half, ends),
+        "mixed": lambda: _engine(policy, size, half, ends),
         "mixed_plain": lambda: _plain(policy, prompts, size, half, ends),
     }
     if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
@@ -100,7 +98,6 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     if "nf4" in runs:
         over_nf4 = ours / figures[f"nf4_tokens_per_{unit}"]
     return {
-        "ratio_hf": ours / figures[f"hf_tokens_per_{unit}"],
         "ratio_plain": ours / figures[f"plain_tokens_per_{unit}"],
         "ratio_mixed": figures[f"mixed_tokens_per_{unit}"] / figures[f"mixed_plain_tokens_per_{unit}"],
         "ratio_nf4": over_nf4,
@@ -117,7 +114,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
 def _in_four_bits(policy: Policy) -> Policy:
     """A copy of the policy with frozen weights in NF4."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    four_bits = replace(policy, model=model, engine="native")
+    four_bits = replace(policy, model=model)
     quantise(model, four_bits.causal_lm.get_output_embeddings(), policy.device, policy.name)
     return four_bits
 

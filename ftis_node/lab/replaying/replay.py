@@ -186,7 +186,7 @@ class _Replay:
         if start.run != self._run.id.hex():
             raise UserError(f"{self._home.run_file} is of another run than the log.", "Restore it as it was.")
         settings = start.settings.model_dump(mode="json") | {"device": self._device(start), "sharded": None}
-        settings["engine"] = start.settings.engine_here  # nothing is sampled here, and no server is to be disturbed
+        settings["engine"] = "native"  # nothing is sampled here, and no server is to be disturbed
         relative = Path(start.directory) / start.settings.model
         if relative.is_dir():
             settings["model"] = str(relative)

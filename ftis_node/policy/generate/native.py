@@ -7,7 +7,6 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.reference_model import reference
 
 # Steps between two looks at who has ended: on a GPU each waits for it.
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
@@ -36,7 +34,7 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 def decodes(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling) -> bool:
     """Whether `decode` generates these."""
     longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
-    return policy.engine == "native" and policy.lean and longest <= reach(policy.causal_lm)
+    return policy.lean and longest <= reach(policy.causal_lm)
 
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
@@ -71,8 +69,6 @@ def by_modules(
     policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None
 ) -> list[list[Completion]]:
     """One batch by transformers' modules; see `generate.generate`."""
-    if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
-        return reference(policy, prompts, group, sampling, noise)
     waiting = WaitingRows(policy, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
     return _complete(_Modules(policy, waiting.count), waiting)
 

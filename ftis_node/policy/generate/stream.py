@@ -9,11 +9,8 @@ from ftis_node.packet import Completion
 from ftis_node.policy.generate.native import by_modules, decode, decodes
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.reference_model import reference
 
 __all__ = ["Sampling", "generate"]
-
-_ENGINES = {"native": by_modules, "hf": reference}
 
 
 @torch.no_grad()
@@ -27,7 +24,7 @@ def generate(
     noise: Tensor | None = None,
     batch: int = 288,
 ) -> list[list[Completion]]:
-    """Sample `group` completions of each prompt, by the policy's server, or without one that is there by its engine.
+    """Sample `group` completions of each prompt, by the policy's server, or without one that is there in this process.
 
     Args:
         prompts: token ids of each prompt, none empty.
@@ -46,7 +43,6 @@ def generate(
         FtisError: the weights have diverged, or are too large for their dtype (see `not_finite`).
     """
     per_call = max(1, batch // group)
-    engine = _ENGINES[policy.engine]
     if noise is None and not sampling.greedy:
         shape = (len(prompts) * group, sampling.max_new_tokens)
         noise = torch.rand(shape, dtype=torch.float64, generator=generator)
@@ -60,5 +56,5 @@ def generate(
     for start in range(0, len(prompts), per_call):
         rows = slice(start * group, (start + per_call) * group)
         mine = None if sampling.greedy or noise is None else noise[rows]
-        out += engine(policy, prompts[start : start + per_call], group, sampling, mine)
+        out += by_modules(policy, prompts[start : start + per_call], group, sampling, mine)
     return out
