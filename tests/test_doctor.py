@@ -324,7 +324,7 @@ def test_what_the_hub_would_have_to_give_is_refused_in_words() -> None:
 def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -> None:
     case = a_case(tmp_path, model="qwen2.5-3b", vram_gb=2.0, device="cpu")
     found = seen(models.memory, case)["fail"]
-    assert "and it may use 2.00 GB" in found.text and found.advice.startswith("What would fit: --vram ")
+    assert "and it may use 2.00 GB" in found.text and found.advice.startswith("Give it more with --vram ")
     assert case.plan is not None and case.shape is not None and place.checkpoint_bytes(case.plan, case.shape) > 0
     case = a_case(tmp_path, device="cpu", vram_gb=4.0)
     assert "of 4.00 GB" in seen(models.memory, case)["ok"].text

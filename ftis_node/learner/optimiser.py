@@ -13,7 +13,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
 from ftis_node.learner.batch import portions
-from ftis_node.learner.copies import copied
 from ftis_node.learner.fsdp import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
 from ftis_node.learner.team import ALONE, Team
@@ -155,7 +154,7 @@ class Optimiser:
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
         if live or self._in_parts:
             return weights, state
-        return copied(weights), copied(state)
+        return _copied(weights), _copied(state)
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave.
@@ -246,6 +245,11 @@ def _master(parameter: Parameter, part: Tensor) -> Parameter:
             return parameter
         return Parameter(part)
     return Parameter(part.detach().float())
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU by the same names."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _once(attempt: Callable[[], None]) -> None:

@@ -114,7 +114,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
         text += f"each of {settings.device}."
     limit = memory_limit() if device.type == "cpu" else None
     if not chosen.fits:
-        refuse_shortage(settings, load, remembered, chosen, shape)
+        refuse_shortage(settings, chosen)
         advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
         yield Finding("memory", "warn", f"{text} {chosen.reasons[-1]}", advice)
     elif limit is not None and chosen.memory.total > limit:

@@ -131,7 +131,7 @@ class Engine:
         use_device(settings.devices[0])
         self._settings, plan = settle(settings, workload, learned, shape)
         if asked.must_fit:
-            refuse_shortage(settings, workload, learned, plan, shape)
+            refuse_shortage(settings, plan)
         refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
         self._sizes = asked.sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
