@@ -24,7 +24,6 @@ from ftis_node.cli.run import new
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
 from ftis_node.config.settings import FLAGS, collect
 from ftis_node.errors import UsageError, UserError
-from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, run_to_join
 from ftis_node.policy import nf4
@@ -37,7 +36,6 @@ from ftis_node.swarm.certificates import Book
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
-from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
 from tests.support.begun import begun
 from tests.support.cli import Cli
@@ -262,8 +260,7 @@ def test_dry_run_refuses_as_a_start(mistake: str, join: Cli, tmp_path: Path, mon
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):
             monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.setattr(planning, "unsaveable", unsaveable.__wrapped__)  # both remember their answers
-        monkeypatch.setattr(nf4, "kernels", nf4.kernels.__wrapped__)
+        monkeypatch.setattr(nf4, "kernels", nf4.kernels.__wrapped__)  # it remembers its answer
     _models(tmp_path)
     text, words = MISTAKES[mistake]
     line = text.format(tmp=tmp_path).split()

@@ -61,7 +61,7 @@ class Optimiser:
         self._retried = all(master.device.type in _FUSED for master in masters)
         options: dict[str, Any] = {"lr": learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
         if settings.optimiser == "adamw8bit":
-            self._adam = _eight_bit()(masters, **options)
+            self._adam = eight_bit()(masters, **options)
         else:
             self._adam = torch.optim.AdamW(masters, fused=self._retried or None, **options)
 
@@ -185,7 +185,7 @@ class Optimiser:
     def _refuse_other(self, weights: Mapping[str, Tensor], entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Raise FtisError unless these weights and states are of this model and this optimiser."""
         for entry in entries.values():
-            if not any(key.split(".")[0] == self._moment for key in entry):
+            if self._moment not in entry:
                 raise FtisError("The checkpoint belongs to another optimiser.")
         shapes = {name: parameter.shape for name, parameter in self._trainable.items()}
         found = {name: weight.shape for name, weight in weights.items()}
@@ -256,6 +256,6 @@ def _once(attempt: Callable[[], None]) -> None:
     attempt()
 
 
-def _eight_bit() -> Any:
-    """bitsandbytes' AdamW, whose two moments take a byte each."""
+def eight_bit() -> Any:
+    """bitsandbytes' AdamW, whose two moments take a byte each. Raises UsageError where that is missing."""
     return bitsandbytes("optim", "8-bit AdamW", "--set optimiser=adamw").AdamW8bit

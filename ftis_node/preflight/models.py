@@ -87,7 +87,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.planning import refuse_unsaveable, settle
+    from ftis_node.worker.planning import settle
     from ftis_node.worker.shortage import refuse_shortage
 
     settings, load = case.settings, workload(case)
@@ -99,7 +99,6 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
     case.settled, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
-    yield from noted(lambda: refuse_unsaveable(chosen.optimiser, choose_device(settings.devices[0])))
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan
         text = f"The running daemon planned with {rounded(running.memory_bytes)} of {rounded(running.budget)}."

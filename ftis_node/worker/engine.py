@@ -30,7 +30,7 @@ from ftis_node.policy.generate.kept import let_go, vacate
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
-from ftis_node.policy.load import choose_device, load_policy, use_device
+from ftis_node.policy.load import load_policy, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way
@@ -45,7 +45,7 @@ from ftis_node.worker.facts import facts_of
 from ftis_node.worker.formats import Packets, Reading, Slot, chat_in, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
-from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
+from ftis_node.worker.planning import ceilings, settle
 from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -132,7 +132,6 @@ class Engine:
         self._settings, plan = settle(settings, workload, learned, shape)
         if asked.must_fit:
             refuse_shortage(settings, plan)
-        refuse_unsaveable(plan.optimiser, choose_device(settings.devices[0]))
         self._sizes = asked.sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
         self._before_training = _way_out(plan)

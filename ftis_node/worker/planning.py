@@ -13,9 +13,9 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, Dtype, OptimiserName, Workload
+from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, Dtype, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
-from ftis_node.learner.rehearsal import unsaveable
+from ftis_node.learner.optimiser import eight_bit
 from ftis_node.policy.load import choose_device, half_dtype
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.nf4 import kernels
@@ -45,13 +45,12 @@ def settle(
         shape: of the model, where it is known already.
 
     Raises:
-        UsageError: a setting cannot be had on this machine, no checkpoint can hold the optimiser's state, or a vLLM
-            server could not sample from what is trained.
+        UsageError: a setting cannot be had on this machine, or a vLLM server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
     asked = question(settings, workload, _sensible(remembered, workload), shape)
-    if asked.wishes.optimiser == "adamw8bit":  # by itself the plan chooses it only where it can be saved
-        refuse_unsaveable("adamw8bit", asked.device)
+    if asked.wishes.optimiser == "adamw8bit":
+        eight_bit()  # raises before anything is loaded
     chosen = asked.answer()
     if settings.engine == "vllm" and (not chosen.lora or chosen.quantisation == "nf4"):
         trains = "all weights"
@@ -99,10 +98,9 @@ class Question:
     device: torch.device
 
     def answer(self) -> Plan:
-        """The plan. By itself it chooses 8 bits on a GPU only; to ask imports bitsandbytes, which takes seconds."""
+        """The plan. By itself it chooses 8 bits, or four, on a GPU only."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
-        eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
-        four_bit = find_spec("bitsandbytes") is not None
+        few_bits = find_spec("bitsandbytes") is not None
         fused = find_spec("liger_kernel") is not None
         half: Dtype = "bfloat16"
         if kind == "cuda":
@@ -113,22 +111,11 @@ class Question:
             self.workload,
             self.wishes,
             kind,
-            eight_bit,
-            four_bit=four_bit,
+            few_bits,
+            four_bit=few_bits,
             fused=fused,
             half=half,
         )
-
-
-def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
-    """Raise UsageError before the training starts if no checkpoint can hold the optimiser's state."""
-    reason = unsaveable(optimiser, device)
-    if reason is not None:
-        other = "adamw"
-        if optimiser == "adamw":
-            other = "adamw8bit"
-        what = f"The optimiser {optimiser} cannot be used here: {reason}"
-        raise UsageError(what, f"Use --set optimiser={other}, or install the versions in constraints.txt.")
 
 
 def question(
