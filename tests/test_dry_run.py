@@ -181,7 +181,6 @@ MISTAKES = {
     "a row of one's own without a token": ("--own-data {tmp}/strange.jsonl", "has no token"),
     "a row without a token": ("--task {tmp}/strange.jsonl", "Line 31 of strange.jsonl .*has no token"),
     "one to evaluate on": ("--task {tmp}/rows.jsonl --eval-data {tmp}/strange.jsonl", "Line 31 .*held-out data"),
-    "a function that is not there": ("--task own_sums:sumz", "no function sumz"),
     "a reward without skill": ("--task own_sums:lucky", "right answers differ, such as '[0-9]+'"),
     "no tokenizer": ("--model {tmp}/no-tokenizer", "has no tokenizer"),
     "no weights": ("--model {tmp}/no-weights", "cannot be loaded"),

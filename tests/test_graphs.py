@@ -23,10 +23,9 @@ from ftis_node.policy import room
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import graphs as graphs_module
 from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
-from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.fused import in_one, lay_in_one
 from ftis_node.policy.generate.graphs import Graphs, failed
-from ftis_node.policy.generate.kept import kept, let_go, vacate
+from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
@@ -150,40 +149,6 @@ def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: 
     assert captures() == 0
     let_go()
     assert captures() > 0
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_graphs_outlast_that_their_places_are_lent_if_those_come_back(
-    same: bool, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = replace(twin(policy_of("qwen2")), graphs=True)
-    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    under_way: Any = kept[policy.causal_lm]
-    cache, logits = under_way.cache, under_way.decoder._logits
-    lent = [*cache._own, *cache._prompts, logits]
-    parts, lay, occupy = (cache._own, cache._prompts, cache._flat), under_way._lay, Decoder.occupy
-
-    def occupied(decoder: Decoder) -> Any:
-        """As by an allocator that has the same memory free as before, or other."""
-        if not same:
-            return occupy(decoder)
-        for part in lent[:-1]:
-            part.zero_()
-        logits.fill_(-torch.inf)
-        cache._own, cache._prompts, cache._flat = parts
-        decoder._logits = logits
-        return lay
-
-    monkeypatch.setattr(Decoder, "occupy", occupied)
-    vacate()
-    assert not cache._own and not cache._prompts
-    with torch.inference_mode():
-        for part in lent:
-            part.fill_(torch.nan)  # what it was lent for
-    before = len(recorded)
-    ours = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    assert tokens_of(ours) == tokens_of(expected)
-    assert len(recorded) - before == (0 if same else 2)
 
 
 def test_what_diverged_weights_left_behind_spoils_no_later_call() -> None:

@@ -2,8 +2,8 @@
 
 bitsandbytes' own module is not used: on some CPUs it lays weights out anew for inference, so that a node would sample
 from other products than it scores with. torchao has no NF4 kernel for the CPU. Training dequantises one matrix at a
-time. Decoding leaves it to bitsandbytes, which on a GPU has a fused kernel for few rows, and dequantises elsewhere;
-where that gives something else than training, decoding dequantises too.
+time. Decoding leaves it to bitsandbytes, which on a GPU has a fused kernel for few rows, and dequantises elsewhere; a
+kernel that gives something else than training is found out by `ready`, which then leaves the decoder alone.
 """
 
 import logging
@@ -22,18 +22,11 @@ from ftis_node.fit.memory import NF4_BLOCK
 from ftis_node.host.quiet import without
 from ftis_node.installed import to_install
 
-# Rows for which bitsandbytes takes one kernel and another; units in the last place that sums in another order may cost.
-_ROWS = (4, 48)
-_ROUNDING = 4
-
-logger = logging.getLogger(__name__)
-
 
 class NF4Linear(nn.Module):
     """A frozen linear module whose weight is held in four bits; computes in the dtype that the weight had."""
 
     packed: Tensor
-    fused = True
 
     def __init__(self, linear: nn.Linear, device: torch.device, dtype: torch.dtype | None = None) -> None:
         """Quantise the weight of `linear`, as `dtype` has it, on `device`. Its bias is taken over as it is."""
@@ -60,7 +53,7 @@ class NF4Linear(nn.Module):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · Wᵀ plus a bias, `[rows, outputs]`, without gradients. x: `[rows, inputs]` of the weight's dtype."""
-        if self.fused and self.in_features % NF4_BLOCK == 0:  # for others it warns, and dequantises
+        if self.in_features % NF4_BLOCK == 0:  # for others it warns, and dequantises
             return fused(x, self.packed, self._scales, bias=bias)  # type: ignore[no-any-return]
         return nn_functional.linear(x, self.dense(), bias)
 
@@ -111,29 +104,6 @@ def quantise(
     while found:  # of which none is kept
         parent, key, child = found.pop()
         setattr(parent, key, NF4Linear(child, device, (casts or {}).pop(child, None)))
-    made = [module for module in model.modules() if isinstance(module, NF4Linear)]
-    by_shape = {(module.in_features, module.out_features): module for module in made}
-    if not all(map(_alike, by_shape.values())):
-        for module in made:
-            module.fused = False
-
-
-@torch.no_grad()
-def _alike(module: NF4Linear) -> bool:
-    """Whether decoding and training have the same products, but for rounding."""
-    for rows in _ROWS:
-        x = torch.randn(rows, module.in_features, generator=torch.Generator().manual_seed(0))
-        x = x.to(module.packed.device, module.dtype)
-        wanted = nn_functional.linear(x, module.dense())
-        try:
-            apart = float((module.product(x) - wanted).abs().max() / wanted.abs().max())
-            why = "" if apart <= _ROUNDING * torch.finfo(module.dtype).eps else f"products differ by {apart:.2g}"
-        except Exception as error:  # what a GPU, its driver or this version of bitsandbytes cannot do
-            why = repr(error)
-        if why:
-            logger.warning("Weights of four bits are dequantised for each token, which takes longer: %s", why)
-            return False
-    return True
 
 
 def elements(model: nn.Module) -> int:

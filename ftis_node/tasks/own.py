@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import symtable
 import sys
 import time
 from collections import Counter
@@ -35,7 +34,6 @@ from ftis_node.tasks.templates import chosen
 from ftis_node.text import counted
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
-_WHILE_IT_RUNS = re.compile(r"import \*|__getattr__|\bglobals?\b|setattr|exec\(")  # names that a source does not show
 _NAME_CHARACTERS = 64  # of a task in a run
 _WRONG = Score(0.0, formatted=False, lenient=False)
 
@@ -104,13 +102,10 @@ class PythonFunction(Source):
     def _check(self) -> Task | None:
         if not self.code:
             return self._load()
-        module_name, _, function = self.name.partition(":")
-        top = module_name.partition(".")[0]
+        module = self.name.partition(":")[0]
+        top = module.partition(".")[0]
         if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-            raise _no_module(module_name)
-        names = _names_in(source) if (source := _source_of(module_name)) is not None else None
-        if names is not None and function not in names:
-            raise _no_function(module_name, source, function, names)
+            raise _no_module(module)
         return None
 
     def _load(self) -> Task:
@@ -239,34 +234,6 @@ def _no_module(name: str) -> UsageError:
     return UsageError(what, f"{near}Start in the folder that holds it, or install it.")
 
 
-def _no_function(module: str, file: object, function: str, names: Iterable[str]) -> UsageError:
-    near = did_you_mean(function, (name for name in names if name[0] != "_"))
-    return UsageError(f"The module {module} ({file}) has no function {function}.", f"{near}Name a function in it.")
-
-
-def _source_of(module: str) -> Path | None:
-    """The file of a module, which is not imported; None where only an import would find it."""
-    folders: list[str] = [str(Path.cwd()), *sys.path]
-    spec = None
-    for part in module.split("."):
-        if (spec := PathFinder.find_spec(part, folders)) is None:
-            return None
-        folders = list(spec.submodule_search_locations or ())
-    origin = (spec.origin if spec is not None else None) or ""
-    return Path(origin) if origin.endswith(".py") else None
-
-
-def _names_in(source: Path) -> set[str] | None:
-    """Return the names in a module without running it; None where only an import can tell."""
-    try:
-        text = source.read_text(encoding="utf-8")
-        table = symtable.symtable(text, str(source), "exec")
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-    named = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
-    return None if _WHILE_IT_RUNS.search(text) else named
-
-
 def _function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
@@ -280,7 +247,9 @@ def _function(name: str) -> Callable[[], Any]:
         raise UsageError(f"The module {module_name} cannot be imported: {_told(error)}.", "Mend that code.") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise _no_function(module_name, getattr(module, "__file__", None), function_name, vars(module))
+        near = did_you_mean(function_name, (name for name in vars(module) if name[0] != "_"))
+        what = f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}."
+        raise UsageError(what, f"{near}Name a function in it.")
     return function  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,6 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
-from ftis_node.fit.plan import Plan
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
@@ -26,7 +25,7 @@ from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import ALONE, Team
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.graphs import failed
-from ftis_node.policy.generate.kept import let_go, vacate
+from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
@@ -75,7 +74,7 @@ class Engine:
         self._context: Context
         self._sizes: m.Sizes  # see `planning.ceilings`
         self._generating: Room  # sequences side by side
-        self._before_training: Callable[[], None]  # frees what generation keeps, as far as there is no room for both
+        self._crowded = False  # training has no room beside what generation keeps
         self.packets: Packets
         self.checkpointer: Checkpointer
         self.evaluations: Evaluations
@@ -134,7 +133,7 @@ class Engine:
             refuse_shortage(settings, plan)
         self._sizes = asked.sizes or ceilings(settings, workload, learned, shape, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
-        self._before_training = _way_out(plan)
+        self._crowded = plan.budget < plan.memory.training + plan.memory.sampling + plan.memory.kv_cache
         self._planned(self._settings, self._sizes)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
@@ -157,8 +156,8 @@ class Engine:
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
-        if part == "train":
-            self._before_training()
+        if part == "train" and self._crowded:
+            let_go()
         make_way(self.policy.device)
         with ExitStack() as stack:
             stack.enter_context(self.usage.of(part))
@@ -452,13 +451,3 @@ class Engine:
         scores = [greedy.verdict(written.text, written.finished, example, scorer) for written in texts]
         self._columns.add(packet, [score.columns for score in scores])
         return [score.reward for score in scores]
-
-
-def _way_out(plan: Plan) -> Callable[[], None]:
-    """What frees the memory that generation keeps, as far as training needs it."""
-    spare = plan.budget - plan.memory.training
-    if spare < plan.memory.sampling:
-        return let_go
-    if spare < plan.memory.sampling + plan.memory.kv_cache:
-        return vacate
-    return lambda: None

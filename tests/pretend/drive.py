@@ -25,7 +25,6 @@ device.install()
 
 from transformers import Qwen2ForCausalLM  # noqa: E402
 
-from ftis_node.policy.generate.kept import vacate  # noqa: E402
 from ftis_node.worker.engine import Engine  # noqa: E402
 from ftis_node.worker.messages import ScoredPacket  # noqa: E402
 from tests.support import small_models  # noqa: E402
@@ -88,7 +87,7 @@ class Drive:
             assert report.skipped is None, report.skipped
         with self.phase("after a step"):
             engine.generate(rows)
-        engine._before_training = vacate  # as by a plan that has no room for both
+        engine._crowded = True  # as by a plan that has no room for both
         engine.step(small_models.batch_of(rows, made, uneven=True))
         with self.phase("after a step that needed the memory"):
             engine.generate(rows)

@@ -12,7 +12,7 @@ from ftis_node.fit.plan import Plan
 from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
 from ftis_node.lab.bench.model import Size, make_learner, named_policy, own_work, planned, training_groups
 from ftis_node.learner import Learner
-from ftis_node.policy.generate.kept import vacate
+from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.room import out_of_memory
 
 
@@ -71,7 +71,7 @@ def _measure(
     step_s = statistics.median(took for _, took in steps[1:])
 
     tell("measuring memory")
-    vacate()  # as a node does before it trains, where there is no room for both
+    let_go()  # as a node does before it trains, where there is no room for both
     memory = chosen.memory
     training = _peak_mb(lambda: learner.step(groups), learner)
     generating = _peak_mb(lambda: own_work(policy, size, batch), learner)

@@ -78,11 +78,6 @@ class SharedCache:
         self.heads = heads
         self.size = size
         self._dim = like.shape[-1]
-        self._layers = layers
-        self._like = like.new_empty(0)
-        self._own: list[Tensor] = []
-        self._prompts: list[Tensor] = []
-        self._flat: list[tuple[Tensor, Tensor]] = []
         self.rows = 0
         self._group = 0  # rows of one prompt at most
         self._count = 0  # places of prompts that attention reads
@@ -104,27 +99,16 @@ class SharedCache:
         self._back = self._index  # the cell of each row
         self._where = self._index  # where keys and values of the present token go
 
-    def occupy(self) -> list[Tensor]:
-        """Have memory for keys and values, and return it."""
-
         def room(places: int, tokens: int) -> list[Tensor]:  # read before they are written, so they must be numbers
-            shape = (2, places, self.heads, tokens, self._dim)
-            return [self._like.new_zeros(shape) for _ in range(self._layers)]
+            shape = (2, places, heads, tokens, like.shape[-1])
+            return [like.new_zeros(shape) for _ in range(layers)]
 
-        size = self.size
         self._own = room(size.rows, size.tokens)
         self._prompts = room(size.prompts, size.width)
         # `[2 (keys, values), places · heads, tokens, head_dim]`
         self._flat = []
         for own, prompts in zip(self._own, self._prompts, strict=True):
             self._flat.append((own.flatten(1, 2), prompts.flatten(1, 2)))
-        return [*self._own, *self._prompts]
-
-    def vacate(self) -> None:
-        """Free it."""
-        self._own = []
-        self._prompts = []
-        self._flat = []
 
     def clear(self, rows: int, group: int) -> None:
         """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""

@@ -258,20 +258,18 @@ def reach(model: Any) -> float:
 
 
 class Decoder:
-    """Completions of some prompts under way, on the weights as they are now, in the places of `cache`.
-
-    static: whether the device does the same for a token as for the one before, until the cache's `grow` says otherwise.
-    """
+    """Completions of some prompts under way, on the weights as they are now, in the places of `cache`."""
 
     def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
         """
         Args:
+            static: whether the device does the same for a token as for the one before, until the cache's `grow` says
+                otherwise.
             vocabulary: logits of further ids are -inf.
         """
         self._weights = _Weights.of(model)
         self._at = _places(self._weights)  # now: a tensor can get other memory
         self._vocabulary = vocabulary
-        self.static = static
         embedding = self._weights.embedding
         heads = model.config.num_key_value_heads
         positions = torch.arange(size.width + size.tokens, device=embedding.device)
@@ -283,20 +281,8 @@ class Decoder:
         like = embedding.new_empty(0, cos.shape[-1])
         self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
         self._logits: Tensor | None = None
-
-    def occupy(self) -> Any:
-        """Have memory for keys, values and logits, until `vacate`; return where it lies."""
-        parts = self.cache.occupy()
-        if self.static:
-            shape = (self.cache.size.rows, blocks_of(self._vocabulary))
-            self._logits = self._weights.embedding.new_full(shape, -torch.inf)
-            parts.append(self._logits)
-        return _places(parts)
-
-    def vacate(self) -> None:
-        """Free it."""
-        self._logits = None
-        self.cache.vacate()
+        if static:
+            self._logits = embedding.new_full((size.rows, blocks_of(vocabulary)), -torch.inf)
 
     def uses(self, model: Any) -> bool:
         """Whether a decoder made now would read the same memory and do the same with it."""

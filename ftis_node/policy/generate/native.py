@@ -270,8 +270,8 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
         if mine.cache.size.holds(size):
             return mine
         size = size.joined(mine.cache.size)
-    if mine is not None:
-        mine.vacate()  # before others are made
+    mine = None
+    kept.pop(policy.causal_lm, None)  # freed before others are made
     made = _Decoding(policy, size)
     kept[policy.causal_lm] = made
     return made
@@ -298,29 +298,13 @@ class _Decoding:
         self.decoder = Decoder(policy.causal_lm, policy.vocabulary, size, static=self.static)
         self.cache = self.decoder.cache
         self.step = self.decoder.step
+        self.begin = self.cache.clear
         self.leave = self.cache.leave
         self.shrink = self.cache.shrink
         self.settle = self.cache.settle
-        self._device = policy.device
-        self._occupied = False
-        self._lay: Any = None  # where the places lay when graphs were captured
         self._graphs: Graphs | None = None
-
-    def begin(self, rows: int, group: int) -> None:
-        """With places for so many rows, of which `group` at most have one prompt."""
-        if not self._occupied:
-            lie = self.decoder.occupy()
-            if self.static and lie != self._lay:
-                self._graphs = Graphs(self._device)  # the old ones would read what now is something else's
-            self._lay = lie
-            self._occupied = True
-        self.cache.clear(rows, group)
-
-    def vacate(self) -> None:
-        """Free the places. Graphs stay: if the next ones lie there too, as they do where memory is taken and given
-        back in the same order, they are right again."""
-        self._occupied = False
-        self.decoder.vacate()
+        if self.static:
+            self._graphs = Graphs(policy.device)
 
     @property
     def rows(self) -> int:
