@@ -85,24 +85,6 @@ def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 6]),  # more than there are claims
-        torch.tensor([1, 1, 2, 3, 3, 4, 5, 5, 5]),  # does not begin at 0
-        torch.tensor([0, 0, 2, 3, 3, 4, 5, 5, 5]),  # leaves one out
-        torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 5]),  # goes on into the next sample
-        torch.tensor([0, 0, 1, 2, 2, 3, 4, 5]),
-        CHUNKS.float(),
-    ],
-)
-def test_chunks_that_are_none_are_refused(chunks: Tensor) -> None:
-    with pytest.raises(ValueError, match="chunks must"):
-        PRESETS["vis"].terms(
-            **drawn(), sampler_logprobs=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks
-        )
-
-
 def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[bool]) -> dict[str, float]:
     diagnostics = Diagnostics()
     terms = objective.terms(**drawn(), sampler_logprobs=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)

@@ -167,8 +167,3 @@ def test_later_inner_steps_change_only_the_clip() -> None:
     after: Any = diagnostics.summary()
     assert after.sources["me"]["clipped"] == 3 / 9 and after.sources["a"]["clipped"] == 1 / 3
     assert after.overall == before.overall | {"clipped": 4 / 12}
-
-
-def test_sources_must_be_one_a_sample() -> None:
-    with pytest.raises(ValueError, match="2 sources"):
-        figured(Diagnostics(), ARITHMETIC, packed([[0.0]], [0.0]), ["a", "b"], "me")

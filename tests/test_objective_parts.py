@@ -1,7 +1,6 @@
 """Advantages, divergences and the choices of an objective."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
-from ftis_node.objective.importance import IMPORTANCES
 from ftis_node.objective.packed import owners
 from tests.support.objective_batches import FORMULAS, packed
 
@@ -100,47 +98,3 @@ def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
     for nats, dropped in [(9.0, False), (9.4, True)]:
         terms = PRESETS["ftis"].terms(**packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))
         assert terms.kept.tolist() == [not dropped]
-
-
-WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
-    "advantage": ("mean_std, mean, maxrl", ["median"]),
-    "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
-    "reduction": ("mean, sum, max", ["min"]),
-    "importance": (", ".join(IMPORTANCES), ["some"]),
-    "truncation": ("> 0", [0, None, math.nan]),
-    "epsilon": ("> 0 and < 1", [1.0, True]),
-    "threshold": ("≥ 0, or none", [-1.0, "50", math.inf]),
-    "gate": ("≥ 0 and < 1, or none", [1.0, -0.1]),
-    "aggregation": ("sample, token, fixed", ["mean"]),
-    "divisor": ("> 0", [0]),
-    "count_dropped": ("True, False", [None]),
-    "count_end": ("True, False", ["no"]),
-    "own_only": ("True, False", [1]),
-    "inner_steps": ("≥ 1", [0, 1.5]),
-}
-
-
-@pytest.mark.parametrize("field", WRONG_CHOICES)
-def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str) -> None:
-    says, values = WRONG_CHOICES[field]
-    for value in values:
-        with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
-            PRESETS["ftis"].replace(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"lengths": torch.tensor([2, 2])}, "trainer_logprobs must have shape"),
-        ({"lengths": torch.tensor([3, 0])}, "at least one token"),
-        ({"lengths": torch.tensor([2.0, 1.0])}, "integers"),
-        ({"sampler_logprobs": torch.zeros(1)}, "sampler_logprobs must have shape"),
-        ({"advantages": torch.zeros(3)}, "advantages must have shape"),
-        ({"weights": torch.zeros(2, 1)}, "weights must have shape"),
-        ({"ended": torch.zeros(3, dtype=torch.bool)}, "ended must have shape"),
-        ({"own": torch.ones(1, dtype=torch.bool)}, "own must have shape"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        PRESETS["ftis"].terms(**packed([[0.0, 0.0], [0.0]], [0.0, 0.0]) | changes)

@@ -12,7 +12,7 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
         completion_tokens: the run's cap; the divisor of the loss under `fixed`.
 
     Raises:
-        UsageError: there is no such preset or part.
+        UsageError: there is no such preset.
     """
     if settings.objective not in PRESETS:
         hint = did_you_mean(settings.objective, PRESETS)
@@ -23,7 +23,4 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
     parts = settings.objective_parts(task, filters=alike)
     if parts.get("aggregation", preset.aggregation) == "fixed":
         parts["divisor"] = float(completion_tokens)
-    try:
-        return preset.replace(**parts)
-    except ValueError as error:
-        raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error
+    return preset.replace(**parts)

@@ -1,7 +1,7 @@
 """The parts of an objective: their names, and the limits of their numbers.
 
-Settings are checked before a model is loaded, so nothing here imports torch. `config.consistency` and `objective` both
-read them here: mypy refuses a part whose name is not declared, and a test tries each declared one.
+`config.consistency` checks settings by them before a model is loaded, so nothing here imports torch. mypy refuses a part
+whose name is not declared, and a test tries each declared one.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +30,6 @@ PART_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
     "truncation": ("> 0", lambda value: value > 0),
     "epsilon": ("> 0 and < 1, or none", lambda value: 0 < value < 1),
-    "epsilon_high": ("> 0, or none", lambda value: value > 0),
-    "floor": ("≥ 0 and < 1", lambda value: 0 <= value < 1),
-    "imitation": ("> 0, or none", lambda value: value > 0),
-    "divisor": ("> 0", lambda value: value > 0),
     "inner_steps": ("≥ 1", lambda value: value >= 1 and isinstance(value, int)),
 }
-"""Part → the limits of its number in words, and whether a finite number keeps them."""
+"""Part that is a setting → the limits of its number in words, and whether a finite number keeps them."""

@@ -61,8 +61,7 @@ class Diagnostics:
         `lengths` are those that `Objective.terms` was given. `entropy` `[T]`, in nats, is the policy's at the start of
         the step; give it for all micro-batches of a step or for none. `distrusted` bool `[N]` marks samples that some
         defence leaves out; `chunked` bool `[N]` those whose terms are of chunks; `judged` bool `[N]` those that are
-        evidence on claims, all if None. Add each sample once a step, at its first inner step. ValueError if there is
-        not one source a sample.
+        evidence on claims, all if None. Add each sample once a step, at its first inner step.
         """
         counted, owner, source = self._rows(terms, lengths, sources)
         self._own = own
@@ -183,8 +182,6 @@ class Diagnostics:
 
     def _rows(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Which tokens count, bool `[T]`; the sample of each that does; the number of each sample's source `[N]`."""
-        if not len(sources) == lengths.numel() == terms.kept.numel():
-            raise ValueError(f"{len(sources)} sources and {lengths.numel()} lengths for {terms.kept.numel()} samples")
         numbers = [self._numbers.setdefault(source, len(self._numbers)) for source in sources]
         counted = terms.loss_mask.cpu()
         return counted, owners(lengths.cpu())[counted], torch.tensor(numbers, dtype=torch.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,6 @@ from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import pack
-
-_MAY_BE_NONE = ("threshold", "gate", "divisor", "epsilon", "epsilon_high", "imitation")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Objective:
     inner_steps    optimiser steps a batch; the learner heeds it
     own_only       train on the node's own samples only; the learner heeds it
 
-    ValueError names the allowed values of a field that has another. There is no KL-to-reference term (section 2).
+    Settings are checked in `config.consistency`. There is no KL-to-reference term (section 2).
     """
 
     name: str
@@ -75,23 +72,8 @@ class Objective:
     inner_steps: int = 1
     own_only: bool = False
 
-    def __post_init__(self) -> None:
-        for field, names in choices.PART_NAMES.items():
-            if getattr(self, field) not in names:
-                raise ValueError(f"{field} must be one of {', '.join(names)}, not {getattr(self, field)!r}")
-        for field, (limits, holds) in choices.PART_LIMITS.items():
-            value = getattr(self, field)
-            if value is None and field in _MAY_BE_NONE:
-                continue
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not (number and holds(value)):
-                raise ValueError(f"{field} must be a number {limits}, not {value!r}")
-        for field in ("count_dropped", "count_end", "own_only"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"{field} must be one of True, False, not {getattr(self, field)!r}")
-
     def replace(self, **changes: Any) -> Objective:
-        """The same objective with other parts; checked like a new one."""
+        """The same objective with other parts."""
         return dataclasses.replace(self, **changes)
 
     def advantages(self, rewards: Tensor) -> Tensor:
@@ -130,12 +112,22 @@ class Objective:
                           that of each of its tokens. |a_i|, s_i and the gradient are of tokens. None: each token is one
         written           int64 `[N]`  tokens of the author; None: as many as `lengths`
 
-        Computed in float32 at least, on the device of `trainer_logprobs`. ValueError if the shapes do not fit, or if
-        the aggregation is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
+        Computed in float32 at least, on the device of `trainer_logprobs`. ValueError if the aggregation is `fixed` and
+        has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
-        optional = {"weights": weights, "ended": ended, "own": own, "chunks": chunks, "written": written}
-        tokens = {"trainer_logprobs": trainer_logprobs, "start_logprobs": start_logprobs}
-        samples = pack(tokens, lengths, advantages, sampler_logprobs, count_end=self.count_end, **optional)
+        samples = pack(
+            trainer_logprobs=trainer_logprobs,
+            start_logprobs=start_logprobs,
+            sampler_logprobs=sampler_logprobs,
+            lengths=lengths,
+            advantages=advantages,
+            count_end=self.count_end,
+            weights=weights,
+            ended=ended,
+            own=own,
+            chunks=chunks,
+            written=written,
+        )
         clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ftis_node.objective.packed import check, check_chunks, first_of, owners, segment_sum
+from ftis_node.objective.packed import first_of, owners, segment_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,12 @@ class Samples:
 
 
 def pack(
-    tokens: dict[str, Tensor],
+    *,
+    trainer_logprobs: Tensor,
+    start_logprobs: Tensor,
+    sampler_logprobs: Tensor,
     lengths: Tensor,
     advantages: Tensor,
-    sampler_logprobs: Tensor,
-    *,
     count_end: bool,
     weights: Tensor | None,
     ended: Tensor | None,
@@ -72,23 +73,19 @@ def pack(
     chunks: Tensor | None,
     written: Tensor | None,
 ) -> Samples:
-    """The arguments of `Objective.terms` as `Samples`: `tokens` has `trainer_logprobs` and `start_logprobs`, `[T]`.
+    """The arguments of `Objective.terms` as `Samples`.
 
     The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
     policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
     """
-    new = tokens["trainer_logprobs"]
+    new = trainer_logprobs
     if weights is None:
         weights = torch.ones_like(advantages)
     if ended is None:
         ended = torch.zeros_like(lengths, dtype=torch.bool)
     if own is None:
         own = torch.ones_like(lengths, dtype=torch.bool)
-    if chunks is None:
-        tokens = {**tokens, "sampler_logprobs": sampler_logprobs}
-    check(lengths, tokens, {"advantages": advantages, "weights": weights, "ended": ended, "own": own})
     if chunks is not None:
-        check_chunks(chunks, lengths, sampler_logprobs.numel())
         chunks = chunks.to(new.device)
     # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
     dtype = torch.promote_types(new.dtype, torch.float32)
@@ -108,7 +105,7 @@ def pack(
 
     return Samples(
         trainer_logprobs=new.to(dtype),
-        start_logprobs=constant(tokens["start_logprobs"]),
+        start_logprobs=constant(start_logprobs),
         sampler_logprobs=constant(sampler_logprobs),
         owner=owner,
         loss_mask=loss_mask,
