@@ -179,34 +179,6 @@ def test_a_kill_costs_no_more_than_the_minutes_that_were_set_and_one_step(node: 
         assert node.progress is not None and 70 * (node.progress.step - max(verified)) <= 5 * 60 + 70
 
 
-def a_life(node: Node, seconds: int) -> int:
-    """A compute process that fails after so many seconds of a step each; returns the steps that were kept."""
-    assert node.progress is not None
-    before = node.progress.step
-    for _ in range(seconds):
-        node.clock.now += 1
-        node.step()
-    node.revive()
-    return int(node.progress.step - before)
-
-
-def test_a_compute_process_that_always_fails_before_a_checkpoint_loses_a_quarter_of_its_training(node: Node) -> None:
-    assert a_life(node, 200) == 1, "nobody knew"
-    for _ in range(10):
-        written = node.saving.written
-        assert a_life(node, 200) >= 3 * 200 / 4 - 1
-        assert node.saving.written - written <= 5
-
-
-def test_once_it_has_lived_for_long_checkpoints_are_as_rare_as_before_it_failed(node: Node) -> None:
-    a_life(node, 8)
-    minutes_of_steps(node, 30)
-    while node.saving.status().due_seconds is not None:
-        minutes_of_steps(node, 1)
-    node.step()
-    assert node.saving.status().due_seconds == 300
-
-
 def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
     minutes_of_steps(node, 3)
     node.save()

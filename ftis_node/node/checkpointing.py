@@ -35,7 +35,6 @@ CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # larger models save less often: a disk rate
 BOOKS_SECONDS = 60.0
 SETBACKS = 2  # most returns to older checkpoints
 RECOVERED_STEPS = 10  # good steps in a row after which the count of returns restarts
-LOST_SHARE = 0.25  # interval after a failure with unsaved training, as a share of the process's running time
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +67,6 @@ class Saving:
     A checkpoint is due after the first good step of every start and of every return: that step shows that the weights
     can be trained. Later ones follow the interval of `checkpoint_seconds`. A start may repeat some steps, but it trains
     on none of their groups again: the store marks them as used on disk before the checkpoint of their step.
-
-    A compute process that always fails before a checkpoint is due would never make progress. So after a failure with
-    unsaved training the interval shrinks: to a quarter of that process's or the present one's running time.
     """
 
     def __init__(
@@ -109,8 +105,6 @@ class Saving:
         self._unsaved = False  # a good step is in no checkpoint
         self._tried = False  # a step from these weights was good, and was saved
         self._good_step = 0  # the last step with a finite gradient
-        self._good_at = self._since = clock()  # time of that step; start of this compute process
-        self._soon: float | None = None  # shorter interval in seconds, after a failure with unsaved training
         self._good_steps = 0  # in a row
         self._setbacks = 0
         self._asked: int | None = None  # the step that the owner wants saved
@@ -125,9 +119,6 @@ class Saving:
         Raises:
             UsageError: the checkpoint is of another model, or of other quantised weights.
         """
-        if self._good_step > self.saved_step:  # unsaved training is lost
-            self._soon = LOST_SHARE * (self._good_at - self._since)
-        self._since = self._clock()
         if older and await asyncio.to_thread(self._checkpoints.take_back):
             older = False
         known_damaged = self._checkpoints.damaged()
@@ -173,7 +164,6 @@ class Saving:
             await self.flush()  # raises a failure now instead of at the next checkpoint
         if report.bad_steps == 0:
             self._good_step = progress.step
-            self._good_at = self._clock()
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
                 self._setbacks = 0
@@ -188,10 +178,7 @@ class Saving:
         """Seconds until the next checkpoint; 0 or less if it is due."""
         if not self._tried:
             return 0.0
-        seconds = checkpoint_seconds(self.minutes, self.next_bytes)
-        if self._soon is not None:
-            seconds = min(seconds, max(self._soon, LOST_SHARE * (self._clock() - self._since)))
-        return self._begun_at + seconds - self._clock()
+        return self._begun_at + checkpoint_seconds(self.minutes, self.next_bytes) - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
         """Write a checkpoint at once if a good step is unsaved; `flush` waits until it is on disk.

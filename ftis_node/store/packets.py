@@ -30,7 +30,6 @@ SEEN_BYTES = 160  # that a key takes on the disk, with its indices
 PACKET_BYTES = 5 << 10
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
-RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk; no more than there
 # SQLite's codes where something else than the file is wrong.
 _SOUND = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
@@ -131,8 +130,6 @@ class PacketStore:
             UserError: the database cannot be opened, is damaged, or its schema is not known.
         """
         self.run_id = run_id
-        self._recent: dict[bytes, bytes] = {}
-        self._recent_bytes = 0
         self.quota_bytes = quota_bytes
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
@@ -207,14 +204,9 @@ class PacketStore:
         if 2 * free > pages:  # the quota was reduced: 4 MiB at a time go back to the disk
             with suppress(sqlite3.OperationalError):  # a full disk: at the next packet, then
                 self._db.executescript("PRAGMA incremental_vacuum(1024)")  # `execute` would free one page
-        for group in groups:
-            self._remember(group.digest, group.data)
 
     def body(self, digest: bytes) -> bytes | None:
         """The bytes of a held packet, or None."""
-        recent = self._recent.get(digest)
-        if recent is not None:
-            return recent
         row = self._db.execute("SELECT body FROM packets WHERE digest = ?", (digest,)).fetchone()
         return bytes(row[0]) if row else None
 
@@ -275,15 +267,6 @@ class PacketStore:
         a sleeping machine misses is counted. A time that a wrong clock once put too late stays so.
         """
         return self._zero + boot_seconds()
-
-    def _remember(self, digest: bytes, body: bytes) -> None:
-        """Many peers ask for a new packet at once."""
-        if digest not in self._recent:
-            self._recent[digest] = body
-            self._recent_bytes += len(body)
-        while self._recent_bytes > min(RECENT_BYTES, self.quota_bytes):
-            oldest = next(iter(self._recent))
-            self._recent_bytes -= len(self._recent.pop(oldest))
 
     @contextmanager
     def _durably(self) -> Iterator[None]:
