@@ -33,7 +33,6 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.worker.engine import Engine
 from tests.support.daemons import Daemon, run_cli
-from tests.support.old_home import age
 from tests.support.small_models import arithmetic_run, arithmetic_settings
 from tests.support.steppers import stepper
 from tests.support.steps import MACHINE, restored, resumed, started, took
@@ -58,7 +57,6 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
         killed.kill()
         [worker] = [process for process in stopped.pids() if "ftis_node.worker" in process.cmdline()]
         worker.suspend()  # or the restart would take twice as long on a single core
-        age(killed.home)  # as an older version would have left it
         # A person may have other wishes at each start: the first one loses the steps since its last checkpoint.
         killed.flags += ("--set", "weight_decay=0.0", "--set", "checkpoint_minutes=0")
         killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")

@@ -1,7 +1,7 @@
 """The parts of an objective: their names, and the limits of their numbers.
 
-`config.consistency` checks settings by them before a model is loaded, so nothing here imports torch. mypy refuses a part
-whose name is not declared, and a test tries each declared one.
+`config.consistency` checks settings by them before a model is loaded, so nothing here imports torch. mypy refuses a
+part whose name is not declared, and a test tries each declared one.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,7 +14,6 @@ from ftis_node.worker.usage import WORK
 
 AUTHORS_MAX = 1024
 OTHERS = "others"
-_RETIRED = ("needs",)  # of checkpoints of earlier versions
 
 
 @dataclass
@@ -76,8 +75,7 @@ class Progress:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
-        known = {name: value for name, value in facts.items() if name not in _RETIRED}
-        return cls(**{**known, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
+        return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
 @dataclass

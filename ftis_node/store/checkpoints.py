@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.files import sync
-from ftis_node.store.migrations import Schema
+from ftis_node.store.schema import refuse_other
 
 CHECKPOINTS_KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -36,8 +36,8 @@ Facts = dict[str, Any]
 `node.progress` reads. A trial of the lab adds its own. The store reads the branch alone."""
 
 
-SCHEMA = Schema[Facts](2)
-"""Version of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
+SCHEMA = 2
+"""Version of what a manifest says."""
 
 
 class CheckpointError(FtisError):
@@ -82,7 +82,7 @@ class Checkpoints:
             facts: what else to remember; comes back from `latest`.
         """
         files = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-        manifest = {"schema": SCHEMA.newest, "files": files, "facts": facts}
+        manifest = {"schema": SCHEMA, "files": files, "facts": facts}
         (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for file in directory.iterdir():
             sync(file)
@@ -195,12 +195,11 @@ def verify(directory: Path) -> Facts:
 
 
 def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
-    """Checksums and facts, as the newest schema has them. Raises UserError, or one of `_UNREADABLE`."""
+    """Checksums and facts. Raises UserError, or one of `_UNREADABLE`."""
     manifest = json.loads((directory / _MANIFEST).read_text())
     files = dict(manifest["files"])  # before the schema: what is damaged is not called old
     facts = dict(manifest["facts"])
-    for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
-        step(facts)
+    refuse_other(f"The checkpoint {directory}", int(manifest["schema"]), SCHEMA)
     return files, facts
 
 

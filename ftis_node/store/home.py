@@ -18,7 +18,7 @@ import msgspec
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
 from ftis_node.host.files import kept, remove_unfinished, removed_if_it_fails, replace_bytes, replace_text
-from ftis_node.store.migrations import Schema
+from ftis_node.store.schema import refuse_other
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
@@ -26,7 +26,7 @@ DEFAULT_HOME = Path("~/.ftis-node")
 _DEEPEST = 60  # bytes of a folder for theirs
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
 
-SCHEMA = Schema["Home"](2)
+SCHEMA = 2
 
 
 def socket_folder() -> str:
@@ -124,16 +124,16 @@ class Home:
             found = json.loads(self.schema.read_text(encoding="utf-8"))["schema"]
         except FileNotFoundError:
             # the first homes had no number, a new one has no packets
-            found = 1 if self.store.exists() else SCHEMA.newest
+            found = 1 if self.store.exists() else SCHEMA
         except (ValueError, KeyError, TypeError):
             found = None
-        SCHEMA.pending(f"The home {self.path}", found)
+        refuse_other(f"The home {self.path}", found, SCHEMA)
 
     def mark(self) -> None:
         """Write the schema into a new home. Raises UserError as `check_schema` does."""
         self.check_schema()
         if not self.schema.exists():
-            replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)
+            replace_text(self.schema, json.dumps({"schema": SCHEMA}), durable=True)
 
     def close(self) -> None:
         """Remove the runtime directory and give up the lock; a home that is not open is left alone."""

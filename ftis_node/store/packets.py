@@ -9,22 +9,25 @@ from pathlib import Path
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Group
-from ftis_node.store.migrations import Schema
+from ftis_node.store.schema import refuse_other
 
+SCHEMA = 3
 _TABLES = """
-CREATE TABLE IF NOT EXISTS rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS used_rounds (
+    run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS packets (
     digest BLOB PRIMARY KEY, run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     own INTEGER NOT NULL, stored REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX packets_by_age ON packets (stored, size);
+CREATE INDEX IF NOT EXISTS packets_by_age ON packets (stored, size);
 CREATE TABLE IF NOT EXISTS seen (
     run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     fate TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, author, round, slot)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
+CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at);
+CREATE TABLE IF NOT EXISTS announced (run BLOB NOT NULL, data BLOB NOT NULL, at REAL NOT NULL)
 """
-_ANNOUNCED = "CREATE TABLE IF NOT EXISTS announced (run BLOB NOT NULL, data BLOB NOT NULL, at REAL NOT NULL)"
 SEEN_BYTES = 160  # that a key takes on the disk, with its indices
 # What a packet takes there beside its bytes: its other columns, an index, and of its last page what it does not fill.
 PACKET_BYTES = 5 << 10
@@ -35,11 +38,6 @@ _SOUND = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
 }
-_USED_ROUNDS = """
-CREATE TABLE IF NOT EXISTS used_rounds (
-    run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
-) WITHOUT ROWID
-"""
 # Receivers take an author's first round only within three hours of their clocks (`swarm.rounds`). A node counts on by
 # one while its clock gains 1,000 a second. So it begins anew at its clock before it falls out of that.
 BEHIND_MS = 2 * 3600 * 1000
@@ -99,16 +97,6 @@ class RoundNumbers:
         return begin if found is None else int(found)
 
 
-def keep_intervals(db: sqlite3.Connection) -> None:
-    """From the next number alone, as schema 2 had it: all below it count as used."""
-    db.execute(_USED_ROUNDS)
-    db.execute("INSERT OR IGNORE INTO used_rounds SELECT run, 0, next FROM rounds")
-    db.execute("DROP TABLE rounds")
-
-
-SCHEMA = Schema[sqlite3.Connection](2, (keep_intervals,))
-
-
 class PacketStore:
     """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns."""
 
@@ -135,17 +123,15 @@ class PacketStore:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._rounds = RoundNumbers(self._db, run_id, first_round, clock)
             self._bytes = 0
-            steps = pending_steps(self._db, path)
+            check_schema(self._db, path)
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; `_durably` also outlives power loss
             self._db.execute("PRAGMA secure_delete = OFF")  # packets are public; Debian's SQLite overwrites with zeros
-            if steps:
-                with self._durably():  # all of them or none
-                    for step in steps:
-                        step(self._db)
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
-            self._db.execute(_ANNOUNCED)  # earlier versions leave it alone
+            with self._durably():  # all of them or none
+                for statement in _TABLES.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
             size = f"coalesce(sum(size + {PACKET_BYTES}), 0) + {SEEN_BYTES} * (SELECT count(*) FROM seen)"
             self._bytes = int(self._db.execute(f"SELECT {size} FROM packets").fetchone()[0])
             stored = "(SELECT max(stored) FROM packets)"
@@ -301,18 +287,11 @@ class PacketStore:
             self._bytes -= int(row[1]) + PACKET_BYTES
 
 
-def pending_steps(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:
-    """The steps that bring a database to the newest schema. Raises UserError for a schema that is not known."""
+def check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raise UserError for a database of another schema; one that is empty will have this one."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    return SCHEMA.pending(f"The database {path}", version) if version else [_make]
-
-
-def _make(db: sqlite3.Connection) -> None:
-    """All tables, in a database that is empty, or whose maker was killed."""
-    db.execute("DROP INDEX IF EXISTS packets_by_age")
-    for statement in _TABLES.split(";"):
-        db.execute(statement)
-    keep_intervals(db)
+    if version:
+        refuse_other(f"The database {path}", version, SCHEMA)
 
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:

@@ -1,12 +1,10 @@
-"""A home as 98648f7 wrote it: schema 2 of home, packet database and checkpoints."""
+"""A packet database of schema 2, which is refused, and checkpoints, as 98648f7 wrote them."""
 
 import hashlib
 import json
 import sqlite3
 from pathlib import Path
 from typing import Any
-
-from ftis_node.store.home import Home
 
 DATABASE = """
 CREATE TABLE rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
@@ -41,14 +39,3 @@ def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 2)
     (directory / "weights").write_bytes(b"weights")
     files = {"weights": hashlib.sha256(b"weights").hexdigest()}
     (directory / "checkpoint.json").write_text(json.dumps({"schema": schema, "files": files, "facts": facts}))
-
-
-def age(home: Home) -> None:
-    """Makes a home that this version wrote, and no daemon uses, one of 98648f7."""
-    db = sqlite3.connect(home.store)
-    db.executescript(
-        "CREATE TABLE rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;"
-        "INSERT INTO rounds SELECT run, max(next) FROM used_rounds GROUP BY run; DROP TABLE used_rounds;"
-        "PRAGMA user_version = 2;"
-    )
-    db.close()

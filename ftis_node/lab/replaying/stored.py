@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from ftis_node.errors import UserError
-from ftis_node.store.packets import pending_steps
+from ftis_node.store.packets import check_schema
 
 
 class StoredPackets:
@@ -30,7 +30,7 @@ class StoredPackets:
                 self._db = sqlite3.connect(copy)
             else:
                 self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-            pending_steps(self._db, path)  # whose steps change nothing in what is read here
+            check_schema(self._db, path)
             self._db.execute("SELECT digest, author, body FROM packets LIMIT 1").fetchone()
         except UserError:
             self.close()
