@@ -17,9 +17,10 @@ _OTHER = "Use the tokenizer and the generation config that belong to the model, 
 
 def message_of(template: str, question: str) -> str:
     """The user's message for a run's template: without the names of the speakers, which the chat has already."""
-    head, found, tail = template.partition("\nUser: {question}\nAssistant:")
-    text = template if not found or tail else f"{head}\n\n{{question}}"
-    return text.replace("{question}", question)
+    speakers = "\nUser: {question}\nAssistant:"
+    if template.endswith(speakers):
+        template = template.removesuffix(speakers) + "\n\n{question}"
+    return template.replace("{question}", question)
 
 
 def prompt_ids(
@@ -38,8 +39,9 @@ def prompt_ids(
     if chat is not None:
         return chat.ids(message_of(template, question))
     before, _, after = template.partition("{question}")
-    front = front_ids(tokenizer) if prefix is None else prefix
-    return [*front, *ids_around(tokenizer, before, question, after)]
+    if prefix is None:
+        prefix = front_ids(tokenizer)
+    return [*prefix, *ids_around(tokenizer, before, question, after)]
 
 
 def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tuple[int, ...]:
@@ -49,8 +51,10 @@ def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tup
         UsageError: the tokenizer has no end token at all.
     """
     added = tokenizer.added_tokens_decoder.items()
-    family = {index for index, token in added if token.special and token.content in _ENDS}
-    ids = family.union(own_ends(tokenizer), [chat.end] if chat is not None else [])
+    ids = {index for index, token in added if token.special and token.content in _ENDS}
+    ids.update(own_ends(tokenizer))
+    if chat is not None:
+        ids.add(chat.end)
     if not ids:
         raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
     return tuple(sorted(ids))
@@ -58,20 +62,26 @@ def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tup
 
 def own_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The ids at which this very model may end: its generation config's, and the tokenizer's EOS."""
+    ends = declared_ends(tokenizer)
     eos = tokenizer.eos_token_id
-    return (*declared_ends(tokenizer), *([int(eos)] if eos is not None else []))
+    if eos is None:
+        return ends
+    return (*ends, int(eos))
 
 
 def usual_end(tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> int | None:
     """The one id with which this model ends its answers, asked in a chat or in plain text; None: it has none."""
-    declared, eos = declared_ends(tokenizer), tokenizer.eos_token_id
+    declared = declared_ends(tokenizer)
+    eos: int | None = tokenizer.eos_token_id
     try:
         chat = chat or chat_of(tokenizer)
         if instructed(tokenizer, chat):
             return chat.end
     except NoChat:
         pass
-    return declared[0] if declared and eos not in declared else eos
+    if declared and eos not in declared:
+        return declared[0]
+    return eos
 
 
 def facts_for(tokenizer: PreTrainedTokenizerBase, chat: Chat | None, turns: int) -> dict[str, Any]:
@@ -121,7 +131,9 @@ def refuse_rows(tokenizer: PreTrainedTokenizerBase, rows: int, model: str) -> No
     lacking = [(index, word) for word, index in tokenizer.get_vocab().items() if index >= limit and index not in added]
     if lacking:
         index, word = min(lacking)
-        why = f"{model} has {rows} embedding rows" if limit == rows else f"no token of its tokenizer has the id {limit}"
+        why = f"no token of its tokenizer has the id {limit}"
+        if limit == rows:
+            why = f"{model} has {rows} embedding rows"
         raise UsageError(f"{model} cannot write {word[:40]!r}, which has the token id {index}: {why}.", _OTHER)
     end = usual_end(tokenizer, None)
     if end is not None and end >= limit:

@@ -20,7 +20,8 @@ _MESSAGES = ("What is 2 + 3?", "Name a river")
 _ANSWER = "Five."
 _OPENED = "<think>"
 # Llama's templates put a date in front, today's unless told; every node must have the same one.
-_DAY, _ANOTHER_DAY = "26 Jul 2024", "27 Jul 2024"
+_DAY = "26 Jul 2024"
+_ANOTHER_DAY = "27 Jul 2024"
 # Ends of a turn in families whose tokenizer names another EOS, and whose base models have no chat template.
 TURN_ENDS = ("<end_of_turn>", "<|end|>", "<turn|>")
 
@@ -106,10 +107,13 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Ch
         raise NoChat("what its chat template puts around a message depends on the message")
     before, after = texts.pop()
     end, token = _end(tokenizer, thinking)
-    between = {_from_answer_to(tokenizer, message, after, token, thinking) for message in _MESSAGES}
+    found = {_from_answer_to(tokenizer, message, after, token, thinking) for message in _MESSAGES}
+    between = None
+    if len(found) == 1:
+        between = found.pop()
     if after.rstrip().endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
         after = after.rstrip().removesuffix(_OPENED)
-    return Chat(tokenizer, before, after, between.pop() if len(between) == 1 else None, end, thinking)
+    return Chat(tokenizer, before, after, between, end, thinking)
 
 
 def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wanted, *, thinking: bool) -> Chat | None:
@@ -130,7 +134,9 @@ def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wante
             what = f"This model cannot be asked in a chat: {error}."
             raise UsageError(what, "Leave out chat=always, or use an instruct model.") from None
         return None
-    return chat if wanted == "always" or instructed(tokenizer, chat) else None
+    if wanted == "always" or instructed(tokenizer, chat):
+        return chat
+    return None
 
 
 def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str, turns: int = 1) -> Chat:
@@ -145,8 +151,11 @@ def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str, turns: int = 1) -
             chat = chat_of(tokenizer, thinking=thinking)
             if chat.digest(turns) == digest:
                 return chat
-        except (NoChat, UsageError) as error:
-            why = error.what.rstrip(".") if isinstance(error, UsageError) else str(error)
+        except NoChat as error:
+            why = str(error)
+            break
+        except UsageError as error:
+            why = error.what.rstrip(".")
             break
     raise UsageError(
         f"The run's questions are put in a chat of digest {digest[:16]}…, which this model has not: {why}.",
@@ -177,16 +186,20 @@ def _from_answer_to(
     tokenizer: PreTrainedTokenizerBase, message: str, after: str, end: str, thinking: bool
 ) -> str | None:
     """What stands between an answer's end token and this message; None where something else is after that."""
-    turns = [("user", "A first question"), ("assistant", _ANSWER), ("user", message)]
+    turns = [
+        {"role": "user", "content": "A first question"},
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": message},
+    ]
     try:
-        text = _rendered(
-            tokenizer, [{"role": role, "content": content} for role, content in turns], thinking, prompt=True
-        )
+        text = _rendered(tokenizer, turns, thinking, prompt=True)
     except NoChat:  # some refuse a second message
         return None
     answered, found, rest = text.rpartition(message)
     between = answered.rpartition(_ANSWER)[2].lstrip()
-    return between.removeprefix(end) if found and rest == after and between.startswith(end) else None
+    if found and rest == after and between.startswith(end):
+        return between.removeprefix(end)
+    return None
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:

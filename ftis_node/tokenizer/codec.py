@@ -21,7 +21,8 @@ from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
 from ftis_node.tokenizer.fingerprint import backend_of
 from ftis_node.tokenizer.spelling import plain_backend, token_bytes
 
-_SHOWN, _SHOWN_TEXT = 10, 40
+_SHOWN = 10  # characters
+_SHOWN_TEXT = 40
 _NO_CHUNKS = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
 _PROBED = 64  # prompts
 
@@ -60,7 +61,8 @@ class Codec:
             UsageError: the tokenizer has no fast backend, or no end-of-sequence token.
         """
         backend = backend_of(tokenizer)
-        end = tokenizer.eos_token_id if end is None else end
+        if end is None:
+            end = tokenizer.eos_token_id
         if end is None:
             raise UsageError("This tokenizer names no EOS of its own.", "Set eos_token in its tokenizer_config.json.")
         self.end = int(end)
@@ -82,12 +84,16 @@ class Codec:
         claims = np.asarray(completion.logprobs, np.float32)
         sizes = self._sizes[ids]
         silent = np.flatnonzero((sizes == 0) | (sizes > PIECE_BYTES_MAX))
-        length = int(silent[0]) if len(silent) else len(ids)
-        pieces, end = sizes[:length], None
-        if len(silent) and ids[length] == self.end:
-            end = float(claims[length])
-        elif len(silent):
-            pieces = np.append(pieces, 0)
+        length = len(ids)
+        pieces = sizes
+        end = None
+        if len(silent):
+            length = int(silent[0])
+            pieces = sizes[:length]
+            if ids[length] == self.end:
+                end = float(claims[length])
+            else:
+                pieces = np.append(pieces, 0)
         return TextCompletion(self.decode(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
 
     def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | Unreadable:
@@ -99,17 +105,22 @@ class Codec:
         wrote the text, so its pieces are ids; of two ids with the same bytes, the ordinary one. Linear in the text,
         whatever it holds.
         """
-        pieces, claims = np.asarray(completion.pieces, np.int64), np.asarray(completion.logprobs, np.float32)
+        pieces = np.asarray(completion.pieces, np.int64)
+        claims = np.asarray(completion.logprobs, np.float32)
         if len(pieces) and not pieces[-1]:
-            pieces, claims = pieces[:-1], claims[:-1]
-        if own and (known := self._known(completion.text, pieces)) is not None:
-            return self._sample(known, claims, completion.end)
+            pieces = pieces[:-1]
+            claims = claims[:-1]
+        if own:
+            known = self._known(completion.text, pieces)
+            if known is not None:
+                return self._sample(known, claims, completion.end)
         text = _characters(completion.text, finished=completion.finished)
         if text is None:
             return Unreadable.NOT_UTF8
         written = text.encode()
         whole = int(np.searchsorted(np.cumsum(pieces), len(written), "right"))
-        pieces, claims = pieces[:whole], claims[:whole]
+        pieces = pieces[:whole]
+        claims = claims[:whole]
         ids = self.encode(text)
         sizes = self._sizes[ids]
         if self.decode(ids) != written or not sizes.all():
@@ -118,7 +129,8 @@ class Codec:
             return self._sample(ids, claims, completion.end)
         chunks, claims, counts = align(pieces, claims, sizes)
         if not completion.finished:  # what the author would have written next might have left no boundary here
-            claims, counts = claims[:-1], counts[:-1]
+            claims = claims[:-1]
+            counts = counts[:-1]
             chunks = chunks[chunks < len(claims)]
         return self._sample(ids[: len(chunks)], claims, completion.end, chunks, counts)
 
@@ -138,7 +150,9 @@ class Codec:
         """The id of each piece; None if one is no token."""
         ends = np.cumsum(pieces).tolist()
         ids = [self._ids.get(text[start:end], -1) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
-        return None if -1 in ids else np.array(ids, np.int64)
+        if -1 in ids:
+            return None
+        return np.array(ids, np.int64)
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
@@ -162,9 +176,12 @@ class Codec:
     ) -> Completion | Unreadable:
         """The completion of these ids, its end as a token and a chunk of its own. counts: pieces of each chunk."""
         if end is not None:
-            ids, claims = np.append(ids, self.end), np.append(claims, np.float32(end))
-            chunks = None if chunks is None else np.append(chunks, len(claims) - 1)
-            counts = None if counts is None else np.append(counts, 1)
+            ids = np.append(ids, self.end)
+            claims = np.append(claims, np.float32(end))
+            if chunks is not None:
+                chunks = np.append(chunks, len(claims) - 1)
+            if counts is not None:
+                counts = np.append(counts, 1)
         if not len(ids):
             return Unreadable.EMPTY
         return Completion(ids.astype(np.uint32), claims, end is not None, chunks, counts)
@@ -180,7 +197,9 @@ def refusal(codec: Codec, texts: Iterable[str]) -> str:
     wrong = [text for text in asked if codec.rewritten(text) != text]
     lacking = sorted({letter for text in wrong for letter in set(text) - set(codec.rewritten(text))})
     if lacking:
-        shown = ", ".join(map(repr, lacking[:_SHOWN])) + (", …" if len(lacking) > _SHOWN else "")
+        shown = ", ".join(map(repr, lacking[:_SHOWN]))
+        if len(lacking) > _SHOWN:
+            shown += ", …"
         return f"This tokenizer cannot write {shown}, which this task needs: choose a model that can."
     letters = {letter for letter in set("".join(_PROBES)) if codec.rewritten(letter) == letter}
     probes = ("".join(letter for letter in text if letter in letters) for text in _PROBES)
@@ -198,8 +217,9 @@ def _characters(text: bytes, *, finished: bool) -> str | None:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        cut = error.reason == "unexpected end of data"
-        return text[: error.start].decode() if cut and not finished else None
+        if finished or error.reason != "unexpected end of data":
+            return None
+        return text[: error.start].decode()
 
 
 def text_refusal(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tags: str) -> str:
@@ -225,7 +245,8 @@ def align(
     int64 [C].
     Only tokens before the last common boundary are in a chunk: k = m, if both cover the same bytes. Linear in bytes.
     """
-    theirs, own = np.cumsum(pieces, dtype=np.int64), np.cumsum(tokens, dtype=np.int64)
+    theirs = np.cumsum(pieces, dtype=np.int64)
+    own = np.cumsum(tokens, dtype=np.int64)
     if not len(theirs) or not len(own):
         return _NO_CHUNKS
     boundary = np.zeros(max(theirs[-1], own[-1]) + 1, np.bool_)

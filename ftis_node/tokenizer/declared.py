@@ -23,7 +23,8 @@ _KEPT = 8  # results of tokenizers and templates
 def front_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The special ids that a tokenizer puts in front of a text: a BOS, or none. What it puts behind does not count."""
     for probe in _PROBES:
-        plain, whole = _probed(tokenizer, probe, special=False), _probed(tokenizer, probe, special=True)
+        plain = _probed(tokenizer, probe, special=False)
+        whole = _probed(tokenizer, probe, special=True)
         if plain:
             places = range(len(whole) - len(plain) + 1)
             return next((tuple(whole[:place]) for place in places if whole[place : place + len(plain)] == plain), ())
@@ -43,7 +44,9 @@ def ids_around(tokenizer: PreTrainedTokenizerBase, before: str, message: str, af
     ids = _read(tokenizer, before + message + after)
     special = _special(tokenizer)
     found = tuple(index for index in ids if index in special)
-    ours = _special_in(tokenizer, before) + _special_in(tokenizer, after) if found else ()
+    if not found:
+        return ids
+    ours = _special_in(tokenizer, before) + _special_in(tokenizer, after)
     if found == ours:
         return ids
     if not ours:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _UNKNOWN = "\uffff"
 
@@ -43,11 +43,12 @@ def token_bytes(state: dict[str, Any], vocabulary: dict[str, int]) -> tuple[list
     fallback = set()
     for token, index in vocabulary.items():
         if index in added:
-            table[index] = b"" if added[index]["special"] else str(added[index]["content"]).encode()
+            if not added[index]["special"]:
+                table[index] = str(added[index]["content"]).encode()
         elif "ByteLevel" in kinds:
             table[index] = _byte_level(token)
-        elif falls_back and (found := _BYTE.fullmatch(token)):
-            table[index] = bytes.fromhex(found[1])
+        elif falls_back and _BYTE.fullmatch(token):
+            table[index] = bytes.fromhex(token[3:5])
             fallback.add(index)
         else:
             for mark, meant in swaps:
@@ -98,7 +99,9 @@ def _without_prefix(component: Any) -> Any:
         case {"type": "ByteLevel", "add_prefix_space": _}:
             return component | {"add_prefix_space": False}
         case {"type": "Sequence"}:
-            name = "normalizers" if "normalizers" in component else "pretokenizers"
+            name = "pretokenizers"
+            if "normalizers" in component:
+                name = "normalizers"
             parts = [_without_prefix(part) for part in component[name]]
             return component | {name: [part for part in parts if part is not None]}
     return component
