@@ -62,7 +62,9 @@ def load_evaluation(name: str, **said: Any) -> Task:
 
 def with_columns(task: str | None, question: str | None, answer: str | None) -> str | None:
     """A task's name with the columns that options name. Raises UsageError where it has none."""
-    return task if question is answer is None else source_of(task or "").with_columns(question, answer)
+    if question is answer is None:
+        return task
+    return source_of(task or "").with_columns(question, answer)
 
 
 # What only a node's owner may agree to, by the rule.
@@ -97,7 +99,8 @@ def check_named(
     if template is not None and chosen(template, run.reward, fixed=True)[0] != run.template:
         what = f"The run asks by the template {shown(run.template)}, not by {template[:40]!a}."
         raise UsageError(what, "Leave out --template, which is for a new run.")
-    if not ours and (why := contradiction(run.template, run.reward)):
+    why = contradiction(run.template, run.reward)
+    if why and not ours:
         raise UsageError(why, "Ask the others in the run for one whose rule and template agree.")
     if kind_of(run.reward) in _BOLD_RULES and reward is None and not ours:
         what = f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[kind_of(run.reward)]}."
@@ -113,4 +116,6 @@ def scoring(rule: str, own: Scorer | None = None) -> Scorer:
     if own is not None:
         return own.another()
     check_rule(rule)
-    return Judge(rule) if rule in JUDGED_RULES else Scorer(functools.partial(score, rule), form_of(rule))
+    if rule in JUDGED_RULES:
+        return Judge(rule)
+    return Scorer(functools.partial(score, rule), form_of(rule))

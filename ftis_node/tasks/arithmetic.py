@@ -12,12 +12,15 @@ from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, Example, Task, digest_of
 from ftis_node.tasks.templates import PLAIN
 
 _OPERANDS = range(1, 10)
+_OPERANDS_OF = {"arithmetic": 3, "arithmetic-4": 4}
 _HELD_OUT = {3: 0.3, 4: 0.02}  # shares of the prompts, by the number of operands
 
 
 def apply(x: int, sign: str, y: int) -> int:
     """`x + y` or `x - y`."""
-    return x + y if sign == "+" else x - y
+    if sign == "+":
+        return x + y
+    return x - y
 
 
 @cache
@@ -37,8 +40,11 @@ def arithmetic(operands: int = 3) -> Task:
             continue
         written = "".join(f"{sign}{operand}" for sign, operand in others)
         example = Example(f"{first}{written}=", str(values[-1]))
-        (held_out if place_of(example.question) < _HELD_OUT[operands] else train).append(example)
-    name = "arithmetic" if operands == 3 else f"arithmetic-{operands}"
+        if place_of(example.question) < _HELD_OUT[operands]:
+            held_out.append(example)
+        else:
+            train.append(example)
+    name = next(name for name, count in _OPERANDS_OF.items() if count == operands)
     rows = tuple(train), tuple(held_out), digest_of(train)
     return replace(Task.by_rule(name, *rows, "integer", CAPS["arithmetic"], PLAIN), text=ARITHMETIC_TEXT)
 
@@ -46,10 +52,10 @@ def arithmetic(operands: int = 3) -> Task:
 class Arithmetic(Source):
     """The built-in tasks."""
 
-    names = ("arithmetic", "arithmetic-4")
+    names = tuple(_OPERANDS_OF)
 
     def _load(self) -> Task:
-        return arithmetic(4 if self.name == "arithmetic-4" else 3)
+        return arithmetic(_OPERANDS_OF[self.name])
 
     def foreseen(self) -> tuple[str | None, str | None]:
         return self._load().data, self.rule

@@ -35,15 +35,19 @@ class Gsm8k(Source):
     has_files = True
 
     def _load(self) -> Task:
-        path = self.data if self.data is not None else cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
-        digest, rows, _ = read_rows(path, _LAYOUT)
-        train, held_out = (rows, ()) if digest == TRAIN.sha256 else split(path, rows)
-        if self.eval_data is not None or digest == TRAIN.sha256:
-            held_out = read_rows(self.eval_data or _test_file(path), _LAYOUT)[1]
+        path = self.data or cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
+        digest, train, _ = read_rows(path, _LAYOUT)
+        test = self.eval_data
+        if digest == TRAIN.sha256:
+            test = test or _test_file(path)
+        else:
+            train, held_out = split(path, train)
+        if test is not None:
+            held_out = read_rows(test, _LAYOUT)[1]
         return Task.by_rule(self.name, train, held_out, digest, "integer")
 
     def _test(self) -> Task:
-        path = self.data if self.data is not None else cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
+        path = self.data or cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
         digest, rows, _ = read_rows(path, _LAYOUT)
         return Task.by_rule(self.name, (), rows, digest, "integer")
 
@@ -55,17 +59,23 @@ class Gsm8k(Source):
         return None
 
     def foreseen(self) -> tuple[str | None, str | None]:
-        return TRAIN.sha256 if self.data is None else sha256_of(self.data), self.rule
+        if self.data is None:
+            return TRAIN.sha256, self.rule
+        return sha256_of(self.data), self.rule
 
     def download(self) -> tuple[int, str] | None:
         train = self.data or cache_dir() / "gsm8k-train.jsonl"
         whole = sha256_of(train) == TRAIN.sha256
-        missing = [TRAIN] if self.data is None and not whole else []
+        missing = []
+        if self.data is None and not whole:
+            missing.append(TRAIN)
         tested = [_beside(train), cache_dir() / "gsm8k-test.jsonl"]
         wanted = self.eval_data is None and (whole or self.data is None)
         if wanted and not any(sha256_of(path) == TEST.sha256 for path in tested):
             missing.append(TEST)
-        return (sum(one.size for one in missing), missing[0].url) if missing else None
+        if not missing:
+            return None
+        return sum(one.size for one in missing), missing[0].url
 
 
 def _beside(train: Path) -> Path:
@@ -75,7 +85,9 @@ def _beside(train: Path) -> Path:
 def _test_file(train: Path) -> Path:
     """The original test file: beside the training file where it lies there, else from the cache or the source."""
     beside = _beside(train)
-    return beside if sha256_of(beside) == TEST.sha256 else cached(TEST, cache_dir() / "gsm8k-test.jsonl")
+    if sha256_of(beside) == TEST.sha256:
+        return beside
+    return cached(TEST, cache_dir() / "gsm8k-test.jsonl")
 
 
 _LAYOUT = Layout(gold_answer, "a solution that ends in #### and an integer")

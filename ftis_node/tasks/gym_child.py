@@ -8,13 +8,17 @@ judge: there each answer gets a fork of its own, locked in by `jail`, in which o
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-TRAINING_ROWS, HELD_OUT_ROWS = 1000, 100
-TRAINING_SEED, HELD_OUT_SEED = 1, 1 << 20  # far apart: row n of a seed is row 0 of seed + n
+TRAINING_ROWS = 1000
+HELD_OUT_ROWS = 100
+TRAINING_SEED = 1
+HELD_OUT_SEED = 1 << 20  # far from the other: row n of a seed is row 0 of seed + n
+_PART = re.compile(r"(?P<name>[^@*]*)(@(?P<level>[0-9]+))?(\*(?P<weight>0*[1-9][0-9]*))?")
 
 
 def rows(spec: str, seed: int, size: int) -> list[tuple[str, str]]:
@@ -38,11 +42,10 @@ def parse(spec: str) -> list[tuple[str, int, int]]:
     """(name, level, weight) of each part of `NAME[@LEVEL][*WEIGHT],…`; level −1 is the package's own configuration."""
     parts = []
     for part in spec.split(","):
-        rest, starred, weight = part.partition("*")
-        name, at, level = rest.partition("@")
-        if (starred and not weight.isdecimal()) or (at and not level.isdecimal()) or weight == "0":
+        found = _PART.fullmatch(part)
+        if found is None:
             raise ValueError(f"{part!r} is not NAME[@LEVEL][*WEIGHT]")
-        parts.append((name, int(level) if at else -1, int(weight) if starred else 1))
+        parts.append((found["name"], int(found["level"] or -1), int(found["weight"] or 1)))
     if len({(name, level) for name, level, _ in parts}) < len(parts):
         raise ValueError("a task is named twice")
     return parts
@@ -57,7 +60,10 @@ def dataset(name: str, level: int, seed: int) -> Any:
         import difflib
 
         near = difflib.get_close_matches(name, DATASETS, n=3)
-        raise ValueError(f"has no task {name!r}" + (f" (near to it: {', '.join(near)})" if near else ""))
+        hint = ""
+        if near:
+            hint = f" (near to it: {', '.join(near)})"
+        raise ValueError(f"has no task {name!r}{hint}")
     chosen = {"seed": seed, "size": TRAINING_ROWS}
     if level < 0:
         return create_dataset(name, **chosen)

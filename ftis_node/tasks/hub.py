@@ -62,8 +62,10 @@ class DatasetSplit:
     @property
     def name(self) -> str:
         """As the run has it, once the revision is known."""
-        pinned = f"@{self.revision}" if self.revision else ""
-        return f"{HF}{self.repo}:{self.split}{pinned},{self.question},{self.answer}"
+        where = f"{HF}{self.repo}:{self.split}"
+        if self.revision:
+            where += f"@{self.revision}"
+        return f"{where},{self.question},{self.answer}"
 
 
 def parse(name: str) -> DatasetSplit:
@@ -95,22 +97,28 @@ class HubDataset(Source):
         if _kept(source) is not None:
             return None
         source, files = _files(source)
-        return None if _kept(source) is not None else (sum(files.values()), source.name)
+        if _kept(source) is not None:
+            return None
+        return sum(files.values()), source.name
 
     def in_run(self, run_task: str | None) -> str:
         """The run's name, if it is the task that a person named, who may have left parts out."""
-        named, whole = _NAME.fullmatch(self.name), _NAME.fullmatch(run_task or "")
+        named = _NAME.fullmatch(self.name)
+        whole = _NAME.fullmatch(run_task or "")
         if named is None or whole is None:
             return self.name
-        found = whole.groupdict()
-        return whole[0] if all(value in (None, found[part]) for part, value in named.groupdict().items()) else self.name
+        if all(value in (None, whole[part]) for part, value in named.groupdict().items()):
+            return whole[0]
+        return self.name
 
     def with_columns(self, question: str | None, answer: str | None) -> str:
         source = parse(self.name)
         return replace(source, question=question or source.question, answer=answer or source.answer).name
 
     def _check(self) -> Task | None:
-        return self._load() if self.download() is None else None
+        if self.download() is None:
+            return self._load()
+        return None
 
     def _load(self) -> Task:
         check_rule(self.rule)
@@ -142,7 +150,8 @@ def _examples(
     pairs: Sequence[tuple[str, Any]], source: DatasetSplit, gold_of: Callable[[Any], str | None]
 ) -> tuple[list[Example], list[int]]:
     """Return the rows with a gold answer, and the numbers of those without."""
-    rows, left_out = [], []
+    rows = []
+    left_out = []
     for number, (question, value) in enumerate(pairs, start=1):
         gold = gold_of(value)
         if gold is None:
@@ -157,15 +166,18 @@ def _gold(kind: str, value: Any) -> str | None:
     if isinstance(value, list) and len(value) == 1 and kind != "tests":
         value = value[0]
     gold = GOLDS[kind][0](value)
-    return gold_answer(value) if gold is None and kind == "integer" else gold
+    if gold is None and kind == "integer":
+        return gold_answer(value)
+    return gold
 
 
 def _written_plainly(kind: str, value: Any) -> str | None:
     """The same, but None for `5.0` in any form, and for a list: most datasets have neither."""
-    odd = isinstance(value, float) or (isinstance(value, list) and kind != "tests")
-    if kind == "integer" and isinstance(value, str):
-        odd = "." in value.rpartition("####")[2]
-    return None if odd else _gold(kind, value)
+    if isinstance(value, float) or (isinstance(value, list) and kind != "tests"):
+        return None
+    if kind == "integer" and isinstance(value, str) and "." in value.rpartition("####")[2]:
+        return None
+    return _gold(kind, value)
 
 
 def _rows_file(source: DatasetSplit) -> Path:
@@ -174,8 +186,10 @@ def _rows_file(source: DatasetSplit) -> Path:
 
 def _kept(source: DatasetSplit) -> bytes | None:
     """The rows in the cache, a JSON array [question, answer] a line; None if they are not there."""
+    if not source.revision:
+        return None
     try:
-        return _rows_file(source).read_bytes() if source.revision else None
+        return _rows_file(source).read_bytes()
     except OSError:
         return None
 
@@ -200,11 +214,14 @@ def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
     folders = sorted({name.rpartition("/")[0] for name in chosen})
     if len(folders) != 1:
         shown = ", ".join(sorted({_split_of(name) for name in chosen or sizes})[:10]) or "none in Parquet or JSONL"
-        what = "several splits" if folders else "no split"
+        what = "no split"
+        if folders:
+            what = "several splits"
         raise UsageError(f"{source.repo} has {what} of the name {source.split}.", f"Write one of: {shown}.")
     if len({Path(name).suffix for name in chosen}) > 1:
         chosen = {name: size for name, size in chosen.items() if name.endswith(".parquet")}
-    if (total := sum(chosen.values())) > BYTES_MAX:
+    total = sum(chosen.values())
+    if total > BYTES_MAX:
         what = f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed."
         raise UsageError(what, "Choose a smaller split, or make a .jsonl file of the rows that you want.")
     return replace(source, revision=str(info.sha)), dict(sorted(chosen.items()))
@@ -213,7 +230,9 @@ def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
 def _split_of(file: str) -> str:
     folder, _, name = file.rpartition("/")
     start = re.split(r"[-.]", name, maxsplit=1)[0]
-    return f"{folder}/{start}" if folder else start
+    if not folder:
+        return start
+    return f"{folder}/{start}"
 
 
 def _download(source: DatasetSplit, files: dict[str, int]) -> bytes:
@@ -259,22 +278,27 @@ def _unpacked(paths: Sequence[str], source: DatasetSplit) -> bytes:
     try:
         what, fix = json.loads(ended.stderr.splitlines()[-1])
     except (ValueError, IndexError):
-        what, fix = "unpacks to more than the process that reads it may have", "Choose another dataset."
-    raise UsageError(f"{source.name} {what}.", f"Run: {to_install(f'{NAME}{fix}')}" if fix[0] == "[" else fix)
+        what = "unpacks to more than the process that reads it may have"
+        fix = "Choose another dataset."
+    if fix[0] == "[":  # an extra
+        fix = f"Run: {to_install(f'{NAME}{fix}')}"
+    raise UsageError(f"{source.name} {what}.", fix)
 
 
 def _refused(source: DatasetSplit, error: Exception) -> UserError:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+    named = f"The dataset {source.repo}"
     if isinstance(error, GatedRepoError):
-        what, fix = "is gated", "Accept its terms on its page, and log in with `hf auth login` or HF_TOKEN."
-    elif isinstance(error, RepositoryNotFoundError):
-        what, fix = "does not exist, or is private", "Check the name; log in with `hf auth login` or HF_TOKEN."
-    elif isinstance(error, RevisionNotFoundError):
-        what, fix = f"has no revision {source.revision}", "Leave out @REVISION for the newest."
-    elif (proxy := refused_proxy()) is not None:
-        return UserError(f"The dataset {source.repo} cannot be had: {proxy.what}", proxy.fix)
-    else:
-        what = f"The dataset {source.repo} cannot be had: {first_line(error)}."
-        return UserError(what, "Try again: a download goes on where it stopped.")
-    return UsageError(f"The dataset {source.repo} {what}.", fix)
+        fix = "Accept its terms on its page, and log in with `hf auth login` or HF_TOKEN."
+        return UsageError(f"{named} is gated.", fix)
+    if isinstance(error, RepositoryNotFoundError):
+        fix = "Check the name; log in with `hf auth login` or HF_TOKEN."
+        return UsageError(f"{named} does not exist, or is private.", fix)
+    if isinstance(error, RevisionNotFoundError):
+        return UsageError(f"{named} has no revision {source.revision}.", "Leave out @REVISION for the newest.")
+    proxy = refused_proxy()
+    if proxy is not None:
+        return UserError(f"{named} cannot be had: {proxy.what}", proxy.fix)
+    fix = "Try again: a download goes on where it stopped."
+    return UserError(f"{named} cannot be had: {first_line(error)}.", fix)

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-MEMORY_BYTES, TEXT_BYTES, LINE_BYTES = 2 << 30, 1 << 29, 4 << 20
-"""Of this process; of all rows; of a row."""
+MEMORY_BYTES = 2 << 30  # of this process
+TEXT_BYTES = 1 << 29  # of all rows
+LINE_BYTES = 4 << 20  # of a row
 _CPU_SECONDS = 1800
 _ABSENT = object()
 _BATCH = 256  # rows that are decoded at a time
@@ -30,7 +31,10 @@ def _rows(path: Path, *columns: str) -> Iterator[list[Any]]:
     """The values in the columns; None where a row has none. A dot leads into a column of objects or lists."""
     names: dict[str, None] = {}
     missing = set(columns)
-    for row in _parquet(path, *columns) if path.suffix == ".parquet" else _json_lines(path):
+    rows = _json_lines(path)
+    if path.suffix == ".parquet":
+        rows = _parquet(path, *columns)
+    for row in rows:
         found = {column: _value(row, column) for column in columns}
         missing -= {column for column, value in found.items() if value is not _ABSENT}
         if missing:
@@ -51,7 +55,9 @@ def _value(row: Any, column: str) -> Any:
         inner = row[name]
     else:
         return _ABSENT
-    return _value(inner, rest) if dot else inner
+    if not dot:
+        return inner
+    return _value(inner, rest)
 
 
 def _parquet(path: Path, *columns: str) -> Iterator[dict[str, Any]]:
@@ -75,8 +81,8 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
             _refuse_large(line)
-            encoding = json.detect_encoding(line[:4]) if number == 1 else ""
-            if encoding.startswith(("utf-16", "utf-32")):
+            encoding = json.detect_encoding(line[:4])
+            if number == 1 and encoding.startswith(("utf-16", "utf-32")):
                 raise Unusable(f"is in {encoding.upper()}, and not in UTF-8", _ANOTHER)
             if not line.strip():
                 continue
@@ -102,14 +108,18 @@ def _refuse_large(row: bytes | str) -> None:
 
 def _plain(value: Any) -> str:
     """What JSON has no form for, as text: bytes in UTF-8, decimals, dates."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value)
 
 
 def _answer(value: Any) -> Any:
     """The answer: of a list of messages the first that an assistant says."""
-    messages = value if isinstance(value, list) else []
-    said = (one.get("content") for one in messages if isinstance(one, dict) and one.get("role") == "assistant")
-    return next(said, value)
+    if isinstance(value, list):
+        for one in value:
+            if isinstance(one, dict) and one.get("role") == "assistant":
+                return one.get("content")
+    return value
 
 
 def _text(value: Any) -> str:
@@ -123,7 +133,9 @@ def _text(value: Any) -> str:
                 break
             said.append(str(message.get("content") or "").strip())
         value = "\n\n".join(text for text in said if text)
-    return value if isinstance(value, str) and value.strip() else ""
+    if isinstance(value, str) and value.strip():
+        return value
+    return ""
 
 
 def _main(question: str, answer: str, most: str, *paths: str) -> None:
@@ -132,9 +144,10 @@ def _main(question: str, answer: str, most: str, *paths: str) -> None:
         for number, row in enumerate(rows):
             if number == int(most):
                 raise Unusable(f"has more than {int(most):,} rows", _SMALLER)
-            if asked := _text(row[0]):
-                pair = [asked, _answer(row[1])]
-                _refuse_large(line := json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=_plain))
+            pair = [_text(row[0]), _answer(row[1])]
+            if pair[0]:
+                line = json.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=_plain)
+                _refuse_large(line)
                 told.write(f"{line}\n")
 
 

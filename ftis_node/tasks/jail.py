@@ -175,7 +175,8 @@ def examiner(seconds: float) -> Callable[[str, str, bool], bool]:
         sys.exit("The process that answers are forked from did not start.")
 
     def passes(tests: str, answer: str, _: bool) -> bool:
-        to_suspect, to_examiner = os.pipe(), os.pipe()
+        to_suspect = os.pipe()
+        to_examiner = os.pipe()
         ends = to_examiner[0], to_suspect[1]
         socket.send_fds(ours, [b"+"], [to_suspect[0], to_examiner[1]])
         pid = locked_in(lambda: _examine(tests, answer, *ends), set(ends), seconds)
@@ -320,16 +321,21 @@ def said(speak: Callable[[], str], seconds: float) -> str:
 
     pid = locked_in(work, {theirs}, seconds)
     os.close(theirs)
-    text = os.read(ours, SAID_BYTES) if ended_well(pid) else b""
+    text = b""
+    if ended_well(pid):
+        text = os.read(ours, SAID_BYTES)
     os.close(ours)
     return text.decode(errors="replace")
 
 
 def _only_harmless(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "exec" and isinstance(code := arguments[0], CodeType):
-        caller = sys._getframe(1).f_code.co_filename
-        if not _harmless(code, _MATHEMATICS if "/sympy/parsing/" in caller else _BUILTINS):
-            os._exit(1)
+    if event != "exec" or not isinstance(arguments[0], CodeType):
+        return
+    names = _BUILTINS
+    if "/sympy/parsing/" in sys._getframe(1).f_code.co_filename:
+        names = _MATHEMATICS
+    if not _harmless(arguments[0], names):
+        os._exit(1)
 
 
 def _harmless(code: CodeType, names: frozenset[str]) -> bool:

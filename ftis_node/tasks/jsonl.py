@@ -83,7 +83,9 @@ Rows = Callable[[bytes], Iterator[tuple[int, object]]]
 def encoding_of(data: bytes) -> str:
     """The encoding by a file's first bytes, where it is UTF-16 or UTF-32; empty for any other."""
     found = json.detect_encoding(data[:4])
-    return "" if found.startswith("utf-8") else found.upper()
+    if found.startswith("utf-8"):
+        return ""
+    return found.upper()
 
 
 def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[str, tuple[Example, ...], str]:
@@ -96,7 +98,8 @@ def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[s
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a CSV or JSONL file that exists.") from error
-    if encoding := encoding_of(data):
+    encoding = encoding_of(data)
+    if encoding:
         raise UsageError(f"{path} is in {encoding}.", "Save the file as UTF-8.")
     rows: list[Example] = []
     used = ""  # the field of the first line that can be used
@@ -129,7 +132,8 @@ def _refused(path: Path, wrong: Sequence[tuple[int, str, str]]) -> UsageError:
         number, what, fix = wrong[0]
         return UsageError(f"{path}, line {number}, {what}.", fix)
     told = [f"line {number} {what}" for number, what, _ in wrong[:_LINES_TOLD]]
-    told += [f"and {len(wrong) - _LINES_TOLD:,} more"] if len(wrong) > _LINES_TOLD else []
+    if len(wrong) > _LINES_TOLD:
+        told.append(f"and {len(wrong) - _LINES_TOLD:,} more")
     return UsageError(f"{path} has {len(wrong):,} unusable lines:\n{_NEXT.join(told)}.", "Correct or remove them.")
 
 
@@ -144,18 +148,24 @@ def plain_answer(value: Any) -> str | None:
     if isinstance(value, str):
         value = _POINT_ZERO.sub("", value.strip())
     number = parse_integer(str(value))
-    return None if number is None else str(number)
+    if number is None:
+        return None
+    return str(number)
 
 
 def latex_answer(value: Any) -> str | None:
     """An answer of mathematics, as it stands."""
-    return value if isinstance(value, str) and 0 < len(value.strip()) <= ANSWER_CHARACTERS else None
+    if isinstance(value, str) and 0 < len(value.strip()) <= ANSWER_CHARACTERS:
+        return value
+    return None
 
 
 def _text_answer(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = plain_answer(value)
-    return (normal(value) or None) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    return normal(value) or None
 
 
 def _expression(value: Any) -> str | None:
@@ -178,7 +188,9 @@ def _asserts(value: Any) -> str | None:
         tree = ast.parse(value)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return value if any(isinstance(node, ast.Assert) for node in ast.walk(tree)) else None
+    if any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        return value
+    return None
 
 
 GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
@@ -257,7 +269,9 @@ class JsonLines(Source):
             if eval_field != field:
                 what = f"{path} has the field {field!r} but {eval_data} has {eval_field!r}."
                 raise UsageError(what, "Use the same field in both files.")
-        template = None if field == "question" else PLAIN
+        template = None
+        if field != "question":
+            template = PLAIN
         return Task.by_rule(path.name, train, held_out, digest, self.rule, template=template)
 
 

@@ -75,8 +75,10 @@ class Asked(Scorer):
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
         self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
-        self._rule, self._memory = rule, memory
-        self._seconds, self._start_seconds = seconds, start_seconds
+        self._rule = rule
+        self._memory = memory
+        self._seconds = seconds
+        self._start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None  # while there is one
         self._connection: socket.socket | None = None
 
@@ -84,8 +86,10 @@ class Asked(Scorer):
         self._left = UNANSWERED_A_GROUP
 
     def close(self) -> None:
-        process, connection = self.process, self._connection
-        self.process = self._connection = None
+        connection = self._connection
+        process = self.process
+        self._connection = None
+        self.process = None
         if connection is not None:
             connection.close()
         if process is not None:
@@ -115,7 +119,8 @@ class Asked(Scorer):
                 reply += connection.recv(_REPLY_BYTES - len(reply)) or b"\n"
             verdict, grown = json.loads(reply)
         except (OSError, ValueError):  # a timeout; one that is negative, or a reply that is cut short
-            verdict, grown = None, True
+            verdict = None
+            grown = True
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
@@ -185,9 +190,10 @@ class Judge(Asked):
         self._named = rule
         self._kind = kind
         self.takes_gold = kind not in ("tests", "verifiers")
+        if seconds is None:
+            seconds = SECONDS[kind]
         memory = memory or _LARGER.get(kind, MEMORY_BYTES)
-        starting = _STARTING.get(kind, START_SECONDS)
-        super().__init__(task or kind, SECONDS[kind] if seconds is None else seconds, starting, memory)
+        super().__init__(task or kind, seconds, _STARTING.get(kind, START_SECONDS), memory)
 
     def another(self) -> Self:
         return type(self)(self._named, self._rule, seconds=self._seconds, memory=self._memory)
@@ -195,8 +201,9 @@ class Judge(Asked):
     def __call__(self, text: str, answer: str) -> Score:
         if self._kind == "math":
             return rewards.score_mathematics(self.same, text, answer, self.form)
-        stripped = rewards.code_in if self._kind == "tests" else str
-        return rewards.score_text(lambda given: self.same(answer, stripped(given)), text)
+        if self._kind == "tests":
+            return rewards.score_text(lambda given: self.same(answer, rewards.code_in(given)), text)
+        return rewards.score_text(lambda given: self.same(answer, given), text)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

@@ -47,7 +47,10 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
         "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
         "verifiers": lambda: _beside("verifiers_child").judge(_locked(), 0.8 * seconds, task),
     }
-    verdict = known[kind]() if kind in known else _own(rule)
+    if kind in known:
+        verdict = known[kind]()
+    else:
+        verdict = _own(rule)
     if memory:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection.sendall(b"R")

@@ -23,7 +23,7 @@ _AROUND = " \t\n\r\f\v.,;"
 _MONEY = re.compile(r"[€£¥]\s*|\s*(?:[€£¥]|dollars?|euros?|USD|EUR)\Z")
 _THOUSANDS = re.compile(r"(?<![\d.,\s}])[0-9]{1,3}(?:(?: |\\[,;: ]|~)[0-9]{3})+(?![\d,])")
 _SPACED = re.compile(r" |\\[,;: ]|~")
-_MIXED = re.compile(r"(?P<whole>-?[0-9]+) (?P<over>[0-9]+)/(?P<under>[0-9]+)")
+_MIXED = re.compile(r"\A(?P<whole>-?[0-9]+) (?P<over>[0-9]+)/(?P<under>[0-9]+)\Z")
 
 
 def load() -> Callable[[str, str, bool], bool]:
@@ -35,13 +35,16 @@ def load() -> Callable[[str, str, bool], bool]:
     latex = [LatexExtractionConfig()]
 
     def verdict(gold: str, answer: str, loose: bool) -> bool:
-        wanted, bare = _bare(gold), _bare(answer)
+        wanted = _bare(gold)
+        bare = _bare(answer)
         if bare is not None and bare == wanted:
             return True
         right: list[Any] = parse(f"${wanted or gold}$", latex, parsing_timeout=None)
         if loose and verify(right, parse(answer, parsing_timeout=None), timeout_seconds=None):
             return True
-        given: list[Any] = [] if bare is None else parse(f"${bare}$", latex, parsing_timeout=None)
+        given: list[Any] = []
+        if bare is not None:
+            given = parse(f"${bare}$", latex, parsing_timeout=None)
         return bool(verify(right, given, timeout_seconds=None))
 
     # Parsers and caches are built at first use: not within the time of somebody's answer.
@@ -66,14 +69,16 @@ def _bare(answer: str) -> str | None:
         return None
     answer = _MONEY.sub("", answer, count=1).replace("°", r"^\circ").replace("\N{MINUS SIGN}", "-")
     answer = _THOUSANDS.sub(lambda found: _SPACED.sub("", found[0]), answer)
-    return _MIXED.sub(r"\g<whole>\\frac{\g<over>}{\g<under>}", answer) if _MIXED.fullmatch(answer) else answer
+    return _MIXED.sub(r"\g<whole>\\frac{\g<over>}{\g<under>}", answer)
 
 
 def _stripped(answer: str) -> str:
     """Without spaces, an equals sign before it, and the full stop of a sentence; `.5` and a TeX space stay."""
     answer = answer.strip()
     shorter = answer.rstrip(_AROUND).removeprefix("=").lstrip()
-    return answer if shorter.endswith("\\") else shorter
+    if shorter.endswith("\\"):
+        return answer
+    return shorter
 
 
 def _compare_by_size() -> None:
@@ -100,7 +105,9 @@ def _compare_by_size() -> None:
         difference, *both = sizes
         if difference is None or None in both:
             return True
-        share = _NEAR if gold.has(Float) or given.has(Float) else _EXACT
+        share = _EXACT
+        if gold.has(Float) or given.has(Float):
+            share = _NEAR
         return bool(difference <= share * max(both))
 
     grader.sympy_numeric_eq = equal
@@ -109,6 +116,8 @@ def _compare_by_size() -> None:
 def _size(value: Any) -> Any:
     """The absolute value, 0 where all digits of it cancel; None for what is no number."""
     number = abs(value).evalf(_DIGITS)
-    if not number.is_Float:
-        return 0 if number.is_zero else None
-    return 0 if number._prec == 1 else number
+    if number.is_zero or (number.is_Float and number._prec == 1):
+        return 0
+    if number.is_Float:
+        return number
+    return None

@@ -67,17 +67,23 @@ def make_task(
     """
     if not 0 < reward_seconds < math.inf:
         raise UsageError(f"A reward cannot take {reward_seconds} seconds.", "Give it a time, such as 5.")
-    rule = reward if isinstance(reward, str) else "exact"
-    check_rule(rule)
-    gold = GOLDS[kind_of(rule)] if isinstance(reward, str) else (_any_text, "a text")
-    train, rest = _examples(rows, *gold), _examples(held_out or (), *gold)
+    named = ""
+    gold = (_any_text, "a text")
+    if isinstance(reward, str):
+        named = reward
+        check_rule(named)
+        gold = GOLDS[kind_of(named)]
+    train = _examples(rows, *gold)
+    rest = _examples(held_out or (), *gold)
     if not train:
         raise UsageError("The task has no rows.", "Give it two different questions at least.")
     if held_out is None:
         train, rest = split("The task", train)
     if template is not None:
-        template, _ = chosen(template, reward if isinstance(reward, str) else "", fixed=True)
-    task = Task.by_rule("", train, rest, digest_of(train), rule, (prompt_tokens, completion_tokens), template)
+        template, _ = chosen(template, named, fixed=True)
+    task = Task.by_rule(
+        "", train, rest, digest_of(train), named or "exact", (prompt_tokens, completion_tokens), template
+    )
     if isinstance(reward, str):
         return task
     return replace(task, reward="", scorer=Scorer(reward), scorer_seconds=reward_seconds)
@@ -177,7 +183,8 @@ class Guarded(Asked):
             UserError: its process cannot be started.
         """
         verdict = self._ask(text, answer)
-        if why := self._failure(verdict):
+        why = self._failure(verdict)
+        if why:
             self._tell("late" if verdict is None else "failed", why)
             return _WRONG
         reward, formatted, lenient, columns = verdict
@@ -190,7 +197,9 @@ class Guarded(Asked):
         """Return what a verdict that is none says; empty for one."""
         if verdict is None:
             return f"took longer than {self._seconds:g} s, or ended its process"
-        return f"failed ({verdict})" if isinstance(verdict, str) else ""
+        if isinstance(verdict, str):
+            return f"failed ({verdict})"
+        return ""
 
     def _tell(self, kind: str, what: str) -> None:
         """Log the first failure of a kind, the tenth, the hundredth, and so on."""
@@ -268,7 +277,9 @@ def _examples(
 
 
 def _any_text(value: Any) -> str | None:
-    return str(value) if isinstance(value, str | int) else None
+    if isinstance(value, str | int):
+        return str(value)
+    return None
 
 
 def _code_digest(name: str, *functions: object) -> str:
@@ -280,7 +291,10 @@ def _code_digest(name: str, *functions: object) -> str:
     digests: set[str] = set()
     for function in functions:
         while isinstance(function, functools.partial) or type(function) is Scorer:
-            function = function.func if isinstance(function, functools.partial) else function.function
+            if isinstance(function, functools.partial):
+                function = function.func
+            else:
+                function = function.function
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):
@@ -291,4 +305,6 @@ def _code_digest(name: str, *functions: object) -> str:
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__
+    if not str(error):
+        return type(error).__name__
+    return f"{type(error).__name__}: {error}"[:300]

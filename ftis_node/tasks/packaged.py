@@ -27,8 +27,10 @@ from ftis_node.tasks.source import Source
 from ftis_node.tasks.task import Example, Task
 from ftis_node.tasks.templates import ANSWERED, ASKED
 
-_ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
-_PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
+_ROWS_SECONDS = 600.0
+_CHECK_SECONDS = 60.0
+_PROMPT_TOKENS = (128, 4096)
+_COMPLETION_TOKENS = 512
 _CHAT_TOKENS = 64
 _LEAST = 0.1  # what is worth less is worth nothing: many scorers give a hundredth for having tried
 
@@ -43,7 +45,9 @@ class PackageJudge(Judge):
 
     def right(self, question: str, answer: str) -> tuple[str, str]:
         name, level, *_, told = json.loads(answer)
-        return f"{name}@{level}", question if told is None else str(told)
+        if told is None:
+            told = question
+        return f"{name}@{level}", str(told)
 
 
 class EnvironmentJudge(Judge):
@@ -53,25 +57,30 @@ class EnvironmentJudge(Judge):
 
     def __call__(self, text: str, answer: str) -> Score:
         played = self.replay([text], answer)
-        reward = played.reward if played is not None else 0.0
+        reward = 0.0
+        if played is not None:
+            reward = played.reward
         return Score(reward, formatted=True, lenient=reward >= 1)
 
     def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
         """Play the episode; None where the environment fails, or says more than a pipe holds."""
         told = self._ask(gold, json.dumps(list(answers)), False)
         try:
-            messages, over, reward = json.loads(told) if isinstance(told, str) else (None, None, None)
-        except (ValueError, TypeError, RecursionError):
+            messages, over, reward = json.loads(told)
+        except (ValueError, TypeError, RecursionError):  # it gave none, among others
             return None
         if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
             return None
-        return Replay(tuple(messages), over is True, _worth(reward) if over is True else 0.0)
+        if over is not True:
+            return Replay(tuple(messages), False, 0.0)
+        return Replay(tuple(messages), True, _worth(reward))
 
 
 def _worth(told: object) -> float:
     """Return the number that a judge's child answered, if it counts."""
-    worth = min(told, 1.0) if isinstance(told, float) else 0.0
-    return worth if worth >= _LEAST else 0.0
+    if isinstance(told, float) and told >= _LEAST:
+        return min(told, 1.0)
+    return 0.0
 
 
 class Packaged(Source):
@@ -99,10 +108,13 @@ class Packaged(Source):
         version = self._version()
         self._ask("check", _CHECK_SECONDS)
         refuse_unjailed(self.package)
-        return self._load() if self._cached(version).exists() else None
+        if self._cached(version).exists():
+            return self._load()
+        return None
 
     def _load(self) -> Task:
-        version, name = self._version(), self.name
+        version = self._version()
+        name = self.name
         path = self._cached(version)
         try:
             made = json.loads(path.read_bytes())
@@ -124,8 +136,8 @@ class Packaged(Source):
         longest = max(len(row.question) for row in (*train, *held_out)) + len(self.asks)
         prompt_tokens = min(max(longest // 2 + _CHAT_TOKENS, _PROMPT_TOKENS[0]), _PROMPT_TOKENS[1])
         data = hashlib.sha256(json.dumps(pinned, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
-        rule, caps = f"{self.package}:{version}", (prompt_tokens, _COMPLETION_TOKENS)
-        task = Task.by_rule(name, train, held_out, data, rule, caps, self.asks)
+        rule = f"{self.package}:{version}"
+        task = Task.by_rule(name, train, held_out, data, rule, (prompt_tokens, _COMPLETION_TOKENS), self.asks)
         return replace(task, scorer=self.judge(self.package, name), turns=made.get("turns", 1))
 
     @property
@@ -134,7 +146,8 @@ class Packaged(Source):
 
     def _version(self) -> str:
         """Return the package's version. Raises UsageError where there is none."""
-        if (rule := self.foreseen()[1]) is None:
+        _, rule = self.foreseen()
+        if rule is None:
             raise UsageError(f"{self.package} is not installed.", f"Run: {to_install(f'ftis-node[{self.package}]')}")
         return rule.partition(":")[2]
 

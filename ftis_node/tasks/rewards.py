@@ -39,7 +39,9 @@ TEXT_CHARACTERS = 4096
 """The longest answer under `exact` and `regex`; NFC takes time with the square of a text of nothing but accents."""
 
 ANSWER_CHARACTERS = 300  # the longest gold of MATH-500 has 53
-_BOXED, _OPENED, _CLOSED = r"\boxed{", "<answer>", "</answer>"
+_BOXED = r"\boxed{"
+_OPENED = "<answer>"
+_CLOSED = "</answer>"
 _MAX_ANSWER = 40
 _WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
 _SPACE = " \t\n\r\f\v"
@@ -129,23 +131,31 @@ class Scorer:
 def form_of(rule: str) -> str:
     """The name of the form in which answers earn under this rule."""
     _, _, form = rule.partition("-")
-    return form if form in FORMS else "tags"
+    if form in FORMS:
+        return form
+    return "tags"
 
 
 def ways(form: str) -> list[str]:
     """The texts around an answer in this form; in all and in none, if it is empty."""
-    return [FORMS[form]] if form else [*FORMS.values(), "{}"]
+    if form:
+        return [FORMS[form]]
+    return [*FORMS.values(), "{}"]
 
 
 def tags_of(rule: str) -> tuple[str, ...]:
     """The tags that an answer needs in order to earn."""
-    return TAGS if rule in RULES and form_of(rule) == "tags" else ()
+    if rule in RULES and form_of(rule) == "tags":
+        return TAGS
+    return ()
 
 
 def kind_of(rule: str) -> str:
     """What answers are under this rule, whatever their form."""
     kind, _, form = rule.partition("-")
-    return kind if form in FORMS else rule
+    if form in FORMS:
+        return kind
+    return rule
 
 
 def check_rule(rule: str) -> None:
@@ -165,8 +175,11 @@ def score(rule: str, text: str, answer: str) -> Score:
         raise UsageError(f"The reward rule {rule!r} needs a process of its own.", "Use `ftis_node.tasks.scoring`.")
     if rule == "exact":
         return score_text(lambda given: given == answer, text)
-    gold, answered = parse_integer(answer), answer_of(text, form_of(rule))
-    given = None if answered is None else parse_integer(answered)
+    gold = parse_integer(answer)
+    answered = answer_of(text, form_of(rule))
+    given = None
+    if answered is not None:
+        given = parse_integer(answered)
     right = gold is not None and given == gold
     lenient = right or (gold is not None and _last_integer(text) == gold)
     return Score(float(right), given is not None, lenient)
@@ -178,8 +191,7 @@ def score_text(worth: Callable[[str], float], text: str) -> Score:
     An answer may have 1 to `TEXT_CHARACTERS` characters. `lenient` is of the last answer anywhere: after the last
     `<answer>` or, in a text without one, its last line.
     """
-    answer = answer_of(text)
-    given = "" if answer is None else normal(answer)
+    given = normal(answer_of(text) or "")
     if given:
         reward = float(worth(given))
         return Score(reward, formatted=True, lenient=reward >= 1)
@@ -190,18 +202,24 @@ def score_text(worth: Callable[[str], float], text: str) -> Score:
 def normal(text: str) -> str:
     """Without whitespace around it, in NFC; empty if it is longer than `TEXT_CHARACTERS`."""
     text = text.strip()
-    return unicodedata.normalize("NFC", text) if len(text) <= TEXT_CHARACTERS else ""
+    if len(text) > TEXT_CHARACTERS:
+        return ""
+    return unicodedata.normalize("NFC", text)
 
 
 def code_in(answer: str) -> str:
     """The code of an answer, without the fence of three backticks that models like to put around it."""
     fenced = _FENCE.fullmatch(answer)
-    return fenced["code"] if fenced is not None else answer
+    if fenced is None:
+        return answer
+    return fenced["code"]
 
 
 def _last_text(text: str) -> str:
-    _, opened, rest = text.rpartition("<answer>")
-    return rest.partition("</answer>")[0] if opened else text.rstrip().rpartition("\n")[2]
+    _, opened, rest = text.rpartition(_OPENED)
+    if opened:
+        return rest.partition(_CLOSED)[0]
+    return text.rstrip().rpartition("\n")[2]
 
 
 def parse_integer(text: str) -> int | None:
@@ -209,7 +227,9 @@ def parse_integer(text: str) -> int | None:
     if len(text) > _MAX_ANSWER:
         return None
     text = text.strip(_SPACE)
-    return int(text.replace(",", "")) if _INTEGER.fullmatch(text) else None
+    if not _INTEGER.fullmatch(text):
+        return None
+    return int(text.replace(",", ""))
 
 
 def answer_of(text: str, form: str = "tags") -> str | None:
@@ -220,12 +240,16 @@ def answer_of(text: str, form: str = "tags") -> str | None:
     """
     if form == "boxed":
         _, opened, rest = text.rpartition(_BOXED)
-        return _braced(rest[:ANSWER_CHARACTERS]) if opened else None
+        if not opened:
+            return None
+        return _braced(rest[:ANSWER_CHARACTERS])
     text = text.strip(_SPACE)
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None
-    between, opened, answer = text.partition("</think>")[2].partition("<answer>")
-    return answer.removesuffix("</answer>") if opened and not between.strip(_SPACE) else None
+    between, opened, answer = text.partition("</think>")[2].partition(_OPENED)
+    if not opened or between.strip(_SPACE):
+        return None
+    return answer.removesuffix(_CLOSED)
 
 
 def _last_integer(text: str) -> int | None:
@@ -235,7 +259,9 @@ def _last_integer(text: str) -> int | None:
     if found is None:
         return None
     fraction = found["fraction"] or ""
-    return None if fraction.strip(".0") else parse_integer(found[0].removesuffix(fraction))
+    if fraction.strip(".0"):
+        return None
+    return parse_integer(found[0].removesuffix(fraction))
 
 
 def score_mathematics(same: Callable[..., bool], text: str, gold: str, form: str = "tags") -> Score:
@@ -254,7 +280,8 @@ def score_mathematics(same: Callable[..., bool], text: str, gold: str, form: str
 
 
 def _last_answer(text: str) -> str:
-    boxed, opened = text.rfind(_BOXED), text.rfind(_OPENED)
+    boxed = text.rfind(_BOXED)
+    opened = text.rfind(_OPENED)
     if boxed > opened:
         return _braced(text[boxed + len(_BOXED) :][:ANSWER_CHARACTERS])
     if opened >= 0:
@@ -267,8 +294,9 @@ def _braced(text: str) -> str:
     """Up to the brace that closes one opened before the text; empty where there is none."""
     depth = 1
     for place, character in enumerate(text):
-        if character in "{}" and (place == 0 or text[place - 1] != "\\"):
-            depth += 1 if character == "{" else -1
-            if depth == 0:
-                return text[:place]
+        if place and text[place - 1] == "\\":
+            continue
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:place]
     return ""

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-COLUMNS, CHARACTERS = 8, 256
+COLUMNS = 8
+CHARACTERS = 256
 _GROUPS = 256  # whose columns are kept to be shown
 _VALUES = 4096  # the latest of a column that a step's figure is made of
 
@@ -19,8 +20,9 @@ Columns = dict[str, str | float]
 
 def bounded(columns: object) -> Columns:
     """The first `COLUMNS` columns, cut: names and texts that UTF-8 can write, finite numbers; nothing else."""
-    items = islice(columns.items(), COLUMNS) if isinstance(columns, Mapping) else ()
-    kept = ((_cut(name), _cut(value)) for name, value in items)
+    if not isinstance(columns, Mapping):
+        return {}
+    kept = ((_cut(name), _cut(value)) for name, value in islice(columns.items(), COLUMNS))
     return {name: value for name, value in kept if isinstance(name, str) and value is not None}
 
 

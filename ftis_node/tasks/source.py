@@ -116,7 +116,9 @@ class Source(ABC):
         if not self.has_files and (self.data is not None or self.eval_data is not None):
             raise UsageError(f"The task {self.name} makes its own data.", "Leave out --data and --eval-data.")
         task = made()
-        return None if task is None else self._asked(task)
+        if task is None:
+            return None
+        return self._asked(task)
 
     def _asked(self, task: Task) -> Task:
         """The task by the rule and in the template that were named. Raises UsageError for those that it cannot have."""

@@ -43,8 +43,10 @@ ARITHMETIC_TEXT = TextCaps(prompt_bytes=16, completion_bytes=64, completion_toke
 
 def told_if_few(held_out: int) -> str:
     """A warning where so few questions are held out that pass@1 says little, else nothing."""
+    if held_out >= 30:
+        return ""
     few = f"Only {counted(held_out, 'question')} held out, too few to see whether it learns"
-    return f"{few}: add rows, or name 30 of a file with --eval-data." if held_out < 30 else ""
+    return f"{few}: add rows, or name 30 of a file with --eval-data."
 
 
 def place_of(question: str) -> float:
@@ -120,7 +122,9 @@ class Task:
 
     def under(self, rule: str) -> Task:
         """The same rows under a rule of the same kind that rewards another form; asked for that, if by its rule."""
-        template = usual(rule) if self.template == usual(self.reward) else self.template
+        template = self.template
+        if template == usual(self.reward):
+            template = usual(rule)
         return replace(self, reward=rule, template=template)
 
     def in_chat(self) -> Task:
@@ -141,7 +145,9 @@ class Task:
     def asked(self, count: int | None) -> Sequence[Example]:
         """So many of those held out, at even distances, because neighbours may be alike; None: all."""
         every = len(self.held_out)
-        chosen = every if count is None else min(count, every)
+        chosen = every
+        if count is not None:
+            chosen = min(count, every)
         return [self.held_out[index * every // chosen] for index in range(chosen)]
 
     def prompt(self, example: Example) -> str:

@@ -69,13 +69,17 @@ def _papers(rule: str) -> str:
     what = _WHAT.get(rule)
     if what is None:
         return ANSWERED
-    return REASONING if rule == "integer" else REASONING.replace("a single integer", what)
+    if rule == "integer":
+        return REASONING
+    return REASONING.replace("a single integer", what)
 
 
 def instruction(rule: str) -> str:
     """What a model is asked for under this rule."""
-    what = _WHAT.get(kind_of(rule))
-    return _INSTRUCTIONS[form_of(rule)].replace("{what}", f", {what}," if what else "")
+    what = _WHAT.get(kind_of(rule), "")
+    if what:
+        what = f", {what},"
+    return _INSTRUCTIONS[form_of(rule)].replace("{what}", what)
 
 
 def _shown(rule: str) -> str:
@@ -121,7 +125,9 @@ def contradiction(text: str, rule: str) -> str:
     if name is None or rule not in RULES:
         return ""
     asked, earns = (FORMS[form_of(one)].format("…") for one in (next(iter(TEMPLATES[name])), rule))
-    return f"The template {name} asks for {asked}, and the rule {rule} rewards {earns}." if asked != earns else ""
+    if asked == earns:
+        return ""
+    return f"The template {name} asks for {asked}, and the rule {rule} rewards {earns}."
 
 
 def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
@@ -134,7 +140,8 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
         UsageError: there is no such template, it is none for such answers, or the rule rewards another form.
     """
     if wanted.count("{question}") == 1:
-        text, needed = wanted, rule
+        text = wanted
+        needed = rule
     else:
         texts = TEMPLATES.get(wanted)
         if texts is None:
@@ -146,7 +153,8 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
             what = f"The template {wanted} does not go with the rule {rule[:40]!a}."
             raise UsageError(what, "Write a text with {question} in it, or name another template.")
         text = texts[needed]
-    if (fixed or text is wanted) and (why := contradiction(text, rule)):
+    why = contradiction(text, rule)
+    if why and (fixed or text is wanted):
         raise UsageError(why, "Leave out --reward, or name the template and the rule that belong together.")
     return text, needed
 
@@ -162,14 +170,15 @@ def as_trained(task: Task, run: Run | None, reward: str | None, template: str | 
     if run is None or template is not None or PLAIN in (task.template, run.template):
         return task
     named = known_as(run.template)
-    if named is None:
-        rule = run.reward if kind_of(run.reward) == kind_of(task.reward) else ""
-        text = run.template
-    else:
+    rule = ""
+    text = run.template
+    if task.scorer is not None and task.name == run.task:
+        rule = task.reward
+    elif named is not None:
         rule = rule_in(named, task.reward)
         text = TEMPLATES[named].get(rule, "")
-    if task.scorer is not None and task.name == run.task:
-        rule, text = task.reward, run.template
+    elif kind_of(run.reward) == kind_of(task.reward):
+        rule = run.reward
     if not rule or reward not in (None, rule):
         return task
     return replace(task, template=text, reward=rule)

@@ -44,7 +44,8 @@ def failures(task: Task) -> tuple[list[str], bool]:
     whether it gave none at all. Right answers come first."""
     rows = task.train[:2]
     reasons: dict[str, str] = {}
-    failed = given = 0
+    failed = 0
+    given = 0
     texts = [(form.format(row.answer), row) for form in ways("") for row in rows]
     odd = ("", "no", FORMS["tags"].format("7"), "<answer>", "\u0663\x00 \U0001f600", "0 " * 999)
     texts += [(text, rows[0]) for text in odd]
@@ -79,7 +80,10 @@ def refuse_unskilled(task: Task) -> None:
     Rules that compare an answer with the right one are not tried at each start: tests show that they need not be.
     """
     refuse_broken(task)
-    if kind_of(task.reward) not in _COMPARING and (found := unskilled(task)) is not None:
+    if kind_of(task.reward) in _COMPARING:
+        return
+    found = unskilled(task)
+    if found is not None:
         answer, row, rewarded, rows = found
         raise UsageError(
             f"The task {task.name} rewards {answer[-80:]!r} on {rewarded} of {rows} rows whose right answers differ, "
@@ -133,11 +137,15 @@ def _normal(answer: str) -> str:
 
 def _texts(scorer: Scorer, question: str, right: str) -> Iterator[str | None]:
     """Yield the answers to try on a row, in each form that the task might expect; None for its right answer."""
-    lines, numbers = question.strip().splitlines() or [""], _NUMBER.findall(question) or ["7"]
+    lines = question.strip().splitlines() or [""]
+    numbers = _NUMBER.findall(question) or ["7"]
     own = (question, lines[0], lines[-1], lines[-1].rpartition(" ")[2], numbers[0], numbers[-1], " ".join(numbers))
     for answer in (*_ANSWERS, *own):
         for form in ways(scorer.form):
-            yield form.format(answer) if _normal(answer) != right else None
+            text = None
+            if _normal(answer) != right:
+                text = form.format(answer)
+            yield text
 
 
 def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:

@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 ROWS = 2000
-TURNS, TURNS_MAX = 4, 16
-"""Answers in an episode where the environment names no `max_turns`, and at most."""
+TURNS = 4  # answers in an episode where the environment names no `max_turns`
+TURNS_MAX = 16
 
 _TRIED = 3  # tasks that are played before an environment is believed
 _ANSWERS = ("", "1", "What next?", "A B C")
@@ -72,7 +72,9 @@ def load(name: str) -> Loaded:
     if kind.start is not Env.start or kind.stop is not Env.stop:
         raise Refused(f"needs something running beside it for {name!r}; a receiver must play an episode again")
     single = kind is SingleAgentEnv
-    turns = 1 if single else min(agents[0].max_turns or TURNS, TURNS_MAX)
+    turns = 1
+    if not single:
+        turns = min(agents[0].max_turns or TURNS, TURNS_MAX)
     taskset = environment.taskset
     if type(taskset).toolsets(taskset.config):
         raise Refused(f"needs tools for {name!r}; a receiver cannot reward what they did")
@@ -143,7 +145,9 @@ def _source(name: str) -> str:
     from verifiers.v1.utils.loaders import import_taskset
 
     file = Path(str(import_taskset(name).__file__))
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    files = [file]
+    if file.name == "__init__.py":
+        files = sorted(file.parent.rglob("*.py"))
     return hashlib.sha256(b"\0".join(hashlib.sha256(one.read_bytes()).digest() for one in files)).hexdigest()
 
 
@@ -173,7 +177,8 @@ def play(loaded: Loaded, task: Any, answers: Sequence[str]) -> Episode:
         episode.over = not seat.answers  # more answers than it took: another episode
     if seat.exchange is None:
         raise _Elsewhere("it asks no agent")
-    episode.question, episode.messages = seat.exchange.question, tuple(seat.exchange.messages)
+    episode.question = seat.exchange.question
+    episode.messages = tuple(seat.exchange.messages)
     if episode.over:
         rewards = [given for given in seat.exchange.trace.rewards.values() if given is not None]
         total = sum(given.score * given.weight for given in rewards)
@@ -209,7 +214,9 @@ class _Seat:
     """Stands where an environment expects its agent, and gives the answers that are already there."""
 
     def __init__(self, answers: list[str], turns: int) -> None:
-        self.answers, self.turns, self.trainable = answers, turns, True
+        self.answers = answers
+        self.turns = turns
+        self.trainable = True
         self.exchange: _Exchange | None = None
 
     def interaction(self, task: Any, **_: Any) -> _Exchange:
@@ -228,8 +235,10 @@ class _Exchange:
     """Stands for `verifiers.v1.agent.Interaction`."""
 
     def __init__(self, seat: _Seat, task: Any) -> None:
-        self._seat, self._task = seat, task
-        self._begun = self._over = False
+        self._seat = seat
+        self._task = task
+        self._begun = False
+        self._over = False
         self.trace = _trace(task)
         self.question = ""
         self.messages: list[str] = []
@@ -252,11 +261,14 @@ class _Exchange:
         if self.trace.num_turns == self._seat.turns:
             self._over = True
             return Segment(messages=[], terminated=True)
-        said = "" if message is None else _text(message)
+        said = ""
+        if message is not None:
+            said = _text(message)
         if self._begun:
             self.messages.append(said)
         else:
-            said = self.question = _asked(self._task, said)
+            said = _asked(self._task, said)
+            self.question = said
         self._begun = True
         _put(self.trace, said, sampled=False)
         if not self._seat.answers:
@@ -275,9 +287,11 @@ class _Exchange:
             available = {"task": self._task.data, "trace": self.trace}
             for hook in self._task.hooks("reward"):
                 given = invoke(hook, available)
-                given = await given if inspect.isawaitable(given) else given
-                worths = given if isinstance(given, dict) else {hook.__name__: given}
-                for name, worth in worths.items():
+                if inspect.isawaitable(given):
+                    given = await given
+                if not isinstance(given, dict):
+                    given = {hook.__name__: given}
+                for name, worth in given.items():
                     self.trace.record_reward(name, worth, float(getattr(hook, "_vf_weight", 1.0)))
         return self.trace
 
@@ -296,8 +310,12 @@ def _put(trace: Any, text: str, *, sampled: bool) -> None:
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.types import AssistantMessage, UserMessage
 
-    message = AssistantMessage(content=text) if sampled else UserMessage(content=text)
-    parent = len(trace.nodes) - 1 if trace.nodes else None
+    message = UserMessage(content=text)
+    if sampled:
+        message = AssistantMessage(content=text)
+    parent = None
+    if trace.nodes:
+        parent = len(trace.nodes) - 1
     trace.nodes.append(MessageNode(parent=parent, message=message, sampled=sampled))
 
 
