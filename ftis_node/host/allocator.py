@@ -6,7 +6,8 @@ from pathlib import Path
 
 # Names of the variable by PyTorch's age and kind; the second is known to all that this project runs with.
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-GROWING, FIXED = "expandable_segments:True", "expandable_segments:False"
+GROWING = "expandable_segments:True"
+FIXED = "expandable_segments:False"
 _KERNEL = Path("/proc/sys/kernel/osrelease")
 
 

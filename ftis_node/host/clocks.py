@@ -53,7 +53,8 @@ def thread_seconds() -> float:
 def replaced(clocks: Clocks) -> Iterator[None]:
     """Until the end of this context the whole process reads these clocks."""
     global _clocks
-    before, _clocks = _clocks, clocks
+    before = _clocks
+    _clocks = clocks
     try:
         yield
     finally:

@@ -28,13 +28,17 @@ class OutOfFiles(FtisError):
 def limit() -> int:
     """Files that this process may have open at a time."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return WANTED if soft == resource.RLIM_INFINITY else soft
+    if soft == resource.RLIM_INFINITY:
+        return WANTED
+    return soft
 
 
 def raise_limit() -> int:
     """Raise the soft limit to the hard one, or to 65,536 if that is less; return it. Child processes inherit it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    wanted = WANTED
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(WANTED, hard)
     if wanted > limit():
         with suppress(OSError, ValueError):  # a sandbox may forbid it; then it stays as it is
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -65,5 +65,7 @@ def now() -> Doing | None:
         share = min(1.0, (work.done + work.begun) / max(1, work.of))
         if share > 0:
             left = seconds * (1 - share) / share
-    done = work.done if work.of is None else min(work.done, work.of)
+    done = work.done
+    if work.of is not None:
+        done = min(done, work.of)
     return Doing(work.what, done, work.of, work.unit, work.tokens, seconds, left)

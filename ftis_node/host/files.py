@@ -94,7 +94,10 @@ def removed_if_it_fails(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
         raise
 
 
@@ -122,13 +125,15 @@ def end_of(file: IO[bytes], size: int) -> bytes:
     length = file.seek(0, os.SEEK_END)
     file.seek(max(0, length - size))
     data = file.read()
-    return data.partition(b"\n")[2] if length > size else data
+    if length > size:
+        return data.partition(b"\n")[2]
+    return data
 
 
 def bytes_under(directory: Path) -> int:
     """Bytes of all files in a directory and those below it; 0 if there is none."""
     total = 0
-    for file in directory.rglob("*") if directory.is_dir() else ():
+    for file in directory.rglob("*"):
         with suppress(OSError):  # somebody may take it away meanwhile
             total += file.lstat().st_size
     return total
@@ -147,5 +152,7 @@ def free_bytes(path: Path) -> int:
 
 def cache_dir() -> Path:
     """$XDG_CACHE_HOME/ftis-node, or ~/.cache/ftis-node."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else home_folder() / ".cache") / "ftis-node"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = home_folder() / ".cache"
+    return base / "ftis-node"

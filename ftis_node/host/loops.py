@@ -30,10 +30,10 @@ async def forever(loop: Callable[[], Awaitable[None]]) -> None:
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for them; repeatedly, for a cancellation can be lost in a wait that has just ended."""
     tasks = list(tasks)
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
+    while not all(task.done() for task in tasks):
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+        await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
 
 
 def listen(stop: Callable[[int], None]) -> None:
@@ -46,7 +46,8 @@ def listen(stop: Callable[[int], None]) -> None:
     loop.add_signal_handler(signal.SIGINT, stop, 130)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup would not have it matter
         loop.add_signal_handler(signal.SIGHUP, stop, 129)
-    if parent := os.environ.pop(PARENT, ""):
+    parent = os.environ.pop(PARENT, "")
+    if parent:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != int(parent):  # it ended before this
             stop(0)

@@ -30,7 +30,8 @@ def be_quiet() -> None:
 @contextmanager
 def without(module: str) -> Iterator[None]:
     """Make imports in this context behave as if a library were not installed."""
-    modules, nothing = cast(dict[str, Any], sys.modules), object()
+    modules = cast(dict[str, Any], sys.modules)
+    nothing = object()
     before = modules.get(module, nothing)
     modules[module] = None
     try:

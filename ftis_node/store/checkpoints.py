@@ -28,7 +28,9 @@ def labelled(model: str, kind: str) -> str:
 def parse_label(label: object) -> tuple[str, str] | None:
     """Model and kind of what `labelled` gave; None for anything else."""
     found = re.fullmatch(r"(.+) \((lora|full)\)", str(label))
-    return (found[1], found[2]) if found else None
+    if not found:
+        return None
+    return found[1], found[2]
 
 
 Facts = dict[str, Any]
@@ -126,7 +128,9 @@ class Checkpoints:
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
         """Rename the checkpoints of later steps than `after`; earlier ones of the same name then go."""
         later = [directory for directory in complete(self.path) if _step(directory) > after]
-        for forgotten in self.path.glob(f"*.{why}") if later else ():
+        if not later:
+            return
+        for forgotten in self.path.glob(f"*.{why}"):
             shutil.rmtree(forgotten, ignore_errors=True)
         for directory in reversed(later):  # a kill in between leaves no newer one in its place than those that went
             directory.rename(directory.with_suffix(f".{why}"))
@@ -160,7 +164,9 @@ def newest_facts(path: Path) -> Facts | None:
     Raises:
         UserError: a newer version wrote it.
     """
-    for directory in reversed(complete(path) if path.exists() else []):
+    if not path.exists():
+        return None
+    for directory in reversed(complete(path)):
         with suppress(*_UNREADABLE):
             return _manifest(directory)[1]
     return None

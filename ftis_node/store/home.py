@@ -32,7 +32,9 @@ SCHEMA = 2
 def socket_folder() -> str:
     """The folder for directories of sockets: that for temporary files, or /tmp where their paths would be too long."""
     folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) <= _DEEPEST else "/tmp"
+    if len(os.fsencode(folder)) > _DEEPEST:
+        return "/tmp"
+    return folder
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -74,7 +76,9 @@ class Home:
     def flag(self) -> str:
         """The flags by which a command means this home; empty for the default home. With a space before it."""
         path = self.path.absolute()
-        return "" if path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(path))}"
+        if path == DEFAULT_HOME.expanduser():
+            return ""
+        return f" --home {shlex.quote(str(path))}"
 
     @property
     def observes(self) -> bool:
@@ -84,7 +88,9 @@ class Home:
     def last_port(self) -> int:
         """The port that it listened on last, so that others find it again; 0 if there is none."""
         port = kept(self.port, int, "the node takes another port.") or 0
-        return port if 0 < port < 1 << 16 else 0
+        if not 0 < port < 1 << 16:
+            return 0
+        return port
 
     def open(self) -> None:
         """Create and lock the home, and clear what a killed daemon left behind; an open one stays as it is.
@@ -123,8 +129,9 @@ class Home:
         try:
             found = json.loads(self.schema.read_text(encoding="utf-8"))["schema"]
         except FileNotFoundError:
-            # the first homes had no number, a new one has no packets
-            found = 1 if self.store.exists() else SCHEMA
+            found = SCHEMA
+            if self.store.exists():  # a new home has no packets
+                found = 1  # the first ones had no number
         except (ValueError, KeyError, TypeError):
             found = None
         refuse_other(f"The home {self.path}", found, SCHEMA)
@@ -191,7 +198,9 @@ class Home:
     def runtime(self) -> Runtime | None:
         """The record of the running (or last) daemon, or None."""
         record = kept(self._runtime_file, msgspec.json.Decoder(Runtime).decode, "no daemon is found by it.")
-        return record if record is not None and Path(record.directory).name.startswith(RUNTIME_PREFIX) else None
+        if record is None or not Path(record.directory).name.startswith(RUNTIME_PREFIX):
+            return None
+        return record
 
     @staticmethod
     def lives(record: Runtime | None) -> bool:
@@ -206,7 +215,9 @@ class Home:
     def api_socket(self) -> Path | None:
         """Where the daemon on this home answers, or None if none was started."""
         record = self.runtime()
-        return Path(record.directory) / "api.sock" if record else None
+        if record is None:
+            return None
+        return Path(record.directory) / "api.sock"
 
     def _reap(self) -> None:
         """End children of a killed daemon that are still there (by pid and start time), and remove its sockets."""

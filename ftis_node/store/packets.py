@@ -71,9 +71,11 @@ class RoundNumbers:
         """The smallest number that may be used next."""
         number = self._near()
         query = "SELECT next FROM used_rounds WHERE run = ? AND first <= ? AND next > ?"
-        while (row := self._db.execute(query, (self._run, number, number)).fetchone()) is not None:
+        while True:
+            row = self._db.execute(query, (self._run, number, number)).fetchone()
+            if row is None:
+                return number
             number = int(row[0])
-        return number
 
     def use(self, number: int) -> None:
         """Write down that `number` was used; the caller makes it durable. It must be `upcoming`."""
@@ -90,11 +92,19 @@ class RoundNumbers:
 
     def _near(self) -> int:
         """Where counting goes on, or begins anew."""
-        begin = self._clock() if self._first is None else self._first
-        low, high = (begin - BEHIND_MS, begin + AHEAD_MS) if self._first is None else (0, (1 << 63) - 1)
+        if self._first is None:
+            begin = self._clock()
+            low = begin - BEHIND_MS
+            high = begin + AHEAD_MS
+        else:
+            begin = self._first
+            low = 0
+            high = (1 << 63) - 1
         query = "SELECT max(next) FROM used_rounds WHERE run = ? AND next BETWEEN ? AND ?"
         (found,) = self._db.execute(query, (self._run, low, high)).fetchone()
-        return begin if found is None else int(found)
+        if found is None:
+            return begin
+        return int(found)
 
 
 class PacketStore:
@@ -194,7 +204,9 @@ class PacketStore:
     def body(self, digest: bytes) -> bytes | None:
         """The bytes of a held packet, or None."""
         row = self._db.execute("SELECT body FROM packets WHERE digest = ?", (digest,)).fetchone()
-        return bytes(row[0]) if row else None
+        if row is None:
+            return None
+        return bytes(row[0])
 
     def holds(self, digest: bytes) -> bool:
         """Whether this packet is held."""
@@ -214,7 +226,10 @@ class PacketStore:
         """
         now = self._now()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
-        with self._durably() if fate == "trained" else self._transaction():
+        writing = self._transaction
+        if fate == "trained":
+            writing = self._durably
+        with writing():
             new = self._db.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows).rowcount
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
             gone = self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,)).rowcount
@@ -296,4 +311,6 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:
     """A round is any u64 that a stranger cares to sign; SQLite's integers are signed."""
-    return author, round - (1 << 64) if round >> 63 else round, slot
+    if round >> 63:
+        round -= 1 << 64
+    return author, round, slot
