@@ -268,7 +268,6 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
             dtype="bfloat16" if width == 2 else "float32",
             micro_batch_tokens=workload.longest,
             generation_batch=batch,
-            engine=policy.engine,
         )
         memory = estimate(shape, workload, setup, device)
         if memory.kv_cache + memory.sampling <= budget * (1 - FRAGMENTATION):

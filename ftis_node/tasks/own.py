@@ -68,7 +68,7 @@ def make_task(
     if not 0 < reward_seconds < math.inf:
         raise UsageError(f"A reward cannot take {reward_seconds} seconds.", "Give it a time, such as 5.")
     named = ""
-    gold = (_any_text, "a text")
+    gold: tuple[Callable[[Any], str | None], str] = (_any_text, "a text")
     if isinstance(reward, str):
         named = reward
         check_rule(named)
