@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
-from ftis_node.node import checkpointing
-from ftis_node.node.checkpointing import LearnedSizes, Saving
+from ftis_node.node import checkpointing, remembered
+from ftis_node.node.checkpointing import Saving
 from ftis_node.node.progress import Progress
+from ftis_node.node.remembered import LearnedSizes
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
@@ -163,7 +164,7 @@ async def test_a_step_given_up_leaves_the_last_to_be_saved_and_no_traceback(
 async def test_layers_go_on_beside_their_own_weights(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     four_bits = Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
     await save(four_bits, worker)
-    assert checkpointing.settled(saving._path, "tiny-a")["quantisation"] == "nf4"
+    assert remembered.settled(saving._path, "tiny-a")["quantisation"] == "nf4"
     with pytest.raises(UsageError, match="were trained with quantisation=nf4"):
         await saving.restore(worker)
     assert await four_bits.restore(worker) == Progress(step=1)
@@ -177,12 +178,12 @@ async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker: Worker, s
     await save(lora, worker)
 
     def begun(**flags: object) -> tuple[Settings, dict[str, str]]:
-        return checkpointing.with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
+        return remembered.with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
 
     settings, origins = begun()
     assert {name: getattr(settings, name) for name in layers} == layers
-    assert origins["model"] == origins["lora_alpha"] == "home" and checkpointing.layers_of(settings) is None
-    assert checkpointing.layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
+    assert origins["model"] == origins["lora_alpha"] == "home" and remembered.layers_of(settings) is None
+    assert remembered.layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
     for name, value in (("lora_alpha", 32), ("lora_rank", 8), ("lora_targets", "v_proj"), ("quantisation", "none")):
         with pytest.raises(UsageError, match=f"were trained with {name}=.*, not {value}"):
             begun(**{name: value})
@@ -274,9 +275,9 @@ def checkpointed(path: Path, model: str) -> Path:
 def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, plan_file: Path) -> None:
     written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
     checkpoints = checkpointed(plan_file.parent / "checkpoints", written)
-    checkpointing.refuse_other_settings(checkpoints, Settings(model=typed))
-    assert checkpointing.settled(checkpoints, "tiny-b") == {}
-    assert checkpointing.settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
+    remembered.refuse_other_settings(checkpoints, Settings(model=typed))
+    assert remembered.settled(checkpoints, "tiny-b") == {}
+    assert remembered.settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
     LearnedSizes(plan_file, written).learn(7, generation_batch=3)
     assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
 
@@ -295,6 +296,6 @@ def test_another_model_of_the_same_folder_name_is_refused(folder: Path, plan_fil
     shutil.copytree(folder, folder.parent / "other" / "m")
     checkpoints = checkpointed(plan_file.parent / "checkpoints", str(folder))
     with pytest.raises(UsageError, match="of another model"):
-        checkpointing.refuse_other_settings(checkpoints, Settings(model="other/m"))
+        remembered.refuse_other_settings(checkpoints, Settings(model="other/m"))
     with pytest.raises(UsageError, match="trained otherwise"):
-        checkpointing.refuse_other_settings(checkpoints, Settings(model="m", lora=True))
+        remembered.refuse_other_settings(checkpoints, Settings(model="m", lora=True))

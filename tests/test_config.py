@@ -12,7 +12,7 @@ from ftis_node.config import documentation
 from ftis_node.config.profiles import PROFILES
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
-from ftis_node.node.checkpointing import LearnedSizes
+from ftis_node.node.remembered import LearnedSizes
 from ftis_node.worker.planning import memory_budget, memory_limit
 from tests import settings_page
 from tests.support.begun import begun

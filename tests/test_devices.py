@@ -28,9 +28,9 @@ from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.model import Size
-from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.remembered import LearnedSizes
 from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home

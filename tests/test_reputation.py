@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.node.checkpointing import ReputationFile
+from ftis_node.node.standing import ReputationFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting

@@ -12,9 +12,9 @@ import torch
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import Learner
-from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.remembered import LearnedSizes
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory

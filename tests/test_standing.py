@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ftis_node.learner.batch import after_both
-from ftis_node.node.checkpointing import ReputationFile
+from ftis_node.node.standing import ReputationFile
 from ftis_node.objective.diagnostics import TOLERANCE
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS

@@ -34,8 +34,8 @@ def show(
 
     In a home that was begun, its checkpoints decide model and LoRA, and its memory the batches.
     """
-    from ftis_node.node.checkpointing import recalled
     from ftis_node.node.options import JoinOptions
+    from ftis_node.node.remembered import recalled
     from ftis_node.node.run_source import known_run
 
     place = Home(home.expanduser())

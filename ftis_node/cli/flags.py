@@ -46,7 +46,7 @@ class Given:
 
         The function raises UsageError for wrong settings, or a file that cannot be read.
         """
-        from ftis_node.node.checkpointing import with_begun
+        from ftis_node.node.remembered import with_begun
         from ftis_node.node.run_source import kept_settings
 
         earlier = {name: value for name, value in kept_settings(home).items() if self.values.get(name) != DEFAULT}

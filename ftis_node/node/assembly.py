@@ -12,12 +12,14 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import forever
-from ftis_node.node.checkpointing import ReputationFile, Saving, layers_of
+from ftis_node.node.checkpointing import Saving
 from ftis_node.node.demand import announced_age
 from ftis_node.node.means import Means
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
+from ftis_node.node.remembered import layers_of
 from ftis_node.node.run_source import roster_of
+from ftis_node.node.standing import ReputationFile
 from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions

@@ -1,30 +1,21 @@
-"""The state that outlives a restart: checkpoints, returns to older ones, learned batch sizes and reputation."""
+"""When checkpoints are written, and returns to older ones."""
 
 import asyncio
-import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
 
-import msgspec
-from msgspec.structs import asdict
-
-from ftis_node.config.consistency import by_a_person
-from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation
-from ftis_node.host.files import bytes_under, kept, removed_if_it_fails, replace_text
+from ftis_node.host.files import bytes_under, removed_if_it_fails
 from ftis_node.node.progress import Progress
+from ftis_node.node.remembered import Layers, facts_of, refuse_other_model
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.policy.names import lasting, same_model
 from ftis_node.step_report import StepReport
-from ftis_node.store.checkpoints import Checkpoints, Facts, labelled, newest_facts, parse_label
-from ftis_node.store.home import Home
-from ftis_node.swarm.reputation import Reputation
+from ftis_node.store.checkpoints import Checkpoints, Facts
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import Restore, Snapshot, Write
@@ -32,14 +23,10 @@ from ftis_node.worker.messages import Restore, Snapshot, Write
 CHECKPOINT_SECONDS = 300.0  # between checkpoints, by default; of large ones more
 LONGEST_SECONDS = 3600.0  # between large ones
 CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # larger models save less often: a disk rated for 600 TB then lasts 6.5 years
-BOOKS_SECONDS = 60.0
 SETBACKS = 2  # most returns to older checkpoints
 RECOVERED_STEPS = 10  # good steps in a row after which the count of returns restarts
 
 logger = logging.getLogger(__name__)
-
-Layers = Mapping[str, int | tuple[str, ...]]
-"""Settings of LoRA layers that a home keeps, by name: rank, alpha, targets."""
 
 
 def checkpoint_seconds(minutes: float | None, size: int) -> float:
@@ -288,174 +275,3 @@ class Saving:
     def _hopeless(self) -> UserError:
         what = "The training gives no finite numbers any more, and older checkpoints did not help."
         return UserError(what, f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.")
-
-
-def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
-    """Raise UsageError unless both labels name the same model, trained in the same way."""
-    of = parse_label(theirs)
-    to = parse_label(ours)
-    if theirs == ours:
-        return
-    if of is not None and to is not None and of[1] == to[1] and same_model(of[0], to[0]):
-        return
-    what = f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}."
-    raise UsageError(what, "Use the model and --lora/--full of the first start, or a fresh --home.")
-
-
-def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
-    """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
-    _, of = _begun(checkpoints)
-    if of is not None:
-        model, kind = of
-        ours = kind
-        if settings.lora is not None:
-            ours = "lora" if settings.lora else "full"
-        refuse_other_model(checkpoints, labelled(model, kind), labelled(settings.model, ours))
-
-
-def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
-    """The facts of the newest checkpoint, and its model with the trained part of it; None if there is none."""
-    facts: Facts = {}
-    if checkpoints.is_dir():
-        facts = newest_facts(checkpoints) or {}
-    return facts, parse_label(facts.get("model"))
-
-
-def facts_of(
-    model: str, optimiser: str | None, quantisation: Quantisation | None, layers: Layers | None = None
-) -> Facts:
-    """The facts by which a start knows whether, and with which settings, a checkpoint is its own."""
-    facts: Facts = {"model": model, "optimiser": optimiser}
-    if quantisation == "nf4":
-        facts["quantisation"] = "nf4"
-    if layers is not None:
-        facts["layers"] = dict(layers)
-    return facts
-
-
-def layers_of(settings: Settings) -> Layers | None:
-    """The settings that fix the LoRA layers of a home; None if it has none."""
-    if not settings.lora:
-        return None
-    return {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
-
-
-def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
-    """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights."""
-    facts, of = _begun(checkpoints)
-    if of is None or not same_model(of[0], model):
-        return {}
-    return {
-        "lora": of[1] == "lora",
-        "optimiser": facts["optimiser"],
-        "quantisation": facts.get("quantisation", "none"),
-    }
-
-
-def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the newest checkpoint's model and LoRA layers if the owner names none, and their origins.
-
-    Raises:
-        UsageError: the owner names other LoRA layers, or another quantisation, than the checkpoint was trained with.
-    """
-    facts, of = _begun(home.checkpoints)
-    if of is None:
-        return settings, dict(origins)
-    if origins["model"] == "default":
-        settings = settings.model_copy(update={"model": of[0]})
-        origins = {**origins, "model": "home"}
-    if of[1] != "lora" or settings.lora is False or not same_model(of[0], settings.model):
-        return settings, dict(origins)  # what differs is refused later
-    fixed: dict[str, Any] = {**facts.get("layers", {}), "quantisation": facts.get("quantisation", "none")}
-    if "lora_targets" in fixed:
-        fixed["lora_targets"] = tuple(fixed["lora_targets"])
-    for name, theirs in fixed.items():
-        ours = getattr(settings, name)
-        if ours not in (None, theirs) and by_a_person(origins[name]):
-            raise UsageError(
-                f"The LoRA layers under {home.checkpoints} were trained with {name}={_as_text(theirs)}, "
-                f"not {_as_text(ours)}.",
-                f"Leave out {name}, which the home knows, or use a fresh --home.",
-            )
-    taken = {name: value for name, value in fixed.items() if name != "quantisation"}
-    return settings.model_copy(update=taken), {**origins, **dict.fromkeys(taken, "home")}
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value)
-
-
-def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the home's values where the owner names none, and the origin of each setting.
-
-    Imports PyTorch if the home has learned sizes, because they are valid only for the same amount of memory.
-    """
-    settings, origins = with_begun(home, settings, origins)
-    port = home.last_port()
-    if port and not settings.port and origins["port"] == "default":
-        settings = settings.model_copy(update={"port": port})
-        origins = {**origins, "port": "home"}
-    learned = LearnedSizes(home.plan, settings.model).sizes
-    kept = settled(home.checkpoints, settings.model)
-    found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
-    if learned:
-        from ftis_node.worker import planning
-
-        budget = planning.smallest_budget(settings)
-        found |= planning.recalled(settings, learned, budget)
-    return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
-
-
-_Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
-
-
-class _KeptSizes(msgspec.Struct, forbid_unknown_fields=True):
-    """The file of `LearnedSizes`."""
-
-    model: str
-    budget: _Size | None = None
-    micro_batch_tokens: _Size | None = None
-    generation_batch: _Size | None = None
-
-
-class LearnedSizes:
-    """Batch sizes that fitted into memory, with the memory budget at that time; kept for the next start."""
-
-    def __init__(self, path: Path, model: str) -> None:
-        self._path = path
-        self._model = model
-        found = kept(path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
-        self.sizes: dict[str, int] = {}
-        if found is not None and same_model(found.model, model):
-            self.sizes = {name: size for name, size in asdict(found).items() if size and name != "model"}
-
-    def learn(self, budget: int, **sizes: int) -> None:
-        """Keep the largest sizes that fit into `budget` bytes, and forget others."""
-        learned = {}
-        if sizes:
-            learned = {"budget": budget, **sizes}
-        if learned != self.sizes:
-            self.sizes = learned
-            replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
-
-
-class ReputationFile:
-    """The reputation of other peers on disk: bans and records must outlive the process."""
-
-    def __init__(self, path: Path, reputation: Reputation) -> None:
-        """Load the file; a damaged one is ignored, which makes every peer a newcomer."""
-        self._path = path
-        self._reputation = reputation
-        self._written = time.monotonic()
-        kept(path, lambda data: reputation.take_up(json.loads(data)), "everybody is a newcomer again.")
-
-    def after_step(self) -> None:
-        """Write the file, at most once a minute."""
-        if time.monotonic() - self._written >= BOOKS_SECONDS:
-            self.write()
-
-    def write(self) -> None:
-        self._written = time.monotonic()
-        replace_text(self._path, json.dumps(self._reputation.facts()))

@@ -14,8 +14,8 @@ from ftis_node.errors import FtisError, UserError, first_line
 from ftis_node.fit.plan import MIN_TOKENS
 from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
-from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.remembered import LearnedSizes, settled
 from ftis_node.step_report import TakenStep, Watched
 from ftis_node.store.home import Home
 from ftis_node.tasks.task import told_if_few

@@ -82,7 +82,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.fit.context import refuse_run
     from ftis_node.fit.plan import slow_parts
     from ftis_node.learner import choose_objective
-    from ftis_node.node.checkpointing import LearnedSizes, settled
+    from ftis_node.node.remembered import LearnedSizes, settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
@@ -146,7 +146,7 @@ def workload(case: Case) -> Workload:
 
 def checkpoints(case: Case) -> None:
     """Check that the planned kind of training can go on from the home's checkpoints. Raises UserError if not."""
-    from ftis_node.node.checkpointing import refuse_other_model
+    from ftis_node.node.remembered import refuse_other_model
     from ftis_node.store.checkpoints import labelled, newest_facts
 
     facts = newest_facts(case.home.checkpoints)

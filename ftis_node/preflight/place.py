@@ -18,7 +18,8 @@ from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.host.files import bytes_under, existing_folder, free_bytes
-from ftis_node.node.checkpointing import refuse_other_settings, wear
+from ftis_node.node.checkpointing import wear
+from ftis_node.node.remembered import refuse_other_settings
 from ftis_node.node.run_source import with_remembered
 from ftis_node.preflight.case import Case, Finding, noted
 from ftis_node.store.checkpoints import newest_facts, parse_label

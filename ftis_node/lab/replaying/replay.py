@@ -23,8 +23,8 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.lab.replaying.stored import StoredPackets
-from ftis_node.node.checkpointing import facts_of, layers_of
 from ftis_node.node.progress import Progress as Taken
+from ftis_node.node.remembered import facts_of, layers_of
 from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event, older_parts
 from ftis_node.observe.provenance import versions
