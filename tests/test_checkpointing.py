@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.node import checkpointing, remembered
 from ftis_node.node.checkpointing import Saving
 from ftis_node.node.progress import Progress
-from ftis_node.node.remembered import LearnedSizes
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
@@ -215,45 +213,6 @@ async def test_a_failed_last_checkpoint_is_told(saving: Saving, caplog: pytest.L
 
 
 @pytest.fixture
-def plan_file(tmp_path: Path) -> Path:
-    return tmp_path / "plan.json"
-
-
-def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
-    first = LearnedSizes(plan_file, "tiny-a")
-    assert first.sizes == {} and not plan_file.exists()
-    first.learn(1 << 30, micro_batch_tokens=600)
-    first.learn(1 << 29, micro_batch_tokens=512, generation_batch=12)
-    expected = {"budget": 1 << 29, "micro_batch_tokens": 512, "generation_batch": 12}
-    assert LearnedSizes(plan_file, "tiny-a").sizes == expected
-    assert LearnedSizes(plan_file, "tiny-b").sizes == {}, "another model learns anew"
-    assert LearnedSizes(plan_file, "tiny-a").sizes == expected, "and until it has, nothing is lost"
-    first.learn(1 << 29, generation_batch=24)
-    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 1 << 29, "generation_batch": 24}
-    first.learn(1 << 29)
-    assert LearnedSizes(plan_file, "tiny-a").sizes == {}, "what fits again is forgotten"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "{", "[]", "7", '{"lora": true}', "\x00", json.dumps(["model"])),
-        '{"model": "tiny-a", "budget": 5, "micro_batch_tokens": -5}',
-        '{"model": "tiny-a", "budget": 5, "micro_batch_tokens": "abc"}',
-        '{"model": "tiny-a", "budget": 1e400, "generation_batch": 3}',
-        '{"model": "tiny-a", "budget": true}',
-        '{"model": "tiny-a", "lora": "no"}',
-    ],
-)
-def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> None:
-    plan_file.write_text(content)
-    learned = LearnedSizes(plan_file, "tiny-a")
-    assert learned.sizes == {}
-    learned.learn(7, generation_batch=3)
-    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 7, "generation_batch": 3}
-
-
-@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model in the folder `m` of the present directory."""
     shutil.copytree(BUILT_IN_DIR / "tiny-a", tmp_path / "here" / "m")
@@ -272,14 +231,12 @@ def checkpointed(path: Path, model: str) -> Path:
 
 @pytest.mark.parametrize("written", ["m", "./m", "WHOLE"])
 @pytest.mark.parametrize("typed", ["m", "./m", "../here/m", "WHOLE"])
-def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, plan_file: Path) -> None:
+def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, tmp_path: Path) -> None:
     written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
-    checkpoints = checkpointed(plan_file.parent / "checkpoints", written)
+    checkpoints = checkpointed(tmp_path / "checkpoints", written)
     remembered.refuse_other_settings(checkpoints, Settings(model=typed))
     assert remembered.settled(checkpoints, "tiny-b") == {}
     assert remembered.settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
-    LearnedSizes(plan_file, written).learn(7, generation_batch=3)
-    assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
 
 
 def test_a_short_name_and_its_hub_id_are_one_model() -> None:

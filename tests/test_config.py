@@ -12,7 +12,6 @@ from ftis_node.config import documentation
 from ftis_node.config.profiles import PROFILES
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
-from ftis_node.node.remembered import LearnedSizes
 from ftis_node.worker.planning import memory_budget, memory_limit
 from tests import settings_page
 from tests.support.begun import begun
@@ -165,14 +164,6 @@ def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -
     fresh = ("config", "show", "--home", str(tmp_path / "none"), "--run", str(other), "--origin")
     (wait,) = (line.split() for line in cli(*fresh)[1].splitlines() if line.startswith("wait = "))
     assert wait == ["wait", "=", "2.0", "#", "task", "arithmetic"]
-
-
-def test_sizes_that_a_home_learned_are_shown_while_there_is_no_more_memory(cli: Cli, tmp_path: Path) -> None:
-    LearnedSizes(tmp_path / "plan.json", "tiny-a").learn(8 << 30, micro_batch_tokens=300)
-    for gigabytes, shown in ((8, (300, "home")), (16, (None, "default"))):
-        flags = ("--home", str(tmp_path), "--set", "device=cpu", "--set", f"vram_gb={gigabytes}")
-        answer = json.loads(cli("config", "show", "--json", "--origin", *flags)[1])
-        assert (answer["settings"]["micro_batch_tokens"], answer["origins"]["micro_batch_tokens"]) == shown
 
 
 def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.model import Size
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.remembered import LearnedSizes
 from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home
@@ -255,13 +254,11 @@ def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[...,
 async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
-    process._learned = LearnedSizes(tmp_path / "plan.json", "tiny-a")
-    settings, planned = SimpleNamespace(micro_batch_tokens=1000), SimpleNamespace(budget=1 << 30)
-    process.loaded = SimpleNamespace(settings=settings, plan=planned)  # type: ignore[assignment]
+    process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))  # type: ignore[assignment]
     await process.failed(WorkerDied("It was killed."))
-    assert process._learned.sizes == {}
+    assert process._learned == {}
     await process.failed(WorkerDied("It was killed.", no_room=True))
-    assert LearnedSizes(tmp_path / "plan.json", "tiny-a").sizes == {"budget": 1 << 30, "micro_batch_tokens": 500}
+    assert process._learned == {"micro_batch_tokens": 500}
 
 
 @pytest.mark.slow

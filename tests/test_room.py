@@ -1,7 +1,5 @@
 """A lack of memory: how it is recognised, that a passing one costs little, and that sizes grow again after it."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ from ftis_node.errors import FtisError
 from ftis_node.learner import Learner
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.remembered import LearnedSizes
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
@@ -157,9 +154,9 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     assert engine.learner.room.size == tokens
 
 
-def test_what_a_home_learned_is_where_a_start_begins_and_not_where_it_ends() -> None:
+def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends() -> None:
     engine = Engine()
-    kept = {"budget": 1 << 46, "micro_batch_tokens": 33, "generation_batch": 16}
+    kept = {"micro_batch_tokens": 33, "generation_batch": 16}
     facts = engine.load(arithmetic_settings(), "arithmetic", remembered=kept)
     engine.open(arithmetic_run(facts))
     room = engine.learner.room
@@ -174,18 +171,15 @@ def test_what_a_home_learned_is_where_a_start_begins_and_not_where_it_ends() -> 
 def test_what_has_grown_again_is_forgotten(tmp_path: Path) -> None:
     home = Home(tmp_path)
     process = ComputeProcess(JoinOptions(home), home, lambda: None)
-    process._learned = LearnedSizes(home.plan, "tiny-a")
     facts = Engine().load(arithmetic_settings(), "arithmetic")
-    process.loaded = msgspec.structs.replace(facts, plan=replace(facts.plan, budget=7), sizes=Sizes(512, 64))
+    process.loaded = msgspec.structs.replace(facts, sizes=Sizes(512, 64))
 
     def stepped(micro_batch_tokens: int, generation_batch: int) -> None:
         process.stepped(taken_step(report=step_report(micro_batch_tokens=micro_batch_tokens)), generation_batch)
 
     stepped(128, 32)
-    sizes = {"budget": 7, "micro_batch_tokens": 128, "generation_batch": 32}
-    assert LearnedSizes(home.plan, "tiny-a").sizes == sizes
+    assert process._learned == {"micro_batch_tokens": 128, "generation_batch": 32}
     stepped(256, 64)
-    assert LearnedSizes(home.plan, "tiny-a").sizes == {"budget": 7, "micro_batch_tokens": 256}
+    assert process._learned == {"micro_batch_tokens": 256}
     stepped(512, 64)
-    assert LearnedSizes(home.plan, "tiny-a").sizes == {}
-    assert json.loads(home.plan.read_text()) == {"model": "tiny-a"}
+    assert process._learned == {}

@@ -15,7 +15,7 @@ from ftis_node.fit.plan import MIN_TOKENS
 from ftis_node.host.clocks import backoff, boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.remembered import LearnedSizes, settled
+from ftis_node.node.remembered import settled
 from ftis_node.step_report import TakenStep, Watched
 from ftis_node.store.home import Home
 from ftis_node.tasks.task import told_if_few
@@ -58,7 +58,7 @@ class ComputeProcess:
         self.note = started
         self._failures = self._written = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # times and messages
-        self._learned: LearnedSizes
+        self._learned: dict[str, int] = {}  # batch sizes below the plan, at which memory was enough
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, settings: Settings, run_file: RunFile | None) -> None:
@@ -67,7 +67,6 @@ class ComputeProcess:
         Raises:
             UserError: the task or the model cannot be loaded.
         """
-        self._learned = LearnedSizes(self._home.plan, settings.model)
         self.worker = Worker()
         output = self.options.output
         if output is None:
@@ -114,7 +113,7 @@ class ComputeProcess:
             own_data=own_data,
             own_reward=options.own_reward or "integer",
             caps=caps,
-            remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+            remembered=self._learned | settled(self._home.checkpoints, settings.model),
             must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
         )
 
@@ -180,8 +179,7 @@ class ComputeProcess:
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
         """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
-        smaller = {name: size for name, size in sizes.items() if size < getattr(self.facts.sizes, name)}
-        self._learned.learn(self.facts.plan.budget, **smaller)
+        self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.sizes, name)}
 
     async def failed(self, fault: FtisError) -> bool:
         """End what is left of the process and pause; return whether to try an older checkpoint.
@@ -194,7 +192,7 @@ class ComputeProcess:
             return False
         if isinstance(fault, WorkerDied) and fault.no_room:
             size = self.facts.settings.micro_batch_tokens or 0
-            self._learned.learn(self.facts.plan.budget, micro_batch_tokens=max(MIN_TOKENS, size // 2))
+            self._learned = {"micro_batch_tokens": max(MIN_TOKENS, size // 2)}
         self.restarts += 1
         self._failures += 1
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))

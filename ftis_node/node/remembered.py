@@ -1,19 +1,14 @@
-"""What a home remembers of its training for the next start: model, LoRA layers, optimiser, port, batch sizes."""
+"""What a home remembers of its training for the next start: model, LoRA layers, optimiser, port."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
-from msgspec.structs import asdict
+from typing import Any
 
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import Quantisation
-from ftis_node.host.files import kept, replace_text
-from ftis_node.policy.names import lasting, same_model
+from ftis_node.policy.names import same_model
 from ftis_node.store.checkpoints import Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 
@@ -119,54 +114,12 @@ def _as_text(value: object) -> str:
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the home's values where the owner names none, and the origin of each setting.
-
-    Imports PyTorch if the home has learned sizes, because they are valid only for the same amount of memory.
-    """
+    """The settings with the home's values where the owner names none, and the origin of each setting."""
     settings, origins = with_begun(home, settings, origins)
     port = home.last_port()
     if port and not settings.port and origins["port"] == "default":
         settings = settings.model_copy(update={"port": port})
         origins = {**origins, "port": "home"}
-    learned = LearnedSizes(home.plan, settings.model).sizes
     kept = settled(home.checkpoints, settings.model)
     found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
-    if learned:
-        from ftis_node.worker import planning
-
-        budget = planning.smallest_budget(settings)
-        found |= planning.recalled(settings, learned, budget)
     return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
-
-
-_Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
-
-
-class _KeptSizes(msgspec.Struct, forbid_unknown_fields=True):
-    """The file of `LearnedSizes`."""
-
-    model: str
-    budget: _Size | None = None
-    micro_batch_tokens: _Size | None = None
-    generation_batch: _Size | None = None
-
-
-class LearnedSizes:
-    """Batch sizes that fitted into memory, with the memory budget at that time; kept for the next start."""
-
-    def __init__(self, path: Path, model: str) -> None:
-        self._path = path
-        self._model = model
-        found = kept(path, msgspec.json.Decoder(_KeptSizes).decode, "it is made anew.")
-        self.sizes: dict[str, int] = {}
-        if found is not None and same_model(found.model, model):
-            self.sizes = {name: size for name, size in asdict(found).items() if size and name != "model"}
-
-    def learn(self, budget: int, **sizes: int) -> None:
-        """Keep the largest sizes that fit into `budget` bytes, and forget others."""
-        learned = {}
-        if sizes:
-            learned = {"budget": budget, **sizes}
-        if learned != self.sizes:
-            self.sizes = learned
-            replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))

@@ -82,7 +82,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.fit.context import refuse_run
     from ftis_node.fit.plan import slow_parts
     from ftis_node.learner import choose_objective
-    from ftis_node.node.remembered import LearnedSizes, settled
+    from ftis_node.node.remembered import settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
@@ -96,8 +96,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     task = case.task.name if case.task is not None else ""
     yield from noted(lambda: choose_objective(settings, task, load.completion_tokens))
     yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
-    remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
-    case.settled, case.plan = settle(settings, load, remembered, shape)
+    case.settled, case.plan = settle(settings, load, settled(case.home.checkpoints, settings.model), shape)
     chosen = case.plan
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan

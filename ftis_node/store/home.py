@@ -57,7 +57,6 @@ class Home:
         self.track = path / "track"
         self.log = path / "node.log"
         self.run_file = path / "run.toml"
-        self.plan = path / "plan.json"
         self.standing = path / "standing.json"
         self.vllm = path / "vllm"
         self.page_token = path / "page.token"

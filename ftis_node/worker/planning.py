@@ -25,11 +25,9 @@ from ftis_node.worker.messages import Sizes
 # The share of free main memory to plan with if the settings name no limit.
 CPU_SHARE = 0.8
 
-# The settings that a home keeps: those that its checkpoints were trained with, and sizes learned from failures. The
-# sizes are valid until there is more memory than at that time.
+# The settings that checkpoints were trained with, and sizes learned from failures.
 _TRAINED = ("lora", "optimiser", "quantisation")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
-_MORE_MEMORY = 1.05
 _FOR_A_SERVER = {"lora": True, "quantisation": "none"}  # with engine=vllm, where nobody chose
 _PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing", "sharded")
 
@@ -40,8 +38,8 @@ def settle(
     """Fill in the settings that are left to the plan.
 
     Args:
-        remembered: values of an earlier start: fixed ones (lora, optimiser) and learned ones (micro_batch_tokens,
-            generation_batch, both for a budget in bytes). A person's present settings take precedence.
+        remembered: fixed values of the checkpoints (lora, optimiser) and learned ones of an earlier compute process
+            (micro_batch_tokens, generation_batch). A person's present settings take precedence.
         shape: of the model, where it is known already.
 
     Raises:
@@ -122,8 +120,10 @@ def question(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> Question:
     """The planning question of `settle`, from the same arguments."""
+    names = (*_TRAINED, *_LEARNED)
+    known = {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
     budget = smallest_budget(settings)
-    wanted = wishes(settings.model_copy(update=dict(recalled(settings, remembered, budget))))
+    wanted = wishes(settings.model_copy(update=known))
     device = choose_device(settings.devices[0])
     return Question(shape or geometry(settings.model), budget, workload, wanted, device)
 
@@ -134,15 +134,6 @@ def wishes(settings: Settings) -> Wishes:
     if settings.engine == "vllm":
         chosen |= {name: value for name, value in _FOR_A_SERVER.items() if chosen[name] is None}
     return Wishes(**chosen, devices=len(settings.devices))
-
-
-def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:
-    """The home's values that are valid for this budget in bytes and that the settings leave open."""
-    holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
-    names: tuple[str, ...] = _TRAINED
-    if holds:
-        names = (*_TRAINED, *_LEARNED)
-    return {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
 
 
 def smallest_budget(settings: Settings) -> int:
