@@ -110,12 +110,16 @@ def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[
 def by_transformers(policy: Policy, group: int, sampling: Sampling) -> list[list[Completion]]:
     """transformers' own `generate`, greedily, a prompt at a time."""
     made = []
+    rows = policy.causal_lm.get_input_embeddings().num_embeddings
     for prompt in PROMPTS:
         found = policy.causal_lm.generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             generation_config=transformers.GenerationConfig(
-                max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.eos), pad_token_id=0
+                max_new_tokens=sampling.max_new_tokens,
+                eos_token_id=list(sampling.eos),
+                pad_token_id=0,
+                suppress_tokens=list(range(policy.vocabulary, rows)) or None,
             ),
             output_logits=True,
             return_dict_in_generate=True,
