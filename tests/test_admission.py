@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, Packet, decode, encode, packet_digest, prompt_digests
+from ftis_node.packet import Completion, Group, Packet, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run
@@ -74,22 +74,6 @@ def test_everything_honest_is_admitted(made: tuple[bytes, Packet]) -> None:
     assert encode(group.packet) == data
 
 
-@settings(max_examples=300)
-@given(honest_packets(), st.data())
-def test_no_bytes_make_it_raise(made: tuple[bytes, Packet], data: st.DataObject) -> None:
-    author, packet = made
-    damaged = bytearray(encode(packet))
-    for position in data.draw(st.lists(st.integers(0, len(damaged) - 1), max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
-    outcome = admit(CONTEXT, author, bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
-    assert isinstance(outcome, Group | Rejection)
-
-
-@given(st.binary(max_size=200))
-def test_rubbish_is_malformed(rubbish: bytes) -> None:
-    assert refusal(rubbish) in (Reason.MALFORMED, Reason.TOO_LARGE)
-
-
 def test_a_packet_above_the_runs_size_is_refused_before_it_is_decoded() -> None:
     assert refusal(bytes(RUN.packet_bytes_max + 1)) is Reason.TOO_LARGE
 
@@ -143,13 +127,6 @@ EDGES += [honest(slot=RUN.slots - 1), honest(made=[completion([1] * (CAP - 1) + 
 @pytest.mark.parametrize("made", EDGES)
 def test_a_logprob_a_slot_and_a_full_length_that_ends_in_eos_are_admitted_at_the_edge(made: Packet) -> None:
     assert isinstance(admit(CONTEXT, AUTHOR, encode(made)), Group)
-
-
-def test_admission_changes_nothing_and_gives_the_same_answer_again() -> None:
-    data = encode(honest())
-    first, second = admit(CONTEXT, AUTHOR, data), admit(CONTEXT, AUTHOR, data)
-    assert isinstance(first, Group) and isinstance(second, Group)
-    assert first.digest == second.digest and data == encode(decode(data))
 
 
 @pytest.mark.parametrize("digests", [b"", bytes(7), bytes(12)])

@@ -4,15 +4,12 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
-from tests.support.damage import damaged
 from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
 
@@ -159,39 +156,6 @@ def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None
     bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
     bob.hear([entry(made_by(ALICE))], ALICE.author)
     assert bob.gossip.counts == {"new": 1, "known": 1}
-
-
-anything = st.integers(0, 2**64 - 1)
-sound = anything.map(lambda round: made_by(ALICE, round, packets=1).encode())
-said = st.one_of(st.binary(max_size=400), sound, damaged(made_by(CAROL).encode()))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.builds(ftis_pb2.Entry, announcement=said, age_ms=anything, held=st.binary(max_size=20)), max_size=8))
-def test_nothing_that_a_peer_says_raises(entries: list[ftis_pb2.Entry]) -> None:
-    bob = Talker(BOB)
-    bob.hear(entries, MALLORY.author)
-    assert sum(bob.gossip.counts.values()) == len(entries)
-    assert len(bob.gossip.table) <= len(entries)
-
-
-_IDS = st.integers(0, 2**64 - 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    mentions=st.lists(st.builds(ftis_pb2.Mention, id=_IDS, held=st.binary(max_size=600)), max_size=100),
-    wanted=st.lists(_IDS, max_size=100),
-    again=st.booleans(),
-)
-def test_no_mention_raises_or_is_believed(mentions: list[ftis_pb2.Mention], wanted: list[int], again: bool) -> None:
-    bob = Talker(BOB)
-    bob.gossip.announce(made_by(BOB))
-    for number in range(3):
-        request = ftis_pb2.ExchangeRequest(mentions=mentions, wanted=wanted, again=again)
-        assert len(bob.gossip.answer(request, identity(1000 + number).author).wanted) <= OWN.entries
-    assert len(bob.gossip.table) == 1
-    assert sum(len(one.lacking) for one in bob.gossip.sessions.values()) <= 3 * OWN.mentions
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.cli import runs as runs_command
@@ -70,21 +68,6 @@ def test_records_names_and_ports_that_are_none_are_refused() -> None:
     for peer, port, change in (*wrong, ("Ann", 4001, {}), *((ANN.peer_id, port, {}) for port in (80, None, 1 << 16))):
         with pytest.raises(ValueError):
             read_node(peer, {**FACTS, **change}, [HERE], port, LOOPBACK)
-
-
-@given(
-    st.text(max_size=60),
-    st.dictionaries(st.sampled_from([b"run", b"task", b"protocol"]), st.none() | st.binary(max_size=300)),
-    st.lists(st.sampled_from([HERE, "::1", "fe80::1%eth0", "nonsense"]), max_size=3),
-    st.none() | st.integers(-1, 1 << 17),
-)
-def test_whatever_is_told_is_a_node_or_a_value_error(
-    peer: str, facts: dict[bytes, bytes | None], addresses: list[str], port: int | None
-) -> None:
-    for name in (peer, ANN.peer_id):
-        with contextlib.suppress(ValueError):
-            found = read_node(name, {**FACTS, **facts}, addresses, port, LOOPBACK)
-            assert found.task.isprintable() and len(found.task) <= TASK_MAX
 
 
 # --- over the network -------------------------------------------------------------------------------------------------

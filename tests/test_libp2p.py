@@ -11,8 +11,6 @@ import psutil
 import pytest
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
@@ -56,19 +54,6 @@ def test_what_is_no_address_of_a_peer_says_how_one_looks(address: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_address(address)
     assert "/p2p/12D3Koo" in error.value.fix
-
-
-PARTS = ("/ip4", "/127.0.0.1", "/tcp", "/1", "/p2p", f"/{PEER}", "/", "\x00", "/unix")
-
-
-@given(st.text(max_size=80) | st.lists(st.sampled_from(PARTS)).map("".join))
-def test_no_text_is_anything_but_an_address_or_a_usage_error(text: str) -> None:
-    try:
-        address, peer = parse_address(text)
-    except UsageError:
-        return
-    assert address == text
-    assert (peer, text.endswith(f"/p2p/{PEER}")) == (ALICE.author, True)
 
 
 async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
@@ -344,26 +342,6 @@ def test_an_address_heard_for_the_first_time_is_news(alice: Alone) -> None:
     assert not alice.addresses.hear([address(BOB), address(BOB, 2)])
     assert not alice.addresses.hear([address(ALICE)]), "that is this node itself"
     assert alice.addresses.strangers() == [BOB.author]
-
-
-junk = st.one_of(
-    st.text(max_size=60),
-    st.integers(2, 400).map(lambda number: address(identity(number), number)),
-    st.integers(0, 10**6).map(lambda port: address(BOB, port)),
-    st.integers(1, 3).map(lambda many: address(BOB) * many),
-    st.just("/ip4/192.0.2.7" + "/tcp/1" * 200 + f"/p2p/{BOB.peer_id}"),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(junk, max_size=30))
-def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> None:
-    alice = Alone()
-    alice.addresses.hear(addresses)
-    assert ALICE.author not in alice.addresses.strangers()
-    assert len(alice.addresses._passive_view) <= PASSIVE_VIEW_MAX
-    for known in alice.addresses._passive_view.values():
-        assert len(known.addresses) <= 8 and all(len(text) <= 256 for text in known.addresses)
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.packet import (
@@ -297,26 +297,3 @@ def test_claimed_sizes_allocate_nothing() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20  # of which msgpack's packer takes 256 KiB each time
     finally:
         tracemalloc.stop()
-
-
-@settings(max_examples=500)
-@example(b"")
-@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda tail: b"\x9a\x01\xc4\x10" + tail)))
-def test_arbitrary_bytes_decode_canonically_or_raise_packet_error(data: bytes) -> None:
-    one_spelling(data)
-
-
-MSGPACK_VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.binary(), st.text()),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.integers(0, 9), inner, max_size=3)),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=300)
-@given(st.dictionaries(st.integers(0, 9), MSGPACK_VALUES, min_size=1, max_size=3))
-def test_any_msgpack_in_place_of_a_field_decodes_canonically_or_raises_packet_error(changes: dict[int, Any]) -> None:
-    fields = [*small_fields(), small_records()]
-    for position, value in changes.items():
-        fields[position] = value
-    one_spelling(msgpack.packb(fields, use_bin_type=True))

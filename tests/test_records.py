@@ -13,8 +13,6 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire import dht_guard
@@ -77,27 +75,9 @@ def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]) -> None:
     assert VALIDATOR.owner(refused()) is None
 
 
-junk_bytes = st.one_of(st.binary(max_size=200), st.integers(0, 12).map(bomb))
-
-
-@given(
-    key=st.one_of(junk_bytes, st.just(record().key)),
-    subkey=st.one_of(junk_bytes, st.just(record().subkey), st.text(max_size=60).map(msgpack.packb)),
-    value=junk_bytes,
-    expiry=st.one_of(st.floats(), st.floats(0, 500).map(lambda seconds: time.time() + seconds)),
-)
-def test_no_junk_is_accepted_or_raises(key: bytes, subkey: bytes, value: bytes, expiry: float) -> None:
-    assert VALIDATOR.owner(DHTRecord(key, subkey, value, expiry)) is None
-
-
 def test_addresses_come_back_up_to_a_bound() -> None:
     assert unpack_addresses(pack_addresses(ADDRESSES)) == ADDRESSES
     assert len(unpack_addresses(pack_addresses(ADDRESSES * 20))) == subject.MAX_ADDRESSES
-
-
-@given(st.one_of(st.binary(max_size=300), st.none(), st.integers(), st.text(), st.lists(st.binary())))
-def test_whatever_else_was_stored_is_no_address(value: object) -> None:
-    assert all(isinstance(address, str) and len(address) <= 256 for address in unpack_addresses(value))
 
 
 def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:

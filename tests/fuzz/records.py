@@ -19,7 +19,7 @@ from ftis_node.swarm.addresses import is_plain
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import PREFIX, Invitation, invite, read, read_line
-from ftis_node.swarm.lan import SERVICE, read_node
+from ftis_node.swarm.lan import SERVICE, TASK_MAX, read_node
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.signed import Signed
 from ftis_node.tasks.jail import read_reply
@@ -75,7 +75,7 @@ def read_mdns(data: bytes) -> None:
         found = read_node(str(name), properties, parsed, port, INTERFACE)
     except ValueError:
         return
-    require(found.task.isprintable(), "a task does not print")
+    require(found.task.isprintable() and len(found.task) <= TASK_MAX, "a task does not print, or is long")
     require(len(found.addresses) <= 4 and all(map(is_plain, found.addresses)), "addresses that no peer may name")
     hosts = [ipaddress.ip_address(address.split("/")[2]) for address in found.addresses]
     require(all(host in INTERFACE.network for host in hosts), "an address of another network")
