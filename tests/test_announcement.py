@@ -95,14 +95,6 @@ def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any
         decode_announcement(msgpack.packb(changed), max_packets=8)
 
 
-@pytest.mark.parametrize("spelling", [b"\xcc\x05", b"\xcd\x00\x05", b"\xcf" + bytes(7) + b"\x05", b"\xd0\x05"])
-def test_a_second_spelling_of_the_same_announcement_is_refused(spelling: bytes) -> None:
-    data, position = sample().encode(), 1 + 1 + 18 + 40
-    assert data[position] == 5
-    with pytest.raises(Malformed):
-        decode_announcement(data[:position] + spelling + data[position + 1 :], max_packets=8)
-
-
 DATA = sample().encode()
 BOMBS = [b"\x98" + b"\x91" * 400, b"\x98" * 300, b"\xdd\xff\xff\xff\xff", b"\x98\xc6\xff\xff\xff\xff", bytes(10**6)]
 BOMBS += [DATA[:60] + b"\x05\x0c\x0c" + array + b"\xff" * 4 for array in (b"\xdd", b"\xdf", b"\xc6")]
