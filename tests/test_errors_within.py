@@ -42,7 +42,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm import addresses
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
-from ftis_node.tasks import check_named, load_task
+from ftis_node.tasks import load_task
 from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.worker.client import WorkerDied, error_of
 from ftis_node.worker.messages import Fault
@@ -50,7 +50,6 @@ from ftis_node.worker.restore import find_checkpoint, load_trained
 from tests.support.cli import refused
 from tests.support.mistakes import DEAD
 from tests.support.small_models import tiny_policy, tiny_tokenizer
-from tests.support.swarm import RUN
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:
@@ -105,10 +104,6 @@ def asked_for(folder: Path) -> None:
     saving.ask(1)
 
 
-def other_rule() -> None:
-    check_named(RUN, task=None, reward="regex", ours=True)
-
-
 def endless() -> None:
     tokenizer = deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"eos_token": "<|stop|>"})
@@ -125,7 +120,6 @@ ALONE = {
     "a device that torch has and a node does not": (lambda _: choose_device("meta"), UsageError, "device 'meta'"),
     "episodes that a model is asked in one answer": (lambda _: episodes_asked(), UsageError, "have several answers"),
     "a checkpoint that an owner asks for and the disk cannot hold": (asked_for, UsageError, "and a checkpoint takes"),
-    "another rule than the run's": (lambda _: other_rule(), UsageError, r"reward rule is '\w+', not 'regex'"),
     "a file that is no task": (lambda folder: load_task(str(folder / "file"), code=True), UsageError, "but no task"),
     "an end that a model has no row for": (lambda _: endless(), UsageError, "can never end"),
 }

@@ -157,12 +157,6 @@ def test_an_open_home_is_opened_once_and_not_closed_for_others(home: Home) -> No
     assert directory.exists() and home.api_socket() == directory / "api.sock", "it is cleared before, not after"
 
 
-def test_a_home_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be used"):
-        Home(tmp_path / "file" / "home").open()
-
-
 def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home: Home) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

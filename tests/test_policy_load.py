@@ -90,11 +90,6 @@ def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: py
 # --- what is loaded -------------------------------------------------------------------------------------------------
 
 
-def test_the_vocabulary_is_the_tokenizers_and_not_the_embeddings(folder: Path) -> None:
-    policy = load_policy(settings(folder))
-    assert policy.causal_lm.get_input_embeddings().num_embeddings == 40 and policy.vocabulary == 26
-
-
 @pytest.mark.parametrize(("wanted", "dtype"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
 def test_weights_have_the_dtype_that_is_asked_for(wanted: str, dtype: torch.dtype, saved: str, folder: Path) -> None:
@@ -169,13 +164,6 @@ def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folde
     assert torch.equal(made, first(1)), "whatever the weights were saved in"
 
 
-def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -> None:
-    for targets, wrong in (("c_attn,c_proj", "c_attn or c_proj"), ("q_proj,vproj", "vproj"), ("embed_tokens", "embed")):
-        with pytest.raises(UsageError, match=f"no linear module {wrong}") as caught:
-            load_policy(settings(folder, lora=True, lora_targets=targets))
-        assert "lora_targets" in caught.value.fix
-
-
 @pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
 def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute: str, folder: Path) -> None:
     change_config(folder, **{attribute: 3.0})
@@ -239,14 +227,6 @@ def test_row_63_a_models_files_unpack_to_no_more(file: str, content: bytes | dic
     with pytest.raises(UserError, match="makes texts many times longer" if grows else None):
         load_policy(settings(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
-
-
-def test_weights_that_only_pickle_can_read_are_not_loaded(folder: Path) -> None:
-    model = Qwen2ForCausalLM(tiny_config(vocab_size=40))
-    (folder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(UserError):
-        load_policy(settings(folder))
 
 
 def test_a_device_that_is_none_is_refused(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Fuzzes one target or all, each in a process of its own: python -m tests.fuzz all --seconds 600.
 
 What is found is one JSON object on stdout; the exit code is 1 if anything is not as it must be. Inputs that reach
-something new are kept under --corpus, and go on from there the next time.
+something new are kept under --corpus, and go on from there the next time. Which few of them show all that they show, says
+libFuzzer: python -m tests.fuzz.child TARGET FOLDER -merge=1 NEW build/fuzz/TARGET/corpus.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.minimise import smallest_cover
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 
@@ -28,7 +28,6 @@ INPUT_SECONDS = 10
 RSS_LIMIT_MB = 2048
 GROWTH_MB = 4.0
 MEMORY_SECONDS = 30
-KEPT_FILES, KEPT_BYTES = 11, 20_000  # of one target in the repository
 
 
 def write(folder: Path, inputs: Iterable[bytes]) -> Path:
@@ -96,24 +95,6 @@ def measure(name: str, data: bytes) -> float:
     return 1000 * min(timeit.repeat(lambda: TARGETS[name].run(data), timer=time.thread_time, number=1, repeat=MEASURED))
 
 
-def minimise(name: str, home: Path) -> dict[str, Any]:
-    """Puts the smallest inputs that show every way through the code into the repository, in place of those there."""
-    kept = write(KEPT / name, [])
-    merged = emptied(home / "merged")
-    folders = (merged, write(home / "corpus", []), kept)
-    options = ("-merge=1", f"-timeout={INPUT_SECONDS}", *folders)
-    code = _logged(_command("child", name, home, *options), home / "log")
-    candidates = [data for data in read(merged) if len(data) <= KEPT_BYTES // 4]
-    chosen = smallest_cover(TARGETS[name].run, seeds(name), candidates, KEPT_FILES, KEPT_BYTES)
-    write(emptied(kept), chosen)
-    return {
-        "problems": [f"merging ended with code {code}, see {home / 'log'}"] if code else [],
-        "merged": len(read(merged)),
-        "kept": len(chosen),
-        "kept_bytes": sum(map(len, chosen)),
-    }
-
-
 def _command(module: str, name: str, *options: object) -> list[str]:
     return [sys.executable, "-m", f"tests.fuzz.{module}", name, *map(str, options)]
 
@@ -129,13 +110,12 @@ def main() -> None:
     parser.add_argument("target", choices=(*TARGETS, "all"))
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--corpus", type=Path, default=Path("build/fuzz"), help="where inputs are kept")
-    parser.add_argument("--minimise", action="store_true", help="renew the repository's corpus instead")
     options = parser.parse_args()
     logging.disable()
     found = {}
     for name in TARGETS if options.target == "all" else [options.target]:
         home = options.corpus.absolute() / name
-        found[name] = minimise(name, home) if options.minimise else fuzz(name, options.seconds, home)
+        found[name] = fuzz(name, options.seconds, home)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     print(json.dumps(found, indent=1))
     sys.exit(1 if any(one["problems"] for one in found.values()) else 0)

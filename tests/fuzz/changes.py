@@ -1,10 +1,13 @@
 """Changes of plain bytes and numbers, of which structured ones are made."""
 
 import random
+from collections.abc import Callable
 
 INTEGERS = (0, 1, 2, 3, 15, 16, 17, 127, 128, 255, 256, 997, 998, 999, 1000, 65535, 65536, 524288, 4194304, 4194305)
 EDGES = (*INTEGERS, *(sign * (1 << power) + more for power in (31, 32, 63) for sign in (1, -1) for more in (-1, 0)))
 LOGPROBS = (0.0, -0.0, 1e-3, 1.1e-3, -24.9, -25.0, -1e-45, float("nan"), float("inf"), -float("inf"), 1.0, -1e30)
+
+Mutator = Callable[[bytes, random.Random], bytes]
 
 
 def raw(data: bytes, rng: random.Random) -> bytes:

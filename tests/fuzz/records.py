@@ -3,15 +3,12 @@
 import base64
 import ipaddress
 import random
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
-import msgspec
 from zeroconf import ServiceInfo
 
 from ftis_node.errors import UsageError
-from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.policy.gguf.folder import blocks
 from ftis_node.policy.gguf.header import UnusableFile, read_header
 from ftis_node.policy.gguf.words import LISTS
@@ -21,11 +18,10 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import PREFIX, Invitation, invite, read, read_line
 from ftis_node.swarm.lan import SERVICE, TASK_MAX, read_node
 from ftis_node.swarm.roster import Roster
-from ftis_node.swarm.signed import Signed
 from ftis_node.tasks.jail import read_reply
 from tests.fuzz.changes import raw
-from tests.fuzz.packed import other
-from tests.fuzz.world import IDENTITIES, NOW, PEERS, RUN, require, stopped_clock
+from tests.fuzz.packed import repacked, signed_again
+from tests.fuzz.world import NOW, PEERS, RUN, require, stopped_clock
 
 FOUNDER, INVITER, OWN, TELLER = PEERS[:4]
 INTERFACE = ipaddress.IPv4Interface("192.168.7.2/24")
@@ -132,15 +128,18 @@ def jail_seeds() -> list[bytes]:
 # --- how they change --------------------------------------------------------------------------------------------------
 
 
-def change_record(data: bytes, rng: random.Random) -> bytes:
-    """Some field of a certificate or a removal changed, and mostly signed again by who is its issuer then."""
+_certificate, _removal = signed_again(Certificate, "issuer"), signed_again(Removal, "issuer")
+_invitation = repacked(signed_again(Invitation, "inviter"))
 
-    def change(fields: Any) -> Any:
-        if isinstance(fields, list) and fields and isinstance(fields[0], list):
-            return [_signed(_changed(one, rng), "issuer", rng, Certificate) for one in fields]
-        return _signed(_changed(fields, rng), "issuer", rng, Removal)
 
-    return _repacked(data, change, rng)
+def _record(fields: Any, rng: random.Random) -> Any:
+    """Some field of each certificate of a chain changed, or of a removal."""
+    if isinstance(fields, list) and fields and isinstance(fields[0], list):
+        return [_certificate(one, rng) for one in fields]
+    return _removal(fields, rng)
+
+
+change_record = repacked(_record)
 
 
 def change_invitation(data: bytes, rng: random.Random) -> bytes:
@@ -149,45 +148,7 @@ def change_invitation(data: bytes, rng: random.Random) -> bytes:
         packed = base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4))
     except ValueError:
         return raw(data, rng)
-    changed = _repacked(packed, lambda fields: _signed(_changed(fields, rng), "inviter", rng, Invitation), rng)
-    return raw(data, rng) if rng.random() < 0.2 else PREFIX.encode() + base64.urlsafe_b64encode(changed).rstrip(b"=")
-
-
-def change_mdns(data: bytes, rng: random.Random) -> bytes:
-    return _repacked(data, lambda fields: _changed(fields, rng), rng)
-
-
-def _changed(fields: Any, rng: random.Random) -> Any:
-    """One field changed: a peer by another of this world, a time by one about now, or anything."""
-    if not isinstance(fields, list) or not fields or rng.random() < 0.2:
-        return fields
-    place, fields = rng.randrange(len(fields)), list(fields)
-    if isinstance(fields[place], bytes) and len(fields[place]) == len(OWN.author) and rng.random() < 0.8:
-        fields[place] = rng.choice(PEERS).author
-    elif isinstance(fields[place], int) and rng.random() < 0.5:
-        fields[place] = NOW + rng.choice((-(10**6), -1, 0, 1, 10801, 10**9))
-    else:
-        fields[place] = other(fields[place], rng)
-    return fields
-
-
-def _signed(fields: Any, signer: str, rng: random.Random, kind: type[Signed]) -> Any:
-    """The fields with the signature of a peer of this world; as they are if they are no such record."""
-    try:
-        made = msgspec.convert(fields, kind)
-    except (msgspec.ValidationError, TypeError):
-        return fields
-    who = IDENTITIES.get(getattr(made, signer))
-    made = made if who is None or rng.random() < 0.1 else made.signed_by(who)
-    return msgspec.to_builtins(made, builtin_types=(bytes,))
-
-
-def _repacked(data: bytes, change: Callable[[Any], Any], rng: random.Random) -> bytes:
-    try:
-        packed: bytes = msgpack.packb(change(msgpack.unpackb(data)))
-    except (*MSGPACK_ERRORS, OverflowError):
-        return raw(data, rng)
-    return raw(data, rng) if rng.random() < 0.1 else packed
+    return PREFIX.encode() + base64.urlsafe_b64encode(_invitation(packed, rng)).rstrip(b"=")
 
 
 def read_gguf(data: bytes) -> None:

@@ -28,6 +28,7 @@ from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, Shelf
 from tests.fuzz import messages, mutators, packed, records
+from tests.fuzz.changes import Mutator, raw
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
 
 
@@ -36,7 +37,7 @@ class Target:
     """run: reads one input. mutate: changes an input and keeps its structure. max_bytes: of an input."""
 
     run: Callable[[bytes], None]
-    mutate: mutators.Mutator
+    mutate: Mutator
     max_bytes: int
 
 
@@ -240,7 +241,7 @@ TARGETS = {
     "address": Target(read_address, mutators.address, 512),
     "certificate": Target(records.read_record, records.change_record, 1 << 12),
     "invitation": Target(records.read_invitation, records.change_invitation, 1 << 12),
-    "mdns": Target(records.read_mdns, records.change_mdns, 1 << 12),
-    "gguf": Target(records.read_gguf, mutators.raw, 1 << 13),
+    "mdns": Target(records.read_mdns, packed.repacked(packed.changed), 1 << 12),
+    "gguf": Target(records.read_gguf, raw, 1 << 13),
     "jail": Target(records.read_from_jail, mutators.reply, 1 << 16),
 }
