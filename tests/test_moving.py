@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,48 +36,51 @@ def ip(*line: str) -> None:
     subprocess.run(["ip", *line], check=True)
 
 
+def moves(place: str, before: str, after: str) -> None:
+    ip("-n", place, "addr", "del", f"{before}/24", "dev", "eth0")
+    ip("-n", place, "addr", "add", f"{after}/24", "dev", "eth0")
+
+
+@contextlib.contextmanager
+def running(program: str, place: str, number: int, path: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a namespace; what it sees it writes into the file of its number."""
+    (path / str(number)).unlink(missing_ok=True)
+    line = ["ip", "netns", "exec", place, sys.executable, "-c", program, str(number), str(path), *words]
+    with subprocess.Popen(line) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @contextlib.contextmanager
 def node(place: str, number: int, path: Path, host: str, *named: str) -> Iterator[Callable[[str], None]]:
-    """A node in a namespace; what is yielded waits until it sees this: addresses of a peer, or failures."""
-    (seen := path / str(number)).write_text("")
-    line = ["ip", "netns", "exec", place, sys.executable, "-c", NODE, str(number), str(path), host, *named]
-    process = subprocess.Popen(line)
-    try:
-        yield lambda what: until(lambda: what in seen.read_text(), f"{place} sees {what!r}", process)
-    finally:
-        process.kill()
-        process.wait()
+    """A node; what is yielded waits until it sees this: addresses of a peer, or failures."""
+    seen = path / str(number)
+    with running(NODE, place, number, path, host, *named) as process:
+        yield lambda what: until(lambda: seen.exists() and what in seen.read_text(), f"{place} sees {what!r}", process)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_nodes_meet_when_an_interface_comes_up_and_again_when_addresses_change(tmp_path: Path) -> None:
-    a, b = places = "ftis-moving-a", "ftis-moving-b"
-    kept, where = tmp_path / "member-1" / "peers.json", f"/ip4/10.203.9.1/tcp/4001/p2p/{identity(1).peer_id}"
-    with contextlib.ExitStack() as stack:
-        for place in places:
-            ip("netns", "add", place)
-            stack.callback(ip, "netns", "del", place)
-            ip("-n", place, "link", "set", "lo", "up")
-        ip("link", "add", "eth0", "netns", a, "type", "veth", "peer", "name", "eth0", "netns", b)
-        for place, number in ((a, 1), (b, 2)):
-            ip("-n", place, "addr", "add", f"10.203.9.{number}/24", "dev", "eth0")
-        ip("-n", a, "link", "set", "eth0", "up")
-        waiting = stack.enter_context(node(b, 2, tmp_path, "0.0.0.0", where))
-        with node(a, 1, tmp_path, "10.203.9.1") as there:
-            waiting(NEVER_BEFORE)
-            ip("-n", b, "link", "set", "eth0", "up")
-            waiting("10.203.9.1")
-            there("10.203.9.2")
-            ip("-n", b, "addr", "del", "10.203.9.2/24", "dev", "eth0")
-            ip("-n", b, "addr", "add", "10.203.9.3/24", "dev", "eth0")
-            there("10.203.9.3")
-            until(lambda: "10.203.9.3" in kept.read_text(), "it is kept for the next start")
-        ip("-n", a, "addr", "del", "10.203.9.1/24", "dev", "eth0")
-        ip("-n", a, "addr", "add", "10.203.9.7/24", "dev", "eth0")
-        with node(a, 1, tmp_path, "10.203.9.7") as moved:
-            moved("10.203.9.3")
-            waiting("10.203.9.7")
+    kept = tmp_path / "member-1" / "peers.json"
+    with namespaces(2, None, "ftis-m") as ((a, first), (b, second)):
+        ip("-n", b, "link", "set", "eth0", "down")
+        where = f"/ip4/{first}/tcp/4001/p2p/{identity(1).peer_id}"
+        with node(b, 2, tmp_path, "0.0.0.0", where) as waiting:
+            with node(a, 1, tmp_path, first) as there:
+                waiting(NEVER_BEFORE)
+                ip("-n", b, "link", "set", "eth0", "up")
+                waiting(first)
+                there(second)
+                moves(b, second, "10.203.0.73")
+                there("10.203.0.73")
+                until(lambda: "10.203.0.73" in kept.read_text(), "it is kept for the next start")
+            moves(a, first, "10.203.0.77")
+            with node(a, 1, tmp_path, "10.203.0.77") as moved:
+                moved("10.203.0.73")
+                waiting("10.203.0.77")
 
 
 FRIEND = """
@@ -108,10 +110,6 @@ asyncio.run(main(*sys.argv[1:]))
 def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterator[Callable[..., None]]:
     """A member of a private run; what is yielded waits until it has met all of these, and got more groups."""
     seen = path / str(number)
-    seen.unlink(missing_ok=True)
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", place, sys.executable, "-c", FRIEND, str(number), str(path), host]
-    )
 
     def now() -> tuple[list[str], int]:
         try:
@@ -120,16 +118,14 @@ def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterat
             return [], 0
         return view, groups
 
-    def meets(*others: int) -> None:
-        wanted, before = {identity(other).peer_id for other in others}, now()[1]
-        until(lambda: wanted <= set(now()[0]), f"{number} meets {others}", process)
-        until(lambda: now()[1] > before, f"{number} gets groups", process)
+    with running(FRIEND, place, number, path, host) as process:
 
-    try:
+        def meets(*others: int) -> None:
+            wanted, before = {identity(other).peer_id for other in others}, now()[1]
+            until(lambda: wanted <= set(now()[0]), f"{number} meets {others}", process)
+            until(lambda: now()[1] > before, f"{number} gets groups", process)
+
         yield meets
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
 
 
 @pytest.mark.slow
@@ -146,8 +142,7 @@ def test_row_78_friends_of_one_inviter_meet_and_go_on_without_it(tmp_path: Path)
                 founder(2, 3)
             ann(3)
             ben(2)
-        ip("-n", a, "addr", "del", f"{own}/24", "dev", "eth0")
-        ip("-n", a, "addr", "add", "10.203.0.77/24", "dev", "eth0")
+        moves(a, own, "10.203.0.77")
         with friend(a, 1, tmp_path, "10.203.0.77") as founder, friend(b, 2, tmp_path) as ann:
             founder(2)
             ann(1)
