@@ -170,12 +170,8 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    ["fit --model {model} --vram 8 --task arithmetic", "join --dry-run --model {model} --home {home} --host 127.0.0.1"],
-)
-def test_it_is_foreseen_before_anything_is_started(line: str, tmp_path: Path) -> None:
+def test_fit_foresees_it(tmp_path: Path) -> None:
     name = model_in(tmp_path / "short", max_position_embeddings=16)
-    ended = run_cli(*line.format(model=name, home=tmp_path / "home").split(), timeout=PATIENCE)
+    ended = run_cli("fit", "--model", str(name), "--vram", "8", "--task", "arithmetic", timeout=PATIENCE)
     told = " ".join((ended.stdout + ended.stderr).split())
     assert ended.returncode != 0 and re.search("up to 16 tokens, but .* room for 16", told), ended

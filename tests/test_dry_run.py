@@ -242,27 +242,36 @@ def compute_refuses(line: Sequence[str]) -> UserError:
     return refused.value
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_dry_run_refuses_as_a_start(mistake: str, join: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files and models that mistakes are made with."""
+    folder = tmp_path_factory.mktemp("mistaken")
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]
     for name, more in {"rows": [], "long": [LONG], "strange": [STRANGE], "pic": [PICTURE]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
-    (tmp_path / "words.jsonl").write_text("\n".join(rows).replace("prompt", "question"))
+        (folder / f"{name}.jsonl").write_text("\n".join([*rows, *more]) + "\n")
+    (folder / "words.jsonl").write_text("\n".join(rows).replace("prompt", "question"))
     held = next(q for q in (f"{n}+11111111111111=" for n in range(999)) if place_of(q) < 0.1)
-    (tmp_path / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
-    (tmp_path / "own_sums.py").write_text(
+    (folder / "held.jsonl").write_text("\n".join([*rows[:2], json.dumps({"prompt": held, "answer": 1}), *rows[2:]]))
+    (folder / "own_sums.py").write_text(
         "from ftis_node.tasks import Score, make_task\ndef sums():\n    pass\ndef lucky():\n"
         "    return make_task([(f'{n}', n) for n in range(40)], template='{question}',\n"
         "        reward=lambda text, gold: Score(1.0, True, True))\n"
     )
-    monkeypatch.chdir(tmp_path)
+    _models(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_dry_run_refuses_as_a_start(
+    mistake: str, join: Cli, mistaken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mistaken)
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):
             monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setattr(nf4, "kernels", nf4.kernels.__wrapped__)  # it remembers its answer
-    _models(tmp_path)
     text, words = MISTAKES[mistake]
-    line = text.format(tmp=tmp_path).split()
+    line = text.format(tmp=mistaken).split()
     code, _, err = join("--home", str(tmp_path / "home"), *line)
     error = compute_refuses(["--device", "cpu", *line])
     assert code == (2 if isinstance(error, UsageError) else 1) and re.search(words, error.what), error.what
