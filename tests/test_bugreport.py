@@ -83,8 +83,15 @@ def test_what_helps_is_there_and_no_secret_is(report: Report, tmp_path: Path) ->
     assert "Look through it before you send it" in told and "node.log" in told
     assert (tmp_path / "r.tar.gz").stat().st_mode & 0o777 == 0o600
     assert packed.keys() == {
-        *("facts.json", "doctor.json", "settings.json", "environment.json", "run.toml", "node.log", "metrics.jsonl"),
-        *("checkpoints.json", "home.txt"),
+        "facts.json",
+        "doctor.json",
+        "settings.json",
+        "environment.json",
+        "run.toml",
+        "node.log",
+        "metrics.jsonl",
+        "checkpoints.json",
+        "home.txt",
     }
     everything = "\n".join(packed.values()) + told
     for secret in SECRETS:
@@ -175,8 +182,17 @@ FORMS = "glpat- glrt- xoxb-123456789012- xoxe.xoxp-1- xapp-1- nvapi- xai- pypi- 
 FORMS += "AIza hvs. sk_live_ sk-ant- ghp_ SG.abcdefghijklmnop. 1234567890:AA whsec_ " + WEBHOOKS
 MACHINES = "02:42:ac:11:00:02 enx0242ac110002 02-42-AC-11-00-02 0242.ac11.0002"
 BARE = (
-    *(HEX, HEX[:32], HEX.upper(), f"dop_v1_{HEX}", "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54", "ASIAQQPZRY9X8GF2TVDW"),
-    *("ann.lee+x@mail.example.org", "ann@example.org", "ann%40example.org", f"key_{HEX}", *MACHINES.split()),
+    HEX,
+    HEX[:32],
+    HEX.upper(),
+    f"dop_v1_{HEX}",
+    "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54",
+    "ASIAQQPZRY9X8GF2TVDW",
+    "ann.lee+x@mail.example.org",
+    "ann@example.org",
+    "ann%40example.org",
+    f"key_{HEX}",
+    *MACHINES.split(),
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ ann@laptop",
 )
 DRESSES = "{}", "it is {}, then", '{{"name": "{}"}}', r'{{"a": "\"{}\""}}', r"all:\n{}", r"\u00e9{}", "x={}", "<{}>"

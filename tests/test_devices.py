@@ -156,7 +156,10 @@ def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: st
 @pytest.mark.parametrize(
     ("kind", "saved", "restored"),
     some(
-        *(("full", 1, 2), ("full", 2, 1), ("shards", 1, 2), ("shards", 2, 1)),
+        ("full", 1, 2),
+        ("full", 2, 1),
+        ("shards", 1, 2),
+        ("shards", 2, 1),
         later=[("lora", 1, 2), ("shards", 1, 3), ("shards", 3, 1)]
         + [(kind, *ranks) for kind in KINDS for ranks in ((2, 3), (3, 2))],
     ),

@@ -239,9 +239,17 @@ def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(p
 
 def test_any_part_can_be_put_in_place_of_a_presets() -> None:
     changes: dict[str, Any] = {
-        **{"advantage": "mean", "divergence": "k2", "reduction": "max", "threshold": 7.0, "gate": 0.1},
-        **{"importance": "truncated", "truncation": 3.0, "epsilon": 0.1, "aggregation": "token"},
-        **{"inner_steps": 3, "ratio": "sequence"},
+        "advantage": "mean",
+        "divergence": "k2",
+        "reduction": "max",
+        "threshold": 7.0,
+        "gate": 0.1,
+        "importance": "truncated",
+        "truncation": 3.0,
+        "epsilon": 0.1,
+        "aggregation": "token",
+        "inner_steps": 3,
+        "ratio": "sequence",
     }
     assert set(changes) == set(OBJECTIVE_PARTS)
     for task in ("arithmetic", "gsm8k"):

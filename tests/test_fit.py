@@ -23,9 +23,25 @@ from tests.support.models import DATA, real_data
 from tests.support.small_models import tiny_config
 
 KEYS = {
-    *("model", "parameters", "budget_gb", "fits", "lora", "dtype", "quantisation", "optimiser", "devices", "sharded"),
-    *("gradient_checkpointing", "micro_batch_tokens", "generation_batch", "memory", "reasons", "command"),
-    *("checkpoint_gb", "checkpoint_minutes", "checkpoints_gb_a_day"),
+    "model",
+    "parameters",
+    "budget_gb",
+    "fits",
+    "lora",
+    "dtype",
+    "quantisation",
+    "optimiser",
+    "devices",
+    "sharded",
+    "gradient_checkpointing",
+    "micro_batch_tokens",
+    "generation_batch",
+    "memory",
+    "reasons",
+    "command",
+    "checkpoint_gb",
+    "checkpoint_minutes",
+    "checkpoints_gb_a_day",
 }
 
 

@@ -150,8 +150,10 @@ async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(sta
 @pytest.mark.parametrize(
     ("kind", "strikes", "found"),
     [
-        *((wire.Row02ExtBomb, 3, {}), (wire.Row02DhtCalls, 3, {})),
-        *((streams.Row39Relay, 2, {"relays": 0}), (streams.Row40Debug, 2, {"found": set()})),
+        (wire.Row02ExtBomb, 3, {}),
+        (wire.Row02DhtCalls, 3, {}),
+        (streams.Row39Relay, 2, {"relays": 0}),
+        (streams.Row40Debug, 2, {"found": set()}),
     ],
 )
 async def test_row_02_39_40_odd_values_and_calls_do_no_harm_and_no_node_relays_or_shows_debug_pages(
@@ -172,8 +174,13 @@ async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(
 @pytest.mark.parametrize(
     "kind",
     [
-        *(content.Row04OtherTokens, content.Row05LogProbs, content.Row09CherryPicked),
-        *(text.Row01Layout, text.Row04Pieces, text.Row05Ends, text.Row06OtherVersion),
+        content.Row04OtherTokens,
+        content.Row05LogProbs,
+        content.Row09CherryPicked,
+        text.Row01Layout,
+        text.Row04Pieces,
+        text.Row05Ends,
+        text.Row06OtherVersion,
     ],
 )
 async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_it(ground: Stage, kind: type[Attack]) -> None:
@@ -202,8 +209,15 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
 @pytest.mark.parametrize(
     "kind",
     [
-        *(content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded),
-        *(text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty),
+        content.Row09SkippedRounds,
+        content.Row10LyingLogProbs,
+        content.Row11MaliciousText,
+        content.Row12Padded,
+        text.Row47Markers,
+        text.Row47Cuts,
+        text.Row47Low,
+        text.Row47Giants,
+        text.Row47Empty,
     ],
 )
 async def test_row_09_to_12_47_lies_within_the_format_leave_steps_finite(ground: Stage, kind: type[Attack]) -> None:
@@ -252,19 +266,23 @@ async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(st
 
 
 STRIKES = {
-    **{identity.Row07Aged: 20, wire.Row17Streams: 2, wire.Row17Readers: 2, wire.Row17Holders: 2},
-    **{identity.Row31Flood: 8, identity.Row31Calls: 8},
-    **{
-        telling.Row67Records: 8,
-        telling.Row68Deaf: 8,
-        telling.Row69Holders: 8,
-        telling.Row70Busy: 8,
-        telling.Row75Keys: 4,
-    },
+    identity.Row07Aged: 20,
+    wire.Row17Streams: 2,
+    wire.Row17Readers: 2,
+    wire.Row17Holders: 2,
+    identity.Row31Flood: 8,
+    identity.Row31Calls: 8,
+    telling.Row67Records: 8,
+    telling.Row68Deaf: 8,
+    telling.Row69Holders: 8,
+    telling.Row70Busy: 8,
+    telling.Row75Keys: 4,
 }
 HEARD = {
-    **{reputation.Row34Contradictions: "equivocation", reputation.Row36Downwards: "too far ahead"},
-    **{reputation.Row37Introducers: "new", reputation.Row44Large: "malformed"},
+    reputation.Row34Contradictions: "equivocation",
+    reputation.Row36Downwards: "too far ahead",
+    reputation.Row37Introducers: "new",
+    reputation.Row44Large: "malformed",
 }
 
 

@@ -135,9 +135,16 @@ def test_a_peer_id_reads_back(seed: bytes) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "12D3KooW", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", peer_id(bytes(38))),
+        "",
+        "12D3KooW",
+        "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        peer_id(bytes(38)),
         *(SOUND[:-1] + last for last in ("", "0", "é", "\n")),
-        *(SOUND + " ", " " + SOUND[:-1], "1" * 52, "z" * 52, "z" * 1_000_000),
+        SOUND + " ",
+        " " + SOUND[:-1],
+        "1" * 52,
+        "z" * 52,
+        "z" * 1_000_000,
     ],
     ids=lambda text: ascii(text[-12:]),
 )

@@ -83,9 +83,20 @@ async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_next_sta
 
 
 FORBIDDEN = (
-    *("/ip4/169.254.169.254", "/ip6/fe80::1", "/ip4/224.0.0.251", "/ip4/255.255.255.255", "/ip4/0.0.0.0", "/ip6/::"),
-    *("/ip6/::ffff:169.254.169.254", "/ip6/64:ff9b::a9fe:a9fe", "/ip6/2002:a9fe:a9fe::1", "/ip4/127.1", "/unix/x"),
-    *("/dnsaddr/node.example", "/ip4/192.168.1.7/tcp/22/ip4/192.168.1.7", "/ip6/64:ff9b:1::a9fe:a9fe"),
+    "/ip4/169.254.169.254",
+    "/ip6/fe80::1",
+    "/ip4/224.0.0.251",
+    "/ip4/255.255.255.255",
+    "/ip4/0.0.0.0",
+    "/ip6/::",
+    "/ip6/::ffff:169.254.169.254",
+    "/ip6/64:ff9b::a9fe:a9fe",
+    "/ip6/2002:a9fe:a9fe::1",
+    "/ip4/127.1",
+    "/unix/x",
+    "/dnsaddr/node.example",
+    "/ip4/192.168.1.7/tcp/22/ip4/192.168.1.7",
+    "/ip6/64:ff9b:1::a9fe:a9fe",
 )
 
 

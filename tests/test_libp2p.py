@@ -41,10 +41,19 @@ def test_an_address_names_the_peer_at_its_end(where: str) -> None:
 
 
 NO_ADDRESSES = (
-    *("", "/", "hello", "192.0.2.7:4001", PEER, "/ip4/192.0.2.7/tcp/4001", "/ip4/192.0.2.7/tcp/4001/p2p/"),
-    *("/ip4/192.0.2.7/tcp/4001/p2p/Qm", f"/ip4/192.0.2.700/tcp/4001/p2p/{PEER}"),
-    *(f"/ip4/192.0.2.7/tcp/port/p2p/{PEER}", f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER[:-1]}"),
-    *(f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/ws", f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/p2p-circuit"),
+    "",
+    "/",
+    "hello",
+    "192.0.2.7:4001",
+    PEER,
+    "/ip4/192.0.2.7/tcp/4001",
+    "/ip4/192.0.2.7/tcp/4001/p2p/",
+    "/ip4/192.0.2.7/tcp/4001/p2p/Qm",
+    f"/ip4/192.0.2.700/tcp/4001/p2p/{PEER}",
+    f"/ip4/192.0.2.7/tcp/port/p2p/{PEER}",
+    f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER[:-1]}",
+    f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/ws",
+    f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/p2p-circuit",
     "/ip4/192.0.2.7/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",  # an RSA key's
 )
 

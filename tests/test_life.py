@@ -50,8 +50,18 @@ def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Da
         nobody.bind(("127.0.0.1", 0))  # and does not listen: a peer that is dead
         dead = f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}/p2p/{Identity(bytes(32)).peer_id}"
         begun = run_cli(
-            *("join", "--detach", "--home", str(node.home.path), *PLACE, *STILL, "--model", "tiny-a"),
-            *("--peers", dead, "--set", "patience=3"),
+            "join",
+            "--detach",
+            "--home",
+            str(node.home.path),
+            *PLACE,
+            *STILL,
+            "--model",
+            "tiny-a",
+            "--peers",
+            dead,
+            "--set",
+            "patience=3",
         )
     assert begun.returncode == 1 and "None of the peers gave their run" in begun.stderr
     told = begun.stderr.partition("error: ")[0].splitlines()

@@ -121,10 +121,17 @@ def of_samples(log_weights: Tensor) -> dict[str, float]:
     x = (WHOLE_POWER * log_weights).exp().clamp(max=2) - 1
     count = float(len(x))
     return {
-        **{"samples": count, "tokens": 10 * count, "chunked": count, "chunk_judged": count},
+        "samples": count,
+        "tokens": 10 * count,
+        "chunked": count,
+        "chunk_judged": count,
         **{f"chunk_bet_{bet}": float((bet * (log_weights - 10 * TOLERANCE).expm1()).log1p().sum()) for bet in BETS},
-        **{"chunk_excess": float(x.sum()), "chunk_excess_squares": float(x.square().sum())},
-        **{"excess": 0.0, "excess_squares": 0.0, "surprising": 0.0, "likelihood": -1.0},
+        "chunk_excess": float(x.sum()),
+        "chunk_excess_squares": float(x.square().sum()),
+        "excess": 0.0,
+        "excess_squares": 0.0,
+        "surprising": 0.0,
+        "likelihood": -1.0,
     }
 
 

@@ -56,8 +56,14 @@ def packets(draw: st.DrawFn) -> Packet:
 
 def small_packet(**changes: Any) -> Packet:
     fields: dict[str, Any] = {
-        **{"run_id": bytes(range(16)), "author_digest": b"authored", "round": 7, "slot": 2, "policy_step": 300},
-        **{"prompt_digest": b"prompted", "finished": (True, False, True), "lengths": (2, 3, 1)},
+        "run_id": bytes(range(16)),
+        "author_digest": b"authored",
+        "round": 7,
+        "slot": 2,
+        "policy_step": 300,
+        "prompt_digest": b"prompted",
+        "finished": (True, False, True),
+        "lengths": (2, 3, 1),
         "token_ids": np.array([5, 9, 1, 2, 3, 9], np.uint32),
         "logprobs": np.array([-0.5, -0.25, -1, -2, -3, 0], np.float32),
     }
@@ -175,11 +181,21 @@ def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or
 
 
 IMPOSSIBLE: list[dict[str, Any]] = [
-    *({"run_id": bytes(15)}, {"author_digest": bytes(9)}, {"prompt_digest": bytearray(8)}, {"round": -1}),
-    *({"slot": 2**64}, {"policy_step": 1.0}, {"policy_step": True}, {"finished": (True, False)}),
-    *({"lengths": (2, 4, 0)}, {"lengths": (2, 3, 2)}, {"lengths": (), "finished": ()}),
-    *({"token_ids": np.zeros(6, np.int64)}, {"token_ids": np.zeros(5, np.uint32)}),
-    *({"logprobs": np.zeros(6, np.float64)}, {"logprobs": np.zeros((6, 1), np.float32)}),
+    {"run_id": bytes(15)},
+    {"author_digest": bytes(9)},
+    {"prompt_digest": bytearray(8)},
+    {"round": -1},
+    {"slot": 2**64},
+    {"policy_step": 1.0},
+    {"policy_step": True},
+    {"finished": (True, False)},
+    {"lengths": (2, 4, 0)},
+    {"lengths": (2, 3, 2)},
+    {"lengths": (), "finished": ()},
+    {"token_ids": np.zeros(6, np.int64)},
+    {"token_ids": np.zeros(5, np.uint32)},
+    {"logprobs": np.zeros(6, np.float64)},
+    {"logprobs": np.zeros((6, 1), np.float32)},
 ]
 
 

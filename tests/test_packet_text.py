@@ -74,8 +74,10 @@ def test_every_group_comes_back(group: list[TextCompletion]) -> None:
 
 
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
-    *(({"pieces": np.zeros(3, np.int64)}, "pieces must be"), ({"logprobs": np.zeros(3)}, "logprobs must be")),
-    *(({"text": b"no"}, "bytes of text"), ({"text": "<think>4</think>é"}, "bytes of text")),
+    ({"pieces": np.zeros(3, np.int64)}, "pieces must be"),
+    ({"logprobs": np.zeros(3)}, "logprobs must be"),
+    ({"text": b"no"}, "bytes of text"),
+    ({"text": "<think>4</think>é"}, "bytes of text"),
     ({"finished": (True,)}, "logprobs must be"),
 ]
 

@@ -70,7 +70,8 @@ def test_every_group_comes_back(group: list[Completion]) -> None:
 NO_EPISODES = (
     *(replace(EPISODES[0], given=np.array(at)) for at in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)),
     replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
-    *(Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True), episode(*[[1]] * 513)),
+    Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True),
+    episode(*[[1]] * 513),
 )
 
 

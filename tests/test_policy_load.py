@@ -194,7 +194,9 @@ def tensor(*shape: int, end: int = 4) -> dict[str, Any]:
 
 DOUBLED = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "1"}, "content": "11"}] * 40}
 MARKED = {
-    **{"type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 1000},
+    "type": "TemplateProcessing",
+    "pair": [],
+    "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 1000,
     "special_tokens": {"x": {"id": "x", "ids": [1] * 10_000, "tokens": ["x"] * 10_000}},
 }
 

@@ -213,7 +213,11 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
     async with member(1, tmp_path) as node:
         found = await found_by([node.address])
         assert {subject: finding.verdict for subject, finding in found.items()} == {
-            **{"p2pd": "ok", "addresses": "warn", "peer": "ok", "clock": "ok", "reachability": "warn"}
+            "p2pd": "ok",
+            "addresses": "warn",
+            "peer": "ok",
+            "clock": "ok",
+            "reachability": "warn",
         }
         assert node.swarm.membership.active_view == {}, "it is no member"
     found = await found_by([node.address])

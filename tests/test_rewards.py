@@ -62,8 +62,14 @@ def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
 
 
 LAST = {
-    **{"I think it is 12.": "12", "12 or 13, no: $1,234!": "1234", "so -7": "-7", "8-3=5, 10-7": "7", "1,2,3": "3"},
-    **{"\\boxed{42}": "42", "18.00 dollars": "18", "<answer>12</answer": "12"},
+    "I think it is 12.": "12",
+    "12 or 13, no: $1,234!": "1234",
+    "so -7": "-7",
+    "8-3=5, 10-7": "7",
+    "1,2,3": "3",
+    "\\boxed{42}": "42",
+    "18.00 dollars": "18",
+    "<answer>12</answer": "12",
 }
 
 

@@ -23,9 +23,19 @@ from ftis_node.text import in_toml
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
 FIELDS: dict[str, Any] = {
-    **{"task": "gsm8k", "data": "17" * 32, "template": "Q: {question}\nA:", "reward": "gsm8k"},
-    **{"group": 12, "slots": 64, "prompt_tokens": 512, "completion_tokens": 256, "temperature": 1.0},
-    **{"eos": (151643, 151645), "tokenizer": "ab" * 32, "vocabulary": 151665, "collaboration": "vertical"},
+    "task": "gsm8k",
+    "data": "17" * 32,
+    "template": "Q: {question}\nA:",
+    "reward": "gsm8k",
+    "group": 12,
+    "slots": 64,
+    "prompt_tokens": 512,
+    "completion_tokens": 256,
+    "temperature": 1.0,
+    "eos": (151643, 151645),
+    "tokenizer": "ab" * 32,
+    "vocabulary": 151665,
+    "collaboration": "vertical",
 }
 TEXT = run.dump_run_file(RunFile(run=Run(**FIELDS)))
 
@@ -108,11 +118,19 @@ def test_a_run_whose_packets_would_be_too_large_is_refused() -> None:
 
 
 WRONG = {
-    **{"packet": [2], "task": ["../x", "a\n", "\x1b[31m"], "data": ["17" * 31, "AB" * 32], "slots": [0]},
-    **{"template": ["no question", "{question} {question}", "{question}" + "x" * 20000], "tokenizer": ["qwen"]},
-    **{"group": [1, 257, True, "12", 12.0], "prompt_tokens": [0], "completion_tokens": [0], "vocabulary": [1]},
-    **{"temperature": [0.0, float("inf"), float("nan")], "collaboration": ["diagonal"]},
-    **{"eos": [[], [2, 1], [1, 1], [-1, 1], [151665], [True], [1.0]]},
+    "packet": [2],
+    "task": ["../x", "a\n", "\x1b[31m"],
+    "data": ["17" * 31, "AB" * 32],
+    "slots": [0],
+    "template": ["no question", "{question} {question}", "{question}" + "x" * 20000],
+    "tokenizer": ["qwen"],
+    "group": [1, 257, True, "12", 12.0],
+    "prompt_tokens": [0],
+    "completion_tokens": [0],
+    "vocabulary": [1],
+    "temperature": [0.0, float("inf"), float("nan")],
+    "collaboration": ["diagonal"],
+    "eos": [[], [2, 1], [1, 1], [-1, 1], [151665], [True], [1.0]],
 }
 
 
@@ -218,8 +236,11 @@ def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
 
 BEYOND: list[tuple[str, Any, dict[str, Any]]] = [
     *(("temperature", value, {}) for value in (1e-300, 0.0099, 100.5, 1e300)),
-    *(("prompt_tokens", run.TOKENS_MAX + 1, {}), ("completion_tokens", run.TOKENS_MAX + 1, {"group": 2})),
-    *(("slots", run.SLOTS_MAX + 1, {}), ("eos", tuple(range(65)), {}), ("vocabulary", (1 << 32) + 1, {})),
+    ("prompt_tokens", run.TOKENS_MAX + 1, {}),
+    ("completion_tokens", run.TOKENS_MAX + 1, {"group": 2}),
+    ("slots", run.SLOTS_MAX + 1, {}),
+    ("eos", tuple(range(65)), {}),
+    ("vocabulary", (1 << 32) + 1, {}),
     ("parts", 257, {"collaboration": "horizontal"}),
 ]
 
@@ -243,7 +264,10 @@ def test_row_44_a_run_at_its_bounds_is_one() -> None:
 # --- runs for models of any tokenizer ---------------------------------------------------------------------------------
 
 TEXT_FIELDS = {key: value for key, value in FIELDS.items() if key not in ("prompt_tokens", "eos", "vocabulary")} | {
-    **{"packet": 2, "tokenizer": "any", "prompt_bytes": 2560, "completion_bytes": 1280}
+    "packet": 2,
+    "tokenizer": "any",
+    "prompt_bytes": 2560,
+    "completion_bytes": 1280,
 }
 
 

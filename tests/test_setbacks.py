@@ -233,7 +233,9 @@ def test_the_larger_a_checkpoint_the_longer_to_the_next_at_most_an_hour(size: in
 
 OPERATIONS = (
     *((Path, name) for name in ("rename", "mkdir", "write_text")),
-    *((shutil, "rmtree"), (os, "fsync"), (MetricsLog, "write")),
+    (shutil, "rmtree"),
+    (os, "fsync"),
+    (MetricsLog, "write"),
 )
 
 

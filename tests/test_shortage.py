@@ -143,8 +143,14 @@ async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: p
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        *((0, "0 MB"), (0.3 * MB, "0.3 MB"), (12.4 * MB, "12 MB"), (1023.4 * MB, "1023 MB"), (1023.9 * MB, "1.00 GB")),
-        *((1.024 * GB, "1.02 GB"), (24 * GB, "24.0 GB"), (2000 * GB, "2,000.0 GB")),
+        (0, "0 MB"),
+        (0.3 * MB, "0.3 MB"),
+        (12.4 * MB, "12 MB"),
+        (1023.4 * MB, "1023 MB"),
+        (1023.9 * MB, "1.00 GB"),
+        (1.024 * GB, "1.02 GB"),
+        (24 * GB, "24.0 GB"),
+        (2000 * GB, "2,000.0 GB"),
     ],
 )
 def test_sizes_are_told_in_one_form(size: float, text: str) -> None:

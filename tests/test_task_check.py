@@ -40,7 +40,7 @@ def test_every_gold_answer_is_put_to_the_rule(rule: str, cli: Cli, tmp_path: Pat
 
 
 def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli, tmp_path: Path) -> None:
-    file = file_of(tmp_path, *[*SUMS, SUMS[0], (SUMS[1][0], "77"), ("x" * 5000, "1")], blank="\n")
+    file = file_of(tmp_path, *SUMS, SUMS[0], (SUMS[1][0], "77"), ("x" * 5000, "1"), blank="\n")
     told = found(cli, file, code=1)
     assert (told["duplicates"], told["contradictions"], told["empty"]) == (2, 1, 32)
     words = [one["what"] for one in told["troubles"]]

@@ -16,9 +16,15 @@ from ftis_node.observe.tracking import EVALUATION, STEP, Tracked, Tracker, figur
 from tests.support.documented import PAGE
 
 FACTS = {
-    **{"step": 7, "loss": 0.5, "gradient_norm": 1.25, "own_reward": None, "seconds": {"total": 2}},
+    "step": 7,
+    "loss": 0.5,
+    "gradient_norm": 1.25,
+    "own_reward": None,
+    "seconds": {"total": 2},
     "diagnostics": {"overall": {"entropy": 0.75, "clipped": float("nan")}, "sources": {"12D3KooW": 1}},
-    **{"skipped": "why", "diverged": False, "settings": {"model": "/home/me/secret"}},
+    "skipped": "why",
+    "diverged": False,
+    "settings": {"model": "/home/me/secret"},
 }
 
 

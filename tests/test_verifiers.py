@@ -185,11 +185,19 @@ def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path:
 
 
 REFUSED = {
-    **{"boxed": "needs a container", "contained": "needs a container", "prepared": "needs a container"},
-    **{"tooled": "needs tools", "unrewarded": "has no reward of a single trace", "nowhere": "has no taskset"},
-    **{"waiting": "no running event loop", "sleeping": "no running event loop", "crowd": "needs several agents"},
-    **{"random": "in two ways with the same answers", "stopped": "needs hooks on the model's requests"},
-    **{"served": "needs something running beside it", "twice": "it begins a second conversation"},
+    "boxed": "needs a container",
+    "contained": "needs a container",
+    "prepared": "needs a container",
+    "tooled": "needs tools",
+    "unrewarded": "has no reward of a single trace",
+    "nowhere": "has no taskset",
+    "waiting": "no running event loop",
+    "sleeping": "no running event loop",
+    "crowd": "needs several agents",
+    "random": "in two ways with the same answers",
+    "stopped": "needs hooks on the model's requests",
+    "served": "needs something running beside it",
+    "twice": "it begins a second conversation",
 }
 
 

@@ -171,8 +171,10 @@ def test_off_this_machine_it_needs_a_key(words: str | None, urls: Sequence[str])
 @pytest.mark.parametrize(
     ("chosen", "home", "words"),
     [
-        *(({"lora": False}, {}, "all weights"), ({}, {"lora": False}, "all weights")),
-        *(({"quantisation": "nf4"}, {}, "four bits"), ({}, {"lora": True, "quantisation": "nf4"}, "four bits")),
+        ({"lora": False}, {}, "all weights"),
+        ({}, {"lora": False}, "all weights"),
+        ({"quantisation": "nf4"}, {}, "four bits"),
+        ({}, {"lora": True, "quantisation": "nf4"}, "four bits"),
     ],
 )
 def test_what_a_server_cannot_sample_from_is_refused(chosen: dict[str, Any], home: dict[str, Any], words: str) -> None:

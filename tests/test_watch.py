@@ -108,7 +108,9 @@ def swap(data: bytes, rng: Any) -> bytes:
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"pass_at_1": float("nan")}, {"pass_at_1": 1.5}, {"step": -1}),
+        {"pass_at_1": float("nan")},
+        {"pass_at_1": 1.5},
+        {"step": -1},
         {"bytes_in": 1 << 60},
         {"name": "n" * 65},
         {"teachers": {identity(number).author: 1 for number in range(10, 27)}},

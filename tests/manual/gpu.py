@@ -35,8 +35,20 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 RATE = 165  # TFLOP/s of an RTX 4090: slower cards have longer
 LIBRARIES = (
-    *("torch", "transformers", "base58", "cryptography", "google.protobuf", "msgpack", "msgspec", "peft", "psutil"),
-    *("pydantic", "pytest", "rich", "scipy", "typer"),
+    "torch",
+    "transformers",
+    "base58",
+    "cryptography",
+    "google.protobuf",
+    "msgpack",
+    "msgspec",
+    "peft",
+    "psutil",
+    "pydantic",
+    "pytest",
+    "rich",
+    "scipy",
+    "typer",
 )
 
 

@@ -26,8 +26,14 @@ B = {"name": "B", "model": "tiny-b"}
 def experiment(cell: dict[str, Any] | None = None, **parts: Any) -> Experiment:
     """Two built-in models, four groups of four a step, and one cell."""
     whole: dict[str, Any] = {
-        **{"name": "small", "seeds": [3], "steps": 3, "keep": False, "run": {"group": 4}, "settings": SETTINGS},
-        **{"nodes": [A, B], "cells": [{"name": "cell"} | (cell or {})]},
+        "name": "small",
+        "seeds": [3],
+        "steps": 3,
+        "keep": False,
+        "run": {"group": 4},
+        "settings": SETTINGS,
+        "nodes": [A, B],
+        "cells": [{"name": "cell"} | (cell or {})],
     }
     return Experiment.model_validate(whole | parts)
 

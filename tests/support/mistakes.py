@@ -200,7 +200,9 @@ ROWS = {
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
     "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
     "verdicts over the data": Row(
-        *(f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}", "holds the questions", "--out"),
+        f"{EVAL} tiny-a --task gsm8k --data {ONES} --out {ONES}",
+        "holds the questions",
+        "--out",
         **a_task('{"question": "1+1", "answer": "#### 2"}'),
     ),
     "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
@@ -210,7 +212,10 @@ ROWS = {
     "a replay of nothing": Row("lab replay {tmp} --json", "no home of a daemon", "another"),
     "a replay of another time": Row("lab replay {tmp}", "no step log", "begun", 1, files={"metrics.jsonl": "{}\n"}),
     "a replay of what was dropped": Row(
-        *("lab replay {tmp}", "begins with its part 2", "disk_gb", 1),
+        "lab replay {tmp}",
+        "begins with its part 2",
+        "disk_gb",
+        1,
         files={"metrics.jsonl": "{}\n", "metrics-00000002.jsonl": "{}\n"},
     ),
     "a replay into the home": Row(

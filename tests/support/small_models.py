@@ -39,10 +39,18 @@ def tiny_tokenizer() -> Any:
 def tiny_config(**changes: Any) -> Qwen2Config:
     """A Qwen2 of two layers whose random weights are large enough to make its distributions uneven."""
     sizes: dict[str, Any] = {
-        **{"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
-        **{"initializer_range": 0.3, "tie_word_embeddings": False},
-        **{"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
+        "vocab_size": 26,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
     }
     return Qwen2Config(**sizes | changes)
 

@@ -45,9 +45,18 @@ PROMPTS = [[row, row + 1] for row in range(ROWS)]
 
 def make_run(**changes: Any) -> Run:
     fields: dict[str, Any] = {
-        **{"task": "arithmetic", "data": "0" * 64, "template": "{question}", "reward": "arithmetic"},
-        **{"group": 3, "slots": 16, "prompt_tokens": 16, "completion_tokens": CAP, "temperature": 1.0},
-        **{"eos": (EOS,), "tokenizer": "0" * 64, "vocabulary": VOCABULARY},
+        "task": "arithmetic",
+        "data": "0" * 64,
+        "template": "{question}",
+        "reward": "arithmetic",
+        "group": 3,
+        "slots": 16,
+        "prompt_tokens": 16,
+        "completion_tokens": CAP,
+        "temperature": 1.0,
+        "eos": (EOS,),
+        "tokenizer": "0" * 64,
+        "vocabulary": VOCABULARY,
     }
     return Run(**(fields | changes))
 

@@ -44,8 +44,16 @@ MODULES = ("ftis_node", "ftis_node.worker", "tests.support.ranks", "tests.suppor
 SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIND_LOGLEVEL")
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
-    *("FTIS_", "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE"),
-    *("NOTIFY_SOCKET", "WATCHDOG_", PARENT, *SET_BY_IMPORTS, *QUIET),
+    "FTIS_",
+    "PYTEST_CURRENT_TEST",
+    "OMP_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "HF_HUB_OFFLINE",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_",
+    PARENT,
+    *SET_BY_IMPORTS,
+    *QUIET,
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 # They import what a zygote does, or start what does.
