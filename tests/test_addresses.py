@@ -9,11 +9,14 @@ from ftis_node.errors import UserError
 from ftis_node.swarm import addresses
 
 ID = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
-PUBLIC, PUBLIC_QUIC = f"/ip4/8.8.4.4/tcp/4001/p2p/{ID}", f"/ip4/8.8.4.4/udp/4001/quic-v1/p2p/{ID}"
+PUBLIC = f"/ip4/8.8.4.4/tcp/4001/p2p/{ID}"
+PUBLIC_QUIC = f"/ip4/8.8.4.4/udp/4001/quic-v1/p2p/{ID}"
 NAMED = f"/dns4/node.example/tcp/4001/p2p/{ID}"
 RELAYED = f"/ip4/8.8.4.4/tcp/4001/p2p/{ID}/p2p-circuit/p2p/{ID}"
-PRIVATE, LOCAL6 = f"/ip4/192.168.1.7/tcp/4001/p2p/{ID}", f"/ip6/fd00::7/tcp/4001/p2p/{ID}"
-MACHINE, LINK = f"/ip4/127.0.0.1/tcp/4001/p2p/{ID}", f"/ip6/fe80::1/tcp/4001/p2p/{ID}"
+PRIVATE = f"/ip4/192.168.1.7/tcp/4001/p2p/{ID}"
+LOCAL6 = f"/ip6/fd00::7/tcp/4001/p2p/{ID}"
+MACHINE = f"/ip4/127.0.0.1/tcp/4001/p2p/{ID}"
+LINK = f"/ip6/fe80::1/tcp/4001/p2p/{ID}"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,11 @@ def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_no
 
 
 def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first() -> None:
-    four, six, lan = at("8.8.4.4"), at("2a00:1450:4001::1"), at("192.168.1.7")
-    four_quic, six_quic = at("8.8.4.4", "udp/4001/quic-v1"), at("2a00:1450:4001::1", "udp/4001/quic-v1")
+    four = at("8.8.4.4")
+    six = at("2a00:1450:4001::1")
+    lan = at("192.168.1.7")
+    four_quic = at("8.8.4.4", "udp/4001/quic-v1")
+    six_quic = at("2a00:1450:4001::1", "udp/4001/quic-v1")
     for order in itertools.permutations([four, four_quic, six, six_quic, lan]):
         told = addresses.varied(addresses.ranked(order), 2)
         assert {address.split("/")[1] for address in told} == {"ip4", "ip6"}

@@ -15,10 +15,12 @@ from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run
 
-EOS, CAP = (998, 999), 8
+EOS = (998, 999)
+CAP = 8
 RUN = make_run(completion_tokens=CAP, eos=EOS)
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
-AUTHOR, STRANGER = Identity(bytes(32)).author, Identity(bytes([1] * 32)).author
+AUTHOR = Identity(bytes(32)).author
+STRANGER = Identity(bytes([1] * 32)).author
 LOGPROB_MIN = -(math.log(VOCABULARY) + 18)
 
 
@@ -40,7 +42,8 @@ def refusal(packet: Packet | bytes, **options: Any) -> Reason:
 
 def with_token(index: int, **changes: float) -> Packet:
     packet = honest()
-    ids, logprobs = packet.token_ids.copy(), packet.logprobs.copy()
+    ids = packet.token_ids.copy()
+    logprobs = packet.logprobs.copy()
     if "id" in changes:
         ids[index] = int(changes["id"])
     if "logprob" in changes:

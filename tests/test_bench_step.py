@@ -14,7 +14,8 @@ SMALL = Size(groups=4, group=4, prompt_tokens=6, completion_tokens=8)
 
 
 def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(tmp_path: Path) -> None:
-    trace, told = tmp_path / "trace.json", []
+    trace = tmp_path / "trace.json"
+    told = []
     figures = bench_step(SMALL, repeats=2, trace=trace, tell=told.append)
     assert told and figures["ratio"] == pytest.approx(figures["ours_cpu_s"] / figures["trl_cpu_s"])
     assert figures["ours_spread"][0] <= figures["ours_cpu_s"] <= figures["ours_spread"][1]

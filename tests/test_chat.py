@@ -53,7 +53,8 @@ def test_a_message_stands_between_what_the_template_puts_around_it(template: str
 
 def test_thinking_turns_the_switch_and_makes_another_chat() -> None:
     tokenizer = speaker(SWITCHED)
-    off, on = chat_of(tokenizer), chat_of(tokenizer, thinking=True)
+    off = chat_of(tokenizer)
+    on = chat_of(tokenizer, thinking=True)
     assert "<think>" not in tokenizer.decode(on.ids("Hi")) and off.digest() != on.digest()
     assert chat_with(tokenizer, on.digest()).thinking and not chat_with(tokenizer, off.digest()).thinking
 
@@ -122,7 +123,8 @@ def test_a_run_of_one_tokenizer_has_one_chat_and_others_are_refused() -> None:
 
 
 def test_the_chat_is_part_of_a_runs_id_and_runs_without_one_keep_theirs() -> None:
-    plain, chat = make_run(), make_run(chat="0" * 64)
+    plain = make_run()
+    chat = make_run(chat="0" * 64)
     assert plain.id != chat.id and b'"chat"' not in plain.canonical_json() and b'"chat"' in chat.canonical_json()
     with pytest.raises(ValueError, match="chat does not belong"):
         make_text_run(chat="0" * 64)

@@ -55,7 +55,8 @@ def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int
 
 @given(cuts(), st.integers(0, 60), st.integers(0, 60))
 def test_no_chunk_is_after_the_last_end(cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int) -> None:
-    pieces, tokens = cut[0][:pieces_left], cut[1][:tokens_left]
+    pieces = cut[0][:pieces_left]
+    tokens = cut[1][:tokens_left]
     chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     common = sorted(ends(pieces) & ends(tokens))
     assert len(claims) == len(common)

@@ -48,7 +48,8 @@ def test_common_rows_have_their_bounds(fields: dict[str, object], said: str) -> 
 
 
 def test_slots_have_one_row_for_all_in_an_epoch_and_a_table_can_find_it() -> None:
-    one, two = identity(1).author, identity(2).author
+    one = identity(1).author
+    two = identity(2).author
     slots = range(SHARED.slots)
     for slot in slots:
         row = OPENED.row_of(one, 7, slot, 3 * EPOCH)

@@ -23,7 +23,8 @@ from ftis_node.worker.messages import ModelFacts
 from tests.support.daemons import PATIENCE, STILL, run_cli
 from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
-SHORT, LONG = 32, 64
+SHORT = 32
+LONG = 64
 HALF = 4  # of a head's dimensions
 BEFORE = {"original_max_position_embeddings": SHORT}
 ROPES: dict[str, tuple[dict[str, Any], int]] = {
@@ -52,7 +53,8 @@ def sequence(tokens: int, seed: int) -> Prefixed:
 def with_neighbour(policy: Policy, tokens: int, *, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of a short sample alone, and beside one of so many tokens."""
     policy.causal_lm.set_attn_implementation("ftis_tables" if packed else "sdpa")
-    policy, sample = replace(policy, packed=packed), sequence(15, 0)
+    policy = replace(policy, packed=packed)
+    sample = sequence(15, 0)
     alone = completion_logprobs(policy, [sample], 1.0)[0]
     return alone, completion_logprobs(policy, [sample, sequence(tokens, 1)], 1.0)[0][: len(alone)]
 
@@ -160,7 +162,8 @@ def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
 
 
 def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path) -> None:
-    name, home = model_in(tmp_path / "short", max_position_embeddings=20), tmp_path / "home"
+    name = model_in(tmp_path / "short", max_position_embeddings=20)
+    home = tmp_path / "home"
     line = ("join", "--home", str(home), "--model", name, "--host", "127.0.0.1", "--device", "cpu", *STILL)
     ended = run_cli(*line, timeout=PATIENCE)
     assert ended.returncode == 2 and "has room for 20" in ended.stderr, ended.stderr

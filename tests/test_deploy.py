@@ -69,7 +69,8 @@ def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
 
 def test_vllm_is_started_as_the_node_wants_it() -> None:
     services = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
-    line, node = " ".join(services["vllm"]["command"]), services["node"]
+    line = " ".join(services["vllm"]["command"])
+    node = services["node"]
     assert FLAGS in line and "--enable-lora" in line
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in services["vllm"]["environment"]
     told = dict(word.split("=", 1) for word in node["command"] if "=" in word)

@@ -73,7 +73,8 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
     async def leads(*_: object, **__: object) -> list[Any]:
         return [(2, 1, 6, "", (host, 0))]
 
-    dialled, knock = list[Any](), libp2p._knock
+    dialled = list[Any]()
+    knock = libp2p._knock
     async with transport(EVE, tmp_path) as network:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", leads)
         monkeypatch.setattr(network, "knock", lambda place: dialled.append(place) or knock(place))
@@ -90,7 +91,8 @@ def test_row_62_a_name_that_looks_like_an_id_is_not_shown() -> None:
 
 
 async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_path: Path) -> None:
-    place, run = Home(tmp_path / "home"), make_run(task="hf:somebody/rows:train", reward="tests")
+    place = Home(tmp_path / "home")
+    run = make_run(task="hf:somebody/rows:train", reward="tests")
     line = ("join", "--dry-run", "--device", "cpu", "--model", "tiny-a", "--home", place.path)
     async with member(1, tmp_path, run=run) as inviter:
         await watched(inviter, place.path)
@@ -137,7 +139,8 @@ FAR = {
 
 def weigh() -> None:
     """In a room: prints each address that is not dialled as it should be."""
-    peer, other = identity(2), identity(3)
+    peer = identity(2)
+    other = identity(3)
     for private, referrer, near in (
         (True, peer.author, True),
         (True, other.author, False),
@@ -170,7 +173,9 @@ def test_row_78_a_members_own_word_leads_into_the_local_networks_and_nowhere_els
 
 
 def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
-    ann, ben, stranger = identity(1), identity(2), identity(3)
+    ann = identity(1)
+    ben = identity(2)
+    stranger = identity(3)
     run = make_run()
     members: Any = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
     places = Places(run.id, EVE, members)
@@ -183,7 +188,9 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
         return [text for found in places.hear([data], 1, peer.author) for text in found.addresses]
 
     assert heard(place(ann, 5)) == [f"/ip4/10.1.0.9/tcp/4001/p2p/{ann.peer_id}"]
-    forged, older, again = place(ann, 9, ben), place(ann, 4, dial="10.1.0.7"), place(ann, 5)
+    forged = place(ann, 9, ben)
+    older = place(ann, 4, dial="10.1.0.7")
+    again = place(ann, 5)
     of_strangers = place(stranger, 9), place(ann, 9, run_id=bytes(16)), place(EVE, 9), b"nonsense", bytes(5000)
     assert not any(map(heard, (forged, older, again, *of_strangers)))
     assert heard(older, ann) and heard(place(ann, 6, dial="10.1.0.8")), "its own clock may have been set back"

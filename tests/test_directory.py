@@ -223,7 +223,8 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
                 await node.publish(own(who), settled=False)
                 await node.find(lambda answer: None, alone=False)
             drawn.append(sum(node._traffic.bytes_out for node in nodes.values()))
-    few, size = Scenario(nodes=3, session_seconds=1e9), len(records.pack_answer([of(ALICE)]))
+    few = Scenario(nodes=3, session_seconds=1e9)
+    size = len(records.pack_answer([of(ALICE)]))
     simulated = await asyncio.to_thread(directory_figures, few, warmup=1.0, seconds=20.0, fresh=True, record_bytes=size)
     assert drawn[1] - drawn[0] == pytest.approx(simulated["directory_bytes_out_per_node_s"] * 20 * 3, rel=0.03)
     long = of(ALICE, addresses=[f"/ip4/11.22.33.44/udp/40001/quic-v1/p2p/{ALICE.peer_id}"] * 4)
@@ -234,7 +235,8 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
 
 
 async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, told = GuardedDht.add_p2p_handlers, []
+    add = GuardedDht.add_p2p_handlers
+    told = []
 
     async def asked_early(bob: GuardedDht, *about: Any) -> None:
         await add(bob, *about)

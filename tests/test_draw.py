@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ftis_node.draw import draw
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "draws.json").read_text())
-RUN, AUTHOR = bytes(range(16)), bytes.fromhex("002408011220") + bytes(range(32))
+RUN = bytes(range(16))
+AUTHOR = bytes.fromhex("002408011220") + bytes(range(32))
 U64 = st.integers(0, 2**64 - 1)
 
 

@@ -111,7 +111,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     letters = iter(sorted(pre_tokenizers.ByteLevel.alphabet()))
     words = [names.get(place) or next(letters, f"filler {place}") for place in range(family.ids)]
     backend = Tokenizer(BPE({word: place for place, word in enumerate(words)}, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(family.special))
     backend.add_tokens([word for word, _ in family.words])
     if family.front:
@@ -128,7 +129,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_family_is_asked_and_ends_as_its_own_files_say(model: Model) -> None:
-    family, path = model.family, model.path
+    family = model.family
+    path = model.path
     tokenizer: Any = model.policy.tokenizer
     chat = chat_wanted(tokenizer, REASONING, "auto", thinking=False)
     assert chat is not None and chat.end in family.ends and usual_end(tokenizer, None) == chat.end
@@ -154,9 +156,11 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model: Model) -> None:
 
 
 def test_a_family_samples_the_ids_that_it_names_and_has_rows_for(model: Model) -> None:
-    family, policy = model.family, model.policy
+    family = model.family
+    policy = model.policy
     assert policy.vocabulary == min(family.ids, family.rows)
-    context, rows = Context(100, rows=family.rows), [Example("?", "1")]
+    context = Context(100, rows=family.rows)
+    rows = [Example("?", "1")]
     refuse_prompts("it", context, [[family.rows - 1]], rows, "data", 1)
     with pytest.raises(UsageError, match=f"id {family.rows}\\), for which it has no row"):
         refuse_prompts("it", context, [[family.rows]], rows, "data", 1)

@@ -27,7 +27,8 @@ def test_every_kept_input_is_read_or_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name: str) -> None:
-    target, rng = TARGETS[name], random.Random(0)
+    target = TARGETS[name]
+    rng = random.Random(0)
     pool = [*seeds(name), b"", b"\0", rng.randbytes(100)]
     for data in pool:
         target.run(data)

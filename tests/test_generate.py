@@ -104,7 +104,8 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
 @pytest.mark.parametrize("batch", [1, 11, 13])
 def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = POLICIES[kind]
-    prompts, sampling = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)], Sampling(14, 1.5, (1, 2, 3))
+    prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)]
+    sampling = Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
     whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
     more = torch.cat([noise, noise], 1)  # than are drawn with
@@ -144,11 +145,13 @@ def test_no_prompts_give_no_groups() -> None:
 @pytest.mark.parametrize("kind", POLICIES)
 @pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
 def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]) -> None:
-    policy, author = POLICIES[kind], Identity(bytes(32)).author
+    policy = POLICIES[kind]
+    author = Identity(bytes(32)).author
     run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
     context = AdmissionContext(run, prompt_digests(PROMPTS))
     rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
-    prompts, sampling = [PROMPTS[row] for row in rows], Sampling(run.completion_tokens, run.temperature, run.eos)
+    prompts = [PROMPTS[row] for row in rows]
+    sampling = Sampling(run.completion_tokens, run.temperature, run.eos)
     groups = generate(policy, prompts, group=run.group, sampling=sampling, generator=seeded(9))
     for slot, (row, completions) in enumerate(zip(rows, groups, strict=True)):
         packet = content(run, author, 3, slot, completions, prompt_ids=PROMPTS[row])

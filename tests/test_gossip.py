@@ -44,7 +44,8 @@ def test_an_announcement_goes_to_a_node_once_whoever_mentions_it() -> None:
 def test_in_the_end_everything_arrives_however_much_there_is(announcements: int, peers: int, limits: Limits) -> None:
     """Also while the peers make new ones of their own, which come unasked, and every fifth answer is lost."""
     rng = random.Random(0)
-    bob, others = Talker(BOB), [Talker(identity(2000 + number)) for number in range(peers)]
+    bob = Talker(BOB)
+    others = [Talker(identity(2000 + number)) for number in range(peers)]
     for number in range(announcements // 5 if limits.entries == 1 else announcements):
         maker = identity(3000 + number)
         rng.choice(others).hear([entry(made_by(maker, packets=1))], maker.author)
@@ -66,7 +67,9 @@ def test_in_the_end_everything_arrives_however_much_there_is(announcements: int,
 def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody_else_can_show_one(
     alice: Talker, bob: Talker
 ) -> None:
-    mine, theirs, later = made_by(ALICE, 5), made_by(ALICE, 5, packets=1), made_by(ALICE, 6)
+    mine = made_by(ALICE, 5)
+    theirs = made_by(ALICE, 5, packets=1)
+    later = made_by(ALICE, 6)
     alice.gossip.announce(mine)
     for harmless in (mine, made_by(ALICE, 4), msgspec.structs.replace(theirs, signature=mine.signature)):
         alice.hear([entry(harmless)], BOB.author)
@@ -140,7 +143,8 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
 def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alice: Talker, bob: Talker) -> None:
     alice.fill(100)
     alice.exchange(bob, lost=0)
-    asked, asking = bob.gossip.ask(ALICE.author), alice.gossip.ask(BOB.author)
+    asked = bob.gossip.ask(ALICE.author)
+    asking = alice.gossip.ask(BOB.author)
     follow = alice.gossip.take(asking, bob.gossip.answer(asking, ALICE.author), BOB.author)
     assert follow is not None and len(follow.entries) == len(asked.wanted) == OWN.entries
     answer = alice.gossip.answer(asked, BOB.author)
@@ -190,7 +194,9 @@ def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: T
 def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker) -> None:
     carol = Talker(CAROL)
     alice.gossip.announce(made_by(ALICE))
-    alice.now, bob.now, carol.now = 5.0, 70.0, 900.0  # clocks that have nothing to do with one another
+    alice.now = 5.0
+    bob.now = 70.0
+    carol.now = 900.0  # clocks that have nothing to do with one another
     alice.exchange(bob)
     bob.now += 7.0
     bob.exchange(carol)
@@ -222,7 +228,8 @@ def test_row_18_who_tells_first_of_a_great_age_removes_nothing(alice: Talker, bo
 def test_row_18_what_a_liar_made_expire_is_asked_for_again(alice: Talker, bob: Talker) -> None:
     made = made_by(CAROL)
     bob.hear([entry(made, age=599.5)], MALLORY.author)
-    bob.now, alice.now = 1.0, 1.0
+    bob.now = 1.0
+    alice.now = 1.0
     bob.gossip.table.expire()
     assert not bob.knows(made)
     alice.hear([entry(made, age=1.0)], CAROL.author)

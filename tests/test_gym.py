@@ -75,7 +75,8 @@ def answered(text: str) -> str:
 
 
 def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on() -> None:
-    task, again = load_task(NAME), ReasoningGym(NAME)._ask("rows", 60.0)
+    task = load_task(NAME)
+    again = ReasoningGym(NAME)._ask("rows", 60.0)
     assert [[row.question, row.answer] for row in task.train] == again["train"]
     assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
     assert not {row.question for row in task.train} & {row.question for row in task.held_out}

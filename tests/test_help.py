@@ -32,7 +32,8 @@ def test_commands_stand_in_panels_in_the_order_in_which_a_person_meets_them() ->
 
 
 def test_join_shows_ten_options_and_with_help_all_every_one() -> None:
-    few, every = panels("join", "--help"), panels("join", "--help-all")
+    few = panels("join", "--help")
+    every = panels("join", "--help-all")
     assert list(few) == ["Arguments", "Options"]
     assert len([name for name in few["Options"] if "--help" not in name]) == 10
     assert every["Options"] == few["Options"] and {"The run", "The network", "The machine"} < every.keys()

@@ -97,7 +97,8 @@ def test_of_many_authors_those_with_least_of_the_loss_are_counted_together(tmp_p
 
 def test_a_log_in_parts_is_followed_across_them(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log, histories = MetricsLog(path, 1 << 20, part_bytes=1000), [History(path)]
+    log = MetricsLog(path, 1 << 20, part_bytes=1000)
+    histories = [History(path)]
     for number in range(1, 41):
         log.write("step", **step(number))
         if number % 9 == 0:  # some of which are several parts behind

@@ -106,7 +106,8 @@ def test_nodes_begin_at_different_rows() -> None:
 
 
 def test_row_50_71_a_second_announced_part_of_an_author_and_slot_does_not_count_the_first_again_does() -> None:
-    answered, now = Answered(RUN), 1_760_000_000
+    answered = Answered(RUN)
+    now = 1_760_000_000
     refs = [PacketRef(slot, bytes(32), 100, 1) for slot in (3, 4)]
     for number, refused in ((1, 0), (2, 0b11), (1, 0)):
         made = announce(identity(1), run_id=RUN.id, round=number, policy_step=0, issued_at=now, packets=refs)
@@ -301,7 +302,8 @@ def test_a_node_alone_in_such_a_run_trains_on_its_own_parts(tmp_path: Path) -> N
 def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
     slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
-    found, without = run(slow, tmp_path / "slow"), run(dead, tmp_path / "dead")
+    found = run(slow, tmp_path / "slow")
+    without = run(dead, tmp_path / "dead")
     fast, slow = (kind(found, "step", node) for node in "AB")
     assert len(fast) >= len(kind(without, "step", "A")) > 0 and len(fast) > len(slow) > 0
     assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0

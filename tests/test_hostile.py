@@ -113,7 +113,8 @@ class Fight:
 async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
     """Afterwards both nodes have gone on with one another, and nothing else has happened to them."""
     stage.ring.new_tracebacks()
-    before, began = stage.ring.statuses(), time.time()
+    before = stage.ring.statuses()
+    began = time.time()
     pids = {name: [process.pid for process in daemon.pids()] for name, daemon in stage.ring.daemons.items()}
     async with stage.under([kind]) as [attack]:
         fight = Fight(stage.ring, attack, before, began)

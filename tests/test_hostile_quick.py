@@ -58,7 +58,8 @@ async def test_rows_33_to_44_at_once_silence_and_blame_nobody(tmp_path: Path, mo
                 made = node.make(3)
                 await eventually(lambda made=made, other=other: made <= set(other.admitted), "they go on")
         by_kind = {type(attack): attack for attack in attacks}
-        relay, debug = by_kind[streams.Row39Relay], by_kind[streams.Row40Debug]
+        relay = by_kind[streams.Row39Relay]
+        debug = by_kind[streams.Row40Debug]
         assert isinstance(relay, streams.Row39Relay) and relay.relays == 0
         assert isinstance(debug, streams.Row40Debug) and debug.found == set()
         for node, other in ((alice, bob), (bob, alice)):

@@ -29,7 +29,8 @@ def made_by(kind: type[Lies], world: World) -> list[tuple[bytes, int, int, bytes
     attack = kind(SimpleNamespace(world=world, identity=identity(1), asked=Counter()))  # type: ignore[arg-type]  # it calls nobody
     found = []
     for _ in range(ROUNDS):
-        author, round = attack.author().author, attack.round()
+        author = attack.author().author
+        round = attack.round()
         packets = attack.packets(author, round)[: attack.SLOTS]
         found += [(author, round, slot, packet) for slot, packet in enumerate(packets)]
     return found

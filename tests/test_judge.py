@@ -41,7 +41,8 @@ def patient() -> Iterator[Judge]:
 @pytest.mark.parametrize("of", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patient: Judge, of: int) -> None:
     every = [example.answer for example in load_evaluation("math500", data=MATH500).held_out]
-    golds, others = every[::of], sorted({*every})[:: max(4, of)]
+    golds = every[::of]
+    others = sorted({*every})[:: max(4, of)]
     scores = [patient(f"<think>so</think><answer>{gold}</answer>", gold) for gold in golds]
     assert sum(s.reward for s in scores) == len(scores) == 500 // of
     assert all(s.formatted and s.lenient for s in scores)
@@ -49,7 +50,8 @@ def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patie
     assert patient.started == 1
 
 
-HALF, TAGGED = r"\frac{1}{2}", "<think></think>\n<answer>{}</answer>"
+HALF = r"\frac{1}{2}"
+TAGGED = "<think></think>\n<answer>{}</answer>"
 RIGHT = (
     (HALF, "1/2"),
     (HALF, "$0.5$"),

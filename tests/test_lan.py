@@ -107,7 +107,8 @@ TWO_NETWORKS += "ip link set d$n up; ip link set e$n up; done"
 async def across() -> None:
     """In two networks: prints what a node takes of what somebody in the first of them tells."""
     heard: list[LanNode] = []
-    listener, liar = Lan("0.0.0.0", heard.append), AsyncZeroconf(interfaces=["10.1.0.1"])
+    listener = Lan("0.0.0.0", heard.append)
+    liar = AsyncZeroconf(interfaces=["10.1.0.1"])
     await listener.start()
     for who, place in ((ANN, "10.1.0.9"), (BEN, "10.2.0.9"), (EVE, HERE)):
         await tell(liar, who, place)
@@ -170,7 +171,8 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
     strangers: list[HiddenNode] = []
     inside = MembersOnLan(private.id, lambda: known, lambda member, at: met.append((member, list(at))))
     outside = MembersOnLan(RUN.id, lambda: [ANN.author, BEN.author], lambda *_: pytest.fail("another run's id"))
-    listener, lan = Lan(HERE, strangers.append, strangers.append), Lan(HERE, strangers.append)  # type: ignore[arg-type]
+    listener = Lan(HERE, strangers.append, strangers.append)
+    lan = Lan(HERE, strangers.append)  # type: ignore[arg-type]
     read: list[tuple[bytes, bytes | None, str]] = []
     try:
         await listener.start()
@@ -203,7 +205,8 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
 async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
     """False addresses, a run of another id, control characters, and more nodes than anybody needs."""
     heard: list[LanNode] = []
-    listener, liar = Lan(HERE, heard.append), AsyncZeroconf(interfaces=[HERE])
+    listener = Lan(HERE, heard.append)
+    liar = AsyncZeroconf(interfaces=[HERE])
     await listener.start()
     try:
         async with member(9, tmp_path) as ann:

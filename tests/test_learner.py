@@ -40,7 +40,10 @@ from tests.support.small_models import tiny_policy, twin
 def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, turns: bool) -> None:
     batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
     batch = [in_turns(group) for group in batch] if turns else batch
-    clip, rate, betas, decay = 0.05, 1e-3, (0.9, 0.95), 0.1
+    clip = 0.05
+    rate = 1e-3
+    betas = (0.9, 0.95)
+    decay = 0.1
     rule = RULES[objective] if objective != "ftis" else replace(RULES["ftis"], g=1.0)
     parts = {"threshold": rule.g}
     settings = {"gradient_clip": clip, "learning_rate": rate, "betas": betas, "weight_decay": decay}
@@ -91,10 +94,13 @@ def test_with_lora_only_the_lora_weights_move() -> None:
 @pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
 @pytest.mark.parametrize("tokens", [1, 16, 40, 16_384])
 def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objective: str) -> None:
-    one, other = learner(objective=objective), learner(objective=objective)
-    one.room, other.room = Room(10**6), Room(tokens)
+    one = learner(objective=objective)
+    other = learner(objective=objective)
+    one.room = Room(10**6)
+    other.room = Room(tokens)
     batch = [*BATCH, *map(in_turns, BATCH)]
-    expected, report = one.step(batch), other.step(batch)
+    expected = one.step(batch)
+    report = other.step(batch)
     assert report.loss == pytest.approx(expected.loss, abs=1e-6) and report.tokens == expected.tokens
     assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
     assert report.diagnostics.overall["loss_weight"] == pytest.approx(
@@ -106,7 +112,8 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
 @pytest.mark.parametrize("budget", [16, 40])
 def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool) -> None:
     """Padding counts: it is computed like any token."""
-    subject, other = learner(replace(POLICY, packed=packed)), learner()
+    subject = learner(replace(POLICY, packed=packed))
+    other = learner()
     subject.room = Room(budget)
     sizes = decoder_sizes(subject)
     for one in (subject, other):
@@ -152,7 +159,8 @@ def spoilt(kind: str) -> TrainingGroup:
 @pytest.mark.parametrize("objective", ["grpo", "ftis"])
 @pytest.mark.parametrize("kind", ["NaN log-prob", "inf reward", "NaN reward"])
 def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str, objective: str) -> None:
-    subject, spared = learner(objective=objective), learner(objective=objective)
+    subject = learner(objective=objective)
+    spared = learner(objective=objective)
     for one in (subject, spared):
         one.step(OWN)
     before = weights_of(subject)
@@ -197,7 +205,8 @@ def test_after_restore_training_goes_on_bit_for_bit(policy: Policy) -> None:
 
 
 def test_a_state_before_the_first_step_can_be_restored() -> None:
-    fresh, moved = learner(), learner()
+    fresh = learner()
+    moved = learner()
     moved.step(OWN)
     moved.restore(*fresh.state(), steps=0)
     for subject in (fresh, moved):
@@ -213,7 +222,8 @@ def test_a_state_before_the_first_step_can_be_restored() -> None:
 def test_another_models_checkpoint_is_refused_and_nothing_changes(other: Policy) -> None:
     policy = twin(POLICY)
     policy.model.half()
-    subject, donor = learner(policy), learner(other)
+    subject = learner(policy)
+    donor = learner(other)
     donor.step(OWN)
     before = weights_of(subject)
     weights, state = donor.state()

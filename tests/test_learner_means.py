@@ -112,7 +112,8 @@ class Ordered(random.Random):
 
 def test_evidence_on_claims_is_not_picked_by_its_own_reward() -> None:
     """Over all rewards of a group and all orders the bets pay 1 on average; over all of groups with a signal, more."""
-    right, pays = 0.1, {True: 2.0, False: 0.8 / 0.9}
+    right = 0.1
+    pays = {True: 2.0, False: 0.8 / 0.9}
     mean = naive = 0.0
     for rewards in itertools.product((False, True), repeat=5):
         chance = math.prod(right if one else 1 - right for one in rewards)

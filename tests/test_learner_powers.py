@@ -58,7 +58,8 @@ def halves(group: TrainingGroup, other: str) -> TrainingGroup:
 
 def test_advantages_are_over_all_parts_of_a_group() -> None:
     """Rewards 1 0 | 0 1: every half alone would have a signal of its own, [0, 0 | 1, 0] only one of the two."""
-    whole, merged = learner(objective="nois"), learner(objective="nois")
+    whole = learner(objective="nois")
+    merged = learner(objective="nois")
     whole.step(OWN)
     report = merged.step([halves(group, "peer") for group in OWN])
     assert_same(weights_of(merged), weights_of(whole))
@@ -68,7 +69,8 @@ def test_advantages_are_over_all_parts_of_a_group() -> None:
 
 
 def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come() -> None:
-    merged, alone = learner(objective="grpo"), learner(objective="grpo")
+    merged = learner(objective="grpo")
+    alone = learner(objective="grpo")
     merged.step([halves(group, "peer") for group in OWN])
     mine = [halves(group, "peer").parts[0] for group in OWN]
     alone.step([TrainingGroup(group.prompt_ids, [part]) for group, part in zip(OWN, mine, strict=True)])
@@ -104,7 +106,8 @@ def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
     report = subject.step(OWN)
     assert len(seen) == 2 and subject.steps == 1
     assert report.diagnostics.overall["clipped"] > 0
-    old, new = twin(POLICY), once.policy
+    old = twin(POLICY)
+    new = once.policy
     loss = torch.zeros(())
     for group in OWN[:2]:
         rewards = torch.tensor(group.parts[0].rewards, dtype=torch.float64)
@@ -138,14 +141,16 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     resumed.restore(*subject.state(), steps=1)
     assert resumed.gate == level
     near = [*OWN, *(changed(group, source="peer") for group in OWN)]  # all but one a little likelier than the level
-    second, again = subject.step(near), resumed.step(near)
+    second = subject.step(near)
+    again = resumed.step(near)
     assert second.diagnostics.sources["peer"]["loss_weight"] > 0
     assert second.loss == again.loss and subject.gate == resumed.gate != level
     assert_same(weights_of(subject), weights_of(resumed))
 
 
 def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
-    once, twice = learner(objective="gated"), learner(objective="gated", parts={"inner_steps": 2})
+    once = learner(objective="gated")
+    twice = learner(objective="gated", parts={"inner_steps": 2})
     for subject in (once, twice):
         assert subject.step(BATCH).diagnostics.sources["peer"]["loss_weight"] == 0
     assert once.gate == twice.gate
@@ -212,7 +217,8 @@ def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a
 def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool) -> None:
     """Rounded at every step they would stand still: at a weight of 1 the next bf16 is 2⁻⁷ away, a step is 1e-6."""
     subject = learner(coarse(lora), learning_rate=1e-6)
-    before, visible = subject.state()[0], weights_of(subject)
+    before = subject.state()[0]
+    visible = weights_of(subject)
     for _ in range(3):
         assert subject.step(OWN).skipped is None
     after = subject.state()[0]
@@ -243,7 +249,8 @@ def test_another_optimisers_state_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
 def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy) -> None:
-    plain, saving = learner(policy), learner(policy)
+    plain = learner(policy)
+    saving = learner(policy)
     checkpoint_activations(saving.policy.causal_lm)
     kept = {}
     for name, subject in (("plain", plain), ("saving", saving)):
@@ -269,9 +276,11 @@ def with_room_for(subject: Learner, tokens: int) -> None:
 
 def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WAITS", ())
-    cramped, roomy = learner(), learner()
+    cramped = learner()
+    roomy = learner()
     with_room_for(cramped, 30)
-    report, expected = cramped.step(BATCH), roomy.step(BATCH)
+    report = cramped.step(BATCH)
+    expected = roomy.step(BATCH)
     assert report.memory_retries >= 1 and report.micro_batch_tokens <= 32
     assert expected.memory_retries == 0
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
@@ -332,10 +341,12 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
     monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: None))
     policy = twin(POLICY)
     policy.model.to(dtype)
-    cramped, roomy = learner(policy=policy), learner(policy=policy)
+    cramped = learner(policy=policy)
+    roomy = learner(policy=policy)
     roomy.step(BATCH)
     owner: Any = torch if where == "zeros_like" else Tensor
-    working, calls = getattr(owner, where), [0]
+    working = getattr(owner, where)
+    calls = [0]
 
     def short(*args: Any, **kwargs: Any) -> Tensor:
         calls[0] += 1
@@ -344,11 +355,13 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
         found: Tensor = working(*args, **kwargs)
         return found
 
-    in_update, update = False, cramped.optimiser.step
+    in_update = False
+    update = cramped.optimiser.step
 
     def stepped(**kwargs: Any) -> None:
         nonlocal in_update
-        in_update, calls[0] = True, 0
+        in_update = True
+        calls[0] = 0
         update(**kwargs)
         in_update = False
 
@@ -386,7 +399,8 @@ def halved(scale: float, **parts: Any) -> tuple[Learner, list[int]]:
     policy = twin(POLICY)
     policy.model.half()
     subject = learner(policy, parts=parts)
-    subject.room, subject.loss_scale.value = room.Room(16), scale
+    subject.room = room.Room(16)
+    subject.loss_scale.value = scale
     return subject, decoder_sizes(subject)
 
 
@@ -416,14 +430,16 @@ def test_an_overflow_halves_the_loss_scale_twice_a_step_at_most_and_does_not_rep
 
 def test_the_first_loss_scale_fits_however_many_terms_a_batch_has() -> None:
     subject, passes = halved(LossScale(torch.float16).value, aggregation="token")
-    report, scale = subject.step(OWN * 40), subject.loss_scale.value
+    report = subject.step(OWN * 40)
+    scale = subject.loss_scale.value
     expected = learner(parts={"aggregation": "token"}).step(OWN * 40)
     assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-2)
     assert scale == LossScale(torch.float16).value and len(passes) == 40 * 5
 
 
 def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint() -> None:
-    subject, strange = learner(parts={"threshold": 1e9}), changed(OWN[1], source="peer")
+    subject = learner(parts={"threshold": 1e9})
+    strange = changed(OWN[1], source="peer")
     bad = changed(OWN[0], rewards=[math.nan, 0, 0, 1])
     assert not any(subject.step([bad, strange]).warnings for _ in range(12)), "a bad step tells nothing of a peer"
     subject.restore(*subject.state(), steps=0)

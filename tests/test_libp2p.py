@@ -21,7 +21,8 @@ from ftis_node.swarm.wire.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, stub, transport
 
-ALICE, BOB = identity(1), identity(2)
+ALICE = identity(1)
+BOB = identity(2)
 PEER = ALICE.peer_id
 
 
@@ -31,7 +32,8 @@ async def start(path: Path, who: Identity = ALICE, port: int = 0, before: int = 
     return await Libp2p.start(Listening(path / "key", path, "127.0.0.1", port), before=before)
 
 
-TCP, QUIC = "/ip4/192.0.2.7/tcp/4001", "/ip4/192.0.2.7/udp/4001/quic-v1"
+TCP = "/ip4/192.0.2.7/tcp/4001"
+QUIC = "/ip4/192.0.2.7/udp/4001/quic-v1"
 NAMED = ("/ip6/2001:db8::1/tcp/4001", "/dns4/node.example/tcp/4001", f"{TCP}/p2p/{BOB.peer_id}/p2p-circuit")
 
 
@@ -66,7 +68,8 @@ def test_what_is_no_address_of_a_peer_says_how_one_looks(address: str) -> None:
 
 
 async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) -> None:
-    sockets, before = tmp_path / "sockets", set(os.listdir("/tmp"))
+    sockets = tmp_path / "sockets"
+    before = set(os.listdir("/tmp"))
     network = await start(sockets)
     await FtisSwarm(Answers()).add_p2p_handlers(network.p2p)
     names = {path.name.split("-")[0] for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)}
@@ -128,7 +131,8 @@ async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dia
 
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
     """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
-    secret, referrer = await P2P.create(dht_mode="server"), await P2P.create(dht_mode="server")
+    secret = await P2P.create(dht_mode="server")
+    referrer = await P2P.create(dht_mode="server")
     try:
         async with transport(ALICE, tmp_path) as alice:
             await referrer._client.connect(secret.peer_id, await secret.get_visible_maddrs())
@@ -216,7 +220,8 @@ class Slow(Answers):
     """Handshakes wait for a word; counts how many wait."""
 
     def __init__(self) -> None:
-        self.waiting, self.word = 0, asyncio.Event()
+        self.waiting = 0
+        self.word = asyncio.Event()
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         self.waiting += 1

@@ -72,7 +72,8 @@ def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, adva
 
 
 def test_a_batch_a_warm_up_and_a_tasks_own_filter_are_as_said() -> None:
-    defaults, objective = Settings(), PRESETS["ftis"]
+    defaults = Settings()
+    objective = PRESETS["ftis"]
     assert (defaults.batch_groups, defaults.warmup_steps) == (24, 5)
     assert (objective.divergence, objective.reduction, objective.threshold) == ("k3_reverse", "mean", 50.0)
     settled, _ = collect(task="arithmetic", flags={}, environment={})

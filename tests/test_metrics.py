@@ -143,7 +143,8 @@ def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path: Path) -> None:
 def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(30))
-    many, size = len(numbers(path)), sum(part.path.stat().st_size for part in older_parts(path))
+    many = len(numbers(path))
+    size = sum(part.path.stat().st_size for part in older_parts(path))
     write_parts(path, range(30, 31), older_bytes=size // 2)
     kept = numbers(path)
     assert kept == list(range(kept[0], kept[-1] + 1)) and kept[-1] >= many and 1 < len(kept) < many

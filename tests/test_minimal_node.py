@@ -94,7 +94,8 @@ def test_its_loss_and_gradient_are_the_products(minimal: ModuleType, packets: di
     batch: list[TrainingGroup] = []
     for name, sent in packets.items():
         for slot, data in enumerate(sent):
-            group, packet = minimal.admit(data, name.encode(), 3, slot), decode(data)
+            group = minimal.admit(data, name.encode(), 3, slot)
+            packet = decode(data)
             groups.append(group)
             batch.append(TrainingGroup(group.prompt, [Part(name, [*packet.completions()], group.rewards)]))
     report = learner.step(batch)

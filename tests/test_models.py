@@ -63,7 +63,8 @@ def test_the_models_are_small_to_ship() -> None:
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
 def test_a_model_solves_what_the_manifest_says(name: str) -> None:
-    policy, task = load_policy(Settings(model=name, device="cpu")), load_task("arithmetic")
+    policy = load_policy(Settings(model=name, device="cpu"))
+    task = load_task("arithmetic")
     cap = task.completion_tokens if name in SAME else task.text.completion_tokens
     measured = greedy_pass_at_1(policy.model, policy.tokenizer, task, task.held_out, cap)
     assert measured == pytest.approx(MANIFEST["models"][name]["pass_at_1"], abs=0.02)
@@ -123,5 +124,6 @@ def test_a_prompt_of_the_task_is_six_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
 def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name: str) -> None:
-    built, loaded = TOKENIZERS[KINDS[name]](), tokenizer(name)
+    built = TOKENIZERS[KINDS[name]]()
+    loaded = tokenizer(name)
     assert json.loads(built.backend_tokenizer.to_str()) == json.loads(loaded.backend_tokenizer.to_str())

@@ -121,7 +121,8 @@ def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterat
     with running(FRIEND, place, number, path, host) as process:
 
         def meets(*others: int) -> None:
-            wanted, before = {identity(other).peer_id for other in others}, now()[1]
+            wanted = {identity(other).peer_id for other in others}
+            before = now()[1]
             until(lambda: wanted <= set(now()[0]), f"{number} meets {others}", process)
             until(lambda: now()[1] > before, f"{number} gets groups", process)
 

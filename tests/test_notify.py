@@ -79,7 +79,8 @@ async def test_an_abstract_socket_is_spoken_to(tmp_path: Path) -> None:
 async def test_without_a_manager_or_after_its_end_the_node_is_not_disturbed(tmp_path: Path) -> None:
     with accompanied({}) as task:
         await task
-    times, again = itertools.count(), asyncio.Event()
+    times = itertools.count()
+    again = asyncio.Event()
 
     def status() -> str:
         if next(times):

@@ -79,7 +79,8 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
-    plain, (trained, _) = PRESETS[name].terms(**batch), graded(PRESETS[name], batch)
+    plain = PRESETS[name].terms(**batch)
+    (trained, _) = graded(PRESETS[name], batch)
     with torch.no_grad():
         evaluated = PRESETS[name].terms(
             **batch | {"trainer_logprobs": batch["trainer_logprobs"].clone().requires_grad_()}
@@ -94,15 +95,14 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_says_the_same(name: str) -> None:
-    start, claimed = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]], [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
+    start = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]]
+    claimed = [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
     later = [[x + 0.1 for x in sample] for sample in start]
     flags: dict[str, Any] = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
     batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
-    here, there = (
-        objective.terms(**batch),
-        objective.terms(**batch | {"trainer_logprobs": batch["trainer_logprobs"].cuda()}),
-    )
+    here = objective.terms(**batch)
+    there = objective.terms(**batch | {"trainer_logprobs": batch["trainer_logprobs"].cuda()})
     for field in Terms.__dataclass_fields__:
         assert getattr(there, field).is_cuda
         torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))

@@ -21,7 +21,8 @@ def random_step(seed: int, *, later: bool) -> list[Group]:
     rng = random.Random(seed)
     groups = []
     for index in range(5):
-        size, far = rng.randint(3, 5), 0.05 if index % 2 == 0 else 2.5
+        size = rng.randint(3, 5)
+        far = 0.05 if index % 2 == 0 else 2.5
         rewards = [0.5] * size if index == 4 else [1.0, 0.0, *(rng.choice([0.0, 0.25, 1.0]) for _ in range(size - 2))]
         completions = []
         for _ in range(size):

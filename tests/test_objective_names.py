@@ -81,7 +81,8 @@ def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int) -> No
     new, start, generator = drawn(seed)
     terms = terms_of(PRESETS[name], new, start, generator, written=torch.tensor(WRITTEN))
     terms.value.sum().backward()
-    ours, new.grad = new.grad, None
+    ours = new.grad
+    new.grad = None
     parts = zip(samples(new), samples(start), samples(generator), ADVANTAGES, OWN, WRITTEN, strict=True)
     expected = torch.stack([FORMULAS[name](*part) for part in parts])
     expected.sum().backward()

@@ -123,7 +123,8 @@ def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.T
         return pad_sequence(torch.split(batch[name], lengths.tolist()), batch_first=True)
 
     trainer = table("trainer_logprobs").requires_grad_()
-    start, sampler = table("start_logprobs"), table("sampler_logprobs")
+    start = table("start_logprobs")
+    sampler = table("sampler_logprobs")
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     for name, values in (
         ("ftis", formulas.ftis(trainer, start, sampler, batch["advantages"], mask)),

@@ -14,7 +14,9 @@ from ftis_node.objective import PRESETS, Objective
 from ftis_node.policy.policy import Policy
 from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
-GROUPS, SIZE, LONGEST = 5, 4, 12
+GROUPS = 5
+SIZE = 4
+LONGEST = 12
 EOS = 1  # also the pad token, as so often
 MINE = (torch.arange(SIZE) < SIZE // 2).repeat(GROUPS)
 K1 = {"divergence": "k1", "threshold": 0.5}
@@ -56,7 +58,8 @@ def random_batch(policy: Policy) -> Batch:
     def whole(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    prompts, lengths = whole(2, 7, samples), whole(2, LONGEST + 1, samples)
+    prompts = whole(2, 7, samples)
+    lengths = whole(2, LONGEST + 1, samples)
     rewards = whole(0, 3, GROUPS, SIZE).double()
     completion_ids = whole(2, 26, samples, LONGEST)
     completion_ids[torch.arange(samples), lengths - 1] = EOS
@@ -103,13 +106,16 @@ class Oracle:
 
     def loss(self, objective: Objective, batch: Batch) -> Tensor:
         """Importance weights come in as TRL makes them; VIS is its loss without vLLM, on the generator's log-probs."""
-        trainer, vanilla = self.trainer, objective.importance == "vanilla"
+        trainer = self.trainer
+        vanilla = objective.importance == "vanilla"
         trainer.loss_type = {"sample": "grpo", "token": "dapo", "fixed": "dr_grpo"}[objective.aggregation]
         if objective.ratio == "detached":
             trainer.loss_type = "cispo"
         trainer.importance_sampling_level = "sequence" if objective.ratio == "sequence" else "token"
-        low, high = objective.epsilon or 0.2, objective.epsilon_high or objective.epsilon or 0.2
-        trainer.epsilon_low, trainer.epsilon_high = low, high + (objective.ratio == "detached")  # of cispo the cap
+        low = objective.epsilon or 0.2
+        high = objective.epsilon_high or objective.epsilon or 0.2
+        trainer.epsilon_low = low
+        trainer.epsilon_high = high + (objective.ratio == "detached")  # of cispo the cap
         trainer.use_vllm = not vanilla
         trainer.off_policy_mask_threshold = objective.threshold
         trainer.get_off_policy_mask = k3_reverse_mask if objective.divergence == "k3_reverse" else self.k1_mask

@@ -32,7 +32,9 @@ def test_half_or_a_few_is_as_it_should_be() -> None:
 
 
 def test_a_streak_that_comes_and_goes_is_told_of_once_until_it_is_another() -> None:
-    watch, never, most = FilterWatch(steps=3), step(a=(2, 0)), step(a=(2, 2))
+    watch = FilterWatch(steps=3)
+    never = step(a=(2, 0))
+    most = step(a=(2, 2))
     sentences = told(watch, ([never] * 4 + [step(a=(2, 1))]) * 20)
     assert sum(map(len, sentences)) == 1 and sentences[2]
     assert [len(said) for said in told(watch, [*[most] * 3, *[never] * 3])] == [0, 0, 1, 0, 0, 1]

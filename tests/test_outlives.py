@@ -53,7 +53,8 @@ def descendants(pid: int) -> dict[psutil.Process, str]:
 
 def ends(process: subprocess.Popen[bytes], wanted: dict[str, int], end: Callable[[], None]) -> None:
     """Wait until there are so many descendants of each kind, end the process, and wait until all are gone."""
-    deadline, family = time.monotonic() + 900, dict[psutil.Process, str]()
+    deadline = time.monotonic() + 900
+    family = dict[psutil.Process, str]()
     try:
         while any(sum(word in line for line in family.values()) < count for word, count in wanted.items()):
             assert process.poll() is None and time.monotonic() < deadline, f"not {wanted}: {family}"

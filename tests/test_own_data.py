@@ -62,7 +62,9 @@ def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows: Path, monk
 
 
 def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn() -> None:
-    first, again, other = rows_of_step(12, 10, 4, 1), rows_of_step(12, 10, 4, 1), rows_of_step(12, 10, 5, 1)
+    first = rows_of_step(12, 10, 4, 1)
+    again = rows_of_step(12, 10, 4, 1)
+    other = rows_of_step(12, 10, 5, 1)
     assert first == again != other and len(set(first)) == 10
     assert sorted(rows_of_step(12, 36, 1, 1)) == sorted([*range(12)] * 3)
 

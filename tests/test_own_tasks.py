@@ -113,7 +113,8 @@ def test_other_tasks_keep_their_rule() -> None:
 
 
 def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -> None:
-    file, run = jsonl(tmp_path / "t.jsonl", "a", "b", "c"), tmp_path / "run.toml"
+    file = jsonl(tmp_path / "t.jsonl", "a", "b", "c")
+    run = tmp_path / "run.toml"
     printed("run", "new", "--task", file, "--model", "tiny-a", "--reward", "exact", "-o", run)
     assert load_run_file(run).run.reward == "exact"
 
@@ -353,7 +354,8 @@ def test_nodes_whose_code_differs_are_told(folder: Path) -> None:
 
 
 def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name() -> None:
-    code, hard = make_run(task="mine:build", reward=f"{CODE}{'0' * 40}"), make_run(reward="math")
+    code = make_run(task="mine:build", reward=f"{CODE}{'0' * 40}")
+    hard = make_run(reward="math")
     for ours in (False, True):
         with pytest.raises(UsageError, match="only if you name it yourself") as caught:
             check_named(code, task=None, reward=None, ours=ours)

@@ -125,7 +125,8 @@ def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(bu
 @pytest.mark.timeout(1800)
 def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    place, link = tmp_path / "environment", tmp_path / "bin" / "ftis-node"
+    place = tmp_path / "environment"
+    link = tmp_path / "bin" / "ftis-node"
     script = (ROOT / "deploy" / "install.sh", "--dir", place, "--bin", link.parent)
     told = run("sh", *script, "--from", wheel, "--dry-run")
     assert str(place) in told and str(link) in told and not place.exists()

@@ -90,7 +90,8 @@ def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], sai
 
 def test_sizes_and_claims_cannot_move_between_completions() -> None:
     """Three log-probs for two pieces beside two for three would add up."""
-    one, other = completion(b"1", b"22"), completion(b"1", b"2", b"3")
+    one = completion(b"1", b"22")
+    other = completion(b"1", b"2", b"3")
     with pytest.raises(PacketError, match="one size and one log-prob"):
         packet(replace(one, logprobs=np.zeros(3, np.float32)), replace(other, logprobs=np.zeros(2, np.float32)))
     with pytest.raises(PacketError, match="are not its text"):

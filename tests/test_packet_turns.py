@@ -16,7 +16,8 @@ from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, VOCABULARY, make_run
 
 SPECIFICATION = Path(__file__).parent.parent / "proto" / "PACKET.md"
-END, CAP = 999, 12
+END = 999
+CAP = 12
 RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(998, END))
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR = Identity(bytes(32)).author

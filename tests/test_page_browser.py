@@ -92,7 +92,8 @@ async def completions() -> dict[str, Any]:
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Web]:
-    log, counts = tmp_path / "metrics.jsonl", {"own_groups": 8, "foreign_groups": 16, "peers": 2, "pool": 3}
+    log = tmp_path / "metrics.jsonl"
+    counts = {"own_groups": 8, "foreign_groups": 16, "peers": 2, "pool": 3}
     with log.open("w") as file:
         for number in range(600):
             file.write(json.dumps({"time": 1e9 + number, "event": "step", **step(number), **counts}) + "\n")

@@ -46,7 +46,8 @@ def swarm() -> WatchedSimulation:
 
 def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
     """The swarm after so many minutes; after the most of them with so many nodes that the picture leaves some out."""
-    now, seen = time.time(), list(swarm.facts.nodes)
+    now = time.time()
+    seen = list(swarm.facts.nodes)
     if steps == STEPS[-1]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]

@@ -126,7 +126,9 @@ def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, mon
     if kind == "none":
         monkeypatch.setattr(load, "choose_device", lambda _: torch.device("meta"))
         monkeypatch.setattr(load, "ready", lambda policy, texts: policy)
-    peak, before, done = [0], anonymous(), threading.Event()
+    peak = [0]
+    before = anonymous()
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(2e-3):
@@ -142,7 +144,8 @@ def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, mon
 
 
 def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:
-    plain, policy = load_policy(settings(folder)), load_policy(settings(folder, lora=True, lora_rank=4))
+    plain = load_policy(settings(folder))
+    policy = load_policy(settings(folder, lora=True, lora_rank=4))
     assert all(parameter.requires_grad for parameter in plain.model.parameters())
     assert (plain.kind, policy.kind) == ("full", "lora")
     trainable = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 PINNED = "2.13.0"
-SHORT, LONG = 9, 25
+SHORT = 9
+LONG = 25
 # Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
 ONCE = {  # a call of generate, and each time that rows take places
     "policy/generate/cache.py:_hide_padding": 2,
@@ -72,7 +73,8 @@ def test_in_two_bytes_sequences_go_to_flash_attention_as_they_lie(told: list[dic
 
 def test_decoding_waits_for_the_host_once_in_eight_tokens(told: list[dict[str, Any]]) -> None:
     for one in told:
-        short, long = one[f"{SHORT} tokens"]["waits"], one[f"{LONG} tokens"]["waits"]
+        short = one[f"{SHORT} tokens"]["waits"]
+        long = one[f"{LONG} tokens"]["waits"]
         assert {**short, EIGHTH: 0} == {**long, EIGHTH: 0} == ONCE | {EIGHTH: 0}
         assert long[EIGHTH] - short[EIGHTH] == (LONG - SHORT) // 8
 

@@ -71,9 +71,12 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path)
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         await eve.connect(FOUNDER.author, [founder.address])
         call = stub(eve, FOUNDER)
-        forged, stolen, uninvited = greeting(PRIVATE, []), greeting(PRIVATE, []), greeting(None, [])
+        forged = greeting(PRIVATE, [])
+        stolen = greeting(PRIVATE, [])
+        uninvited = greeting(None, [])
         forged.certificates = encode((certificate(EVE, EVE, claimed=FOUNDER),))
-        stolen.certificates, uninvited.invitation = encode(ANNS), invitation(EVE).encoded
+        stolen.certificates = encode(ANNS)
+        uninvited.invitation = invitation(EVE).encoded
         for hello in (greeting(None, []), greeting(PRIVATE, []), greeting(RUN, []), forged, stolen, uninvited):
             answer = await call.rpc_handshake(hello)
             assert {field.name for field, _ in answer.ListFields()} == {"major", "minor", "refusal"}
@@ -201,7 +204,8 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
         private_member(4, tmp_path, ticket_of(founder)) as (cara, of_cara),
     ):
         await eventually(lambda: founder.met(ann, ben, cara) and cara.met(ann, ben), "meeting")
-        own, anns = of_cara.own, decode(of_ann.own, Chain)
+        own = of_cara.own
+        anns = decode(of_ann.own, Chain)
         lasts = dict[str, Any](expires=anns[0].expires + 99 * DAY, issued_at=int(unix_seconds()))
 
         def hostile(node: Member) -> Callable[..., Any]:

@@ -118,7 +118,8 @@ def test_at_most_64_peers_are_in_it() -> None:
 
 
 def test_two_nodes_in_one_process_do_not_meet() -> None:
-    one, other = exposition(TRAINING, NOBODY), exposition(TRAINING | {"step": 8}, NOBODY)
+    one = exposition(TRAINING, NOBODY)
+    other = exposition(TRAINING | {"step": 8}, NOBODY)
     assert samples(one)["ftis_node_step"] == 7 and samples(other)["ftis_node_step"] == 8
     assert exposition(TRAINING, NOBODY) == one
 

@@ -41,7 +41,8 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         interval=lambda: 1.0,
         rng=random.Random(0),
     )
-    made, body = made_by(ALICE, packets=1), packet(ALICE.author, 0, 0)
+    made = made_by(ALICE, packets=1)
+    body = packet(ALICE.author, 0, 0)
     pulled: list[tuple[Target, Group]] = []
     for _ in range(2):
         table.add(made, made.encode(), age=0.0, first_sender=None)

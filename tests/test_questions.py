@@ -20,7 +20,8 @@ from tests.hostile.directory import made_up
 from tests.support.swarm import RUN, Member, eventually, identity, member, stub, transport
 
 UPLOAD = 50_000  # bytes a second
-BURST, A_SECOND = UPLOAD / 2, UPLOAD / 8  # of all peers without a record
+BURST = UPLOAD / 2
+A_SECOND = UPLOAD / 8  # of all peers without a record
 AT_MOST = 16 << 10  # the largest answer here, which may come last
 
 
@@ -50,7 +51,8 @@ async def test_row_61_the_same_question_again_and_again_draws_few_bytes(asked: s
             shelf._shelves.setdefault(one.key, {})[one.subkey] = one
         for _ in range(20 if asked == "announcements" else 1):
             alice.make(16)
-        began, drawn = time.monotonic(), []
+        began = time.monotonic()
+        drawn = []
 
         async def ask(number: int) -> None:
             async with transport(identity(number), tmp_path / str(number)) as caller:

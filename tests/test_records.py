@@ -22,7 +22,8 @@ from ftis_node.swarm.wire.directory import Answer, Directory
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
 from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, transport
 
-ALICE, BOB = identity(1), identity(2)
+ALICE = identity(1)
+BOB = identity(2)
 ADDRESSES = [f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE.peer_id}"]
 PACKED = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
 VALIDATOR = OwnerSigned(BOB, RUN.id)
@@ -99,7 +100,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
-        alice, bob = Directory(lambda: at_alice.p2p, ALICE, RUN.id), Directory(lambda: at_bob.p2p, BOB, RUN.id)
+        alice = Directory(lambda: at_alice.p2p, ALICE, RUN.id)
+        bob = Directory(lambda: at_bob.p2p, BOB, RUN.id)
         await at_bob.connect(ALICE.author, await at_alice.addresses())
         await alice.join([])
         await bob.join([ALICE.author])
@@ -142,7 +144,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), PATIENCE)
         assert any("DHT calls a second" in str(answer) for answer in answers)
 
-        table, spoof = alice._dht.routing_table, PeerID(identity(999).author)
+        table = alice._dht.routing_table
+        spoof = PeerID(identity(999).author)
         monkeypatch.setattr(dht_guard, "NODES_MAX", 64)
         assert not alice._dht._believes(spoof.to_bytes(), table[PeerID(BOB.author)].to_bytes()), "it is another's"
         for number in range(200):

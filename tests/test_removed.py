@@ -36,7 +36,9 @@ def error_of(ask: Callable[[], object]) -> UserError:
 def test_what_was_removed_is_refused_by_name_and_an_old_home_loses_nothing(
     name: str, value: str, fix: str, tmp_path: Path
 ) -> None:
-    home, pair, variable = Home(tmp_path / "home"), f'{name} = "{value}"\n', f"FTIS_{name.upper()}"
+    home = Home(tmp_path / "home")
+    pair = f'{name} = "{value}"\n'
+    variable = f"FTIS_{name.upper()}"
     begun(home.path, 3, "tiny-a", "full")
     log = [started(fresh=True), *took(1)]
     log[0]["settings"] = log[0]["settings"] | {name: value}

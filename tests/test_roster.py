@@ -179,7 +179,9 @@ def roster_of(tmp_path: Path, time: Clock) -> Rosters:
 
 def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Roster, Roster, Roster]:
     """The founder, Ann, who may invite, and Ben, whom she invited."""
-    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN)
+    ben = roster_of(BEN)
     assert joined(founder, ann, ticket or invitation(invites=True), ANN) is None
     assert joined(ann, ben, invitation(ANN), BEN) is None and ben.is_member
     return founder, ann, ben
@@ -187,7 +189,8 @@ def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Ros
 
 def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> str | None:
     """A node whose owner was given an invitation presents it to the inviter, as handshakes do."""
-    who._invitation, issuer = ticket, ticket.inviter
+    who._invitation = ticket
+    issuer = ticket.inviter
     why = inviter.why_no_ticket(ticket, peer.author)
     if why is None:
         assert who.meet(issuer, inviter.own) is None and who.ticket_for(issuer) == ticket.encoded
@@ -197,7 +200,9 @@ def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> 
 
 def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, caplog: pytest.LogCaptureFixture) -> None:
     ticket = invitation()
-    founder, ann, eve = roster_of(FOUNDER), roster_of(ANN, ticket), roster_of(EVE, ticket)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN, ticket)
+    eve = roster_of(EVE, ticket)
     ann.obey()
     assert not caplog.messages, "whose invitation waits has nothing to be told"
     assert founder.is_member and not ann.is_member
@@ -219,7 +224,8 @@ def test_what_a_member_is_given_is_on_the_disk(roster_of: Rosters, monkeypatch: 
 
 
 def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters) -> None:
-    founder, ann = roster_of(FOUNDER), roster_of(ANN)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN)
     other_run = invite(FOUNDER, RUN.id, ADDRESSES, now=NOW, seconds=DAY, membership=DAY)
     for wrong in (invitation(ANN), other_run, invitation(membership=0)):
         assert "not of this node" in str(founder.why_no_ticket(wrong, EVE.author))
@@ -255,7 +261,9 @@ def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_o
 
 
 def test_a_removed_member_learns_of_it_from_who_refuses_it_and_believes_the_signature_alone(roster_of: Rosters) -> None:
-    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN, invitation()), roster_of(BEN)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN, invitation())
+    ben = roster_of(BEN)
     joined(founder, ann, invitation(invites=True), ANN)
     founder.hear([encode(removal(FOUNDER, ANN))], ANN.author)
     told = founder.removal_for(ANN.author)
@@ -290,7 +298,9 @@ def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Roster
 
 
 def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of: Rosters, time: Clock) -> None:
-    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN)
+    ben = roster_of(BEN)
     joined(founder, ann, invitation(), ANN)
     joined(founder, ben, invitation(), BEN)
     assert founder.renewal(ANN.author, ann.own) == b"" and not ann.due_at(FOUNDER.author)
@@ -307,7 +317,9 @@ def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of:
 
 
 def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_of: Rosters, time: Clock) -> None:
-    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN)
+    ben = roster_of(BEN)
     joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
     joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
     time.now += 3 * DAY
@@ -334,7 +346,9 @@ def test_an_older_home_goes_on_and_one_below_two_inviters_is_told_how(roster_of:
     caras = (*BENS, certificate(BEN, CARA))
     for who, own in ((FOUNDER, ()), (ANN, ANNS), (BEN, BENS), (CARA, caras)):
         book = Book(PRIVATE.id, FOUNDER.author)
-        book.own, book.members, book.removals = own, {BEN.author: BENS, CARA.author: caras}, [removal(FOUNDER, EVE)]
+        book.own = own
+        book.members = {BEN.author: BENS, CARA.author: caras}
+        book.removals = [removal(FOUNDER, EVE)]
         (tmp_path / who.peer_id).mkdir()
         (tmp_path / who.peer_id / "members").write_bytes(msgspec.msgpack.encode(book))
     founder, ann, ben, cara = map(roster_of, (FOUNDER, ANN, BEN, CARA))
@@ -350,11 +364,14 @@ def test_an_older_home_goes_on_and_one_below_two_inviters_is_told_how(roster_of:
 
 def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_founder(roster_of: Rosters) -> None:
     """Ann may invite, Ben is removed, Eve is Ann's; they offer all that they can sign to the founder and to Cara."""
-    founder, ann, cara = roster_of(FOUNDER), roster_of(ANN), roster_of(CARA)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN)
+    cara = roster_of(CARA)
     joined(founder, ann, invitation(invites=True), ANN)
     joined(founder, cara, invitation(), CARA)
     cara.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),)), encode(removal(FOUNDER, BEN))], ANN.author)
-    own, later = cara.own, dict[str, Any](issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
+    own = cara.own
+    later = dict[str, Any](issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
     for victim, who in ((founder, FOUNDER), (cara, CARA)):
         for peer, issuer in ((ANN, ANN), (BEN, BEN), (EVE, ANN), (FOUNDER, ANN), (ANN, EVE)):
             for above in (ANNS, (certificate(issuer, issuer, claimed=FOUNDER),), ()):
@@ -368,7 +385,9 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
 
 def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of: Rosters, tmp_path: Path) -> None:
     """Eight keys of one member, and an inviter, sign as many removals as they can; then owners remove members."""
-    founder, dan, keys = roster_of(FOUNDER), identity(50), [identity(number) for number in range(60, 68)]
+    founder = roster_of(FOUNDER)
+    dan = identity(50)
+    keys = [identity(number) for number in range(60, 68)]
     dans = (certificate(FOUNDER, dan),)
     for chain in (ANNS, dans, (*dans, certificate(dan, CARA)), *((*ANNS, certificate(ANN, key)) for key in keys)):
         founder.hear([encode(chain)], ANN.author)
@@ -400,7 +419,8 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
 
     monkeypatch.setattr(Certificate, "verify", counted)
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)  # no budget grows meanwhile
-    founder, lies = roster_of(FOUNDER), list[bytes]()
+    founder = roster_of(FOUNDER)
+    lies = list[bytes]()
     founder.lied = lambda peer, what: lies.append(peer)
     founder.hear([encode(ANNS)], ANN.author)
     full = [(*ANNS, certificate(ANN, identity(number))) for number in range(10, 600)]
@@ -421,7 +441,8 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
 
 
 def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of: Rosters) -> None:
-    cara, lies = roster_of(CARA), list[bytes]()
+    cara = roster_of(CARA)
+    lies = list[bytes]()
     cara.lied = lambda peer, what: lies.append(peer)
     keys = [identity(number) for number in range(60, 63)]
     for key in (BEN, *keys):
@@ -450,7 +471,8 @@ def test_row_68_what_a_budget_left_is_told_again(roster_of: Rosters, monkeypatch
 
 def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of: Rosters) -> None:
     ticket = invitation()
-    founder, ann = roster_of(FOUNDER), roster_of(ANN, ticket)
+    founder = roster_of(FOUNDER)
+    ann = roster_of(ANN, ticket)
     joined(founder, ann, ticket, ANN)
     assert founder._file is not None
     founder._file.unlink()

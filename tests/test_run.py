@@ -272,7 +272,8 @@ TEXT_FIELDS = {key: value for key, value in FIELDS.items() if key not in ("promp
 
 
 def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round() -> None:
-    text, tokens = Run(**TEXT_FIELDS), Run(**FIELDS)
+    text = Run(**TEXT_FIELDS)
+    tokens = Run(**FIELDS)
     assert text.text and not tokens.text
     fields = [set(json.loads(one.canonical_json())) for one in (text, tokens)]
     assert fields[0] - fields[1] == {"prompt_bytes", "completion_bytes", "logprob_min"}

@@ -76,7 +76,8 @@ def test_several_chunks_are_as_good_as_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_numbers_of_a_prompt_follow_from_its_seed_alone() -> None:
-    both, second = noise_of([5, 9], 3, 40), noise_of([9], 3, 40)
+    both = noise_of([5, 9], 3, 40)
+    second = noise_of([9], 3, 40)
     assert both.dtype == torch.float64 and both.shape == (6, 40)
     assert torch.equal(both[3:], second) and not torch.equal(both[:3], both[3:])
     assert both.min() >= 0 and both.max() < 1 and abs(float(both.mean()) - 0.5) < 0.1

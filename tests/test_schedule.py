@@ -87,9 +87,11 @@ class Machine:
     """A machine with a clock in hand, a battery in files, and an nvidia-smi that prints what a test wrote."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.own = Clock(), {100}
+        self.clock = Clock()
+        self.own = {100}
         self.settings = Settings(idle_only=True)
-        self._power, self._listing = place / "power", place / "pmon"
+        self._power = place / "power"
+        self._listing = place / "pmon"
         self._mains = place / "power" / "AC0" / "online"
         (place / "power").mkdir()
         monkeypatch.setattr(_pslinux, "POWER_SUPPLY_PATH", str(place / "power"))

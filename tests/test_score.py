@@ -61,7 +61,8 @@ def test_it_is_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature:
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_its_gradient_is_that_of_the_plain_softmax(kind: str) -> None:
-    policy, other = POLICIES[kind], twin(POLICIES[kind])
+    policy = POLICIES[kind]
+    other = twin(POLICIES[kind])
     ours = gradients(policy, logprobs_of(policy, PROMPTS, COMPLETIONS, 0.7))
     plain = gradients(other, plain_logprobs(other, PROMPTS, COMPLETIONS, 0.7))
     assert any(float(gradient.abs().max()) > 0.1 for gradient in ours.values())
@@ -79,7 +80,8 @@ ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_prompt_shared_by_its_group_gives_what_copies_of_it_give(kind: str, temperature: float) -> None:
-    shared, apart = POLICIES[kind], replace(twin(POLICIES[kind]), packed=False)
+    shared = POLICIES[kind]
+    apart = replace(twin(POLICIES[kind]), packed=False)
     assert shared.packed
     ours, entropy = completion_logprobs(shared, GROUPS, temperature)
     plain = of_copies(apart, temperature)
@@ -92,7 +94,8 @@ def test_a_prompt_shared_by_its_group_gives_what_copies_of_it_give(kind: str, te
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
-    packed, padded = POLICIES[kind], replace(twin(POLICIES[kind]), packed=False)
+    packed = POLICIES[kind]
+    padded = replace(twin(POLICIES[kind]), packed=False)
     where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
     ids = [np.array([4, 4, 9, 22, 1, 8, 3][: len(given)]) for given in where]
     groups = [Prefixed([5, 9], [ids[0], np.array([3, 2])], [where[0], None]), Prefixed([7], [ids[1]], [where[1]])]
@@ -277,7 +280,9 @@ class _Largest(TorchDispatchMode):
 
 
 def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    words, chunk, hidden = 3000, 8, 16
+    words = 3000
+    chunk = 8
+    hidden = 16
     in_blocks(monkeypatch, chunk, 1000)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     policy = small_models.tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)

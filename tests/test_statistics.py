@@ -51,8 +51,10 @@ def held(intervals: Iterable[subject.Interval], truth: float) -> float:
 def test_intervals_and_the_share_of_collapses_hold_what_they_claim() -> None:
     """Of eight values: 94 % within two standard errors, also at a ceiling and where they are skewed, where Student's
     holds 88 to 90 %; with one collapse in ten as much of the others' mean and of the share, but not of the whole."""
-    draw, sets = np.random.default_rng(5), 800
-    near, fell = draw.normal(0.7, 0.05, (sets, 8)), draw.random((sets, 8)) < 0.1
+    draw = np.random.default_rng(5)
+    sets = 800
+    near = draw.normal(0.7, 0.05, (sets, 8))
+    fell = draw.random((sets, 8)) < 0.1
     kinds = {"normal": (near, 0.7), "skewed": (1 - draw.exponential(0.03, (sets, 8)), 0.97)}
     kinds["ceiling"] = np.minimum(1, draw.normal(1, 0.04, (sets, 8))), 1 - 0.04 / math.sqrt(2 * math.pi)
     for kind, (values, truth) in kinds.items():
@@ -80,7 +82,8 @@ def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider() -> None:
 def test_the_exact_p_is_that_of_scipy() -> None:
     draw = np.random.default_rng(0)
     for n in (2, 4, 7, 9):
-        a, b = draw.normal(0.6, 0.1, n), draw.normal(0.5, 0.1, n)
+        a = draw.normal(0.6, 0.1, n)
+        b = draw.normal(0.5, 0.1, n)
         oracle = stats.permutation_test(
             (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", vectorized=True
         )
@@ -101,7 +104,8 @@ def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_many_pairs_have_a_p_above_nothing() -> None:
-    ones, zeros = [1.0] * 40, [0.0] * 40
+    ones = [1.0] * 40
+    zeros = [0.0] * 40
     assert paired_permutation(ones, zeros) == 1 / (subject.FLIPS + 1) and paired_permutation(ones, ones) == 1
 
 
@@ -109,7 +113,8 @@ def test_many_pairs_have_a_p_above_nothing() -> None:
 @given(seeds, st.randoms(use_true_random=False), st.integers(-50, 50))
 def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: random.Random, shift: int) -> None:
     a, b = split(pairs)
-    p, tost = paired_permutation(a, b), astuple(equivalent(a, b))
+    p = paired_permutation(a, b)
+    tost = astuple(equivalent(a, b))
     assert 0 < p <= 1
     assert paired_permutation(b, a) == p
     other = equivalent(b, a)
@@ -150,7 +155,9 @@ def test_holm_steps_down() -> None:
 
 
 def test_tests_err_as_rarely_as_they_claim() -> None:
-    draw, sets, n = np.random.default_rng(3), 600, 8
+    draw = np.random.default_rng(3)
+    sets = 600
+    n = 8
     bound = 0.05 + 3 * math.sqrt(0.05 * 0.95 / sets)
     warmups = draw.uniform(0.3, 0.7, (sets, n))
     # Skewed noise of unequal size, the same for both methods, in steps of a validation set of 200 questions.

@@ -39,7 +39,8 @@ def test_more_work_and_slower_cards_take_longer() -> None:
 def test_padding_and_dequantising_cost_what_they_compute_and_read() -> None:
     padded = training(replace(SHAPE, padded="a window"), planned(), WORK, CARD)
     assert padded == pytest.approx(training(SHAPE, planned(), WORK, CARD) * (12 * 300) / (150 + 12 * 150))
-    four_bits, within = planned(quantisation="nf4", generation_batch=96), replace(CARD, tflops=1e4, fused=96)
+    four_bits = planned(quantisation="nf4", generation_batch=96)
+    within = replace(CARD, tflops=1e4, fused=96)
     fused, apart = (generating(SHAPE, four_bits, WORK, card) for card in (within, replace(within, fused=95)))
     tokens = 288 * 150 / 96 + 106
     assert apart - fused == pytest.approx(tokens * 4 * 2.77e9 / (1008e9 * 0.8), rel=0.02)

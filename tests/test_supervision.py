@@ -45,7 +45,8 @@ HARMS: tuple[Callable[[Member], object], ...] = (
 async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_and_goes_on(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, two):
         await eventually(lambda: len(sockets_of(one)) == 2, "all sockets are there")
-        addresses, made = await one.transport.addresses(), set()
+        addresses = await one.transport.addresses()
+        made = set()
         for times, harm in enumerate(HARMS, start=1):
             pid = one.transport.pid
             harm(one)
@@ -73,9 +74,12 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """To start and to answer. On a crowded machine nodes would else do little but start it again."""
-    identify, answered = Client.identify, list[bool]()
+    identify = Client.identify
+    answered = list[bool]()
     async with pair(tmp_path) as (one, two):
-        ping, pid, addresses = one.transport._answers, one.transport.pid, await one.transport.addresses()
+        ping = one.transport._answers
+        pid = one.transport.pid
+        addresses = await one.transport.addresses()
 
         async def slow(client: Any) -> Any:
             await asyncio.sleep(0.0 if client is two.transport.p2p._client else 0.5)
@@ -109,8 +113,10 @@ async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(
 ) -> None:
     """By its address they find the node, and name it, when the connections have ended."""
     async with pair(tmp_path) as (other, node):
-        port, kill = node.transport.port, p2pd.kill
-        view, known = other.swarm.membership.active_view, node.swarm.membership
+        port = node.transport.port
+        kill = p2pd.kill
+        view = other.swarm.membership.active_view
+        known = node.swarm.membership
         taken = socket.socket()
 
         async def kill_and_take(p2p: Any, sockets: Path) -> None:

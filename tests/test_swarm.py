@@ -144,7 +144,8 @@ async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_pack
     made = first.make(4)
     await gets(second, made)
     await swarms.leave(first)
-    serve, asked = second.pulling.uploads.serve, list[int]()
+    serve = second.pulling.uploads.serve
+    asked = list[int]()
 
     async def at_times(
         request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
@@ -251,7 +252,8 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
 
 async def test_who_waited_longest_is_asked_first(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
     """And three who are silent leave room for one more at a time."""
-    swarm, asked = (await swarms.join(1)).swarm, list[bytes]()
+    swarm = (await swarms.join(1)).swarm
+    asked = list[bytes]()
 
     async def silence(peer: bytes) -> None:
         asked.append(peer)
@@ -308,7 +310,8 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, caplog: pytest.LogCaptureFixture) -> None:
     first, second = await swarms.meeting(2)
-    trade, failed = second.pulling.trade, asyncio.Event()
+    trade = second.pulling.trade
+    failed = asyncio.Event()
 
     async def fail_once(*group: object) -> None:
         if not failed.is_set():

@@ -104,7 +104,8 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli: Cli) -> N
 
 
 def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli: Cli, tmp_path: Path) -> None:
-    kept, tried = tmp_path / "kept.jsonl", tmp_path / "kept.jsonl.tried"
+    kept = tmp_path / "kept.jsonl"
+    tried = tmp_path / "kept.jsonl.tried"
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--samples", "4", "--rows", "12")
     code, out, _ = cli(*line, "--json")
     first = json.loads(out)

@@ -29,7 +29,8 @@ def questions(count: int, first: int = 0) -> list[dict[str, object]]:
 
 def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
     task = load_task("arithmetic")
-    train, held_out = {e.question for e in task.train}, {e.question for e in task.held_out}
+    train = {e.question for e in task.train}
+    held_out = {e.question for e in task.held_out}
     assert len(train) + len(held_out) == len(task.train) + len(task.held_out) == 1899
     assert not train & held_out and len(held_out) >= 500 and {e.question[0] for e in task.asked(40)} == {*"123456789"}
 
@@ -115,7 +116,8 @@ def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path) -> None
 
 
 def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path: Path) -> None:
-    file, other = write(tmp_path / "a.jsonl", *questions(50)), write(tmp_path / "b.jsonl", *questions(4, first=100))
+    file = write(tmp_path / "a.jsonl", *questions(50))
+    other = write(tmp_path / "b.jsonl", *questions(4, first=100))
     task = load_task(str(file), eval_data=other)
     assert task.train == load_task(str(file)).train
     assert [e.question for e in task.held_out] == [f"What is {i} + 1?" for i in range(100, 104)]

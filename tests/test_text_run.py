@@ -246,7 +246,8 @@ def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> Te
 )
 def test_admission_of_text(chars: Opened, made: TextCompletion, reason: Reason | None) -> None:
     engine, context = chars
-    slot, two = Slot(AUTHOR, 7, 0, 1), [made, written(b"1")]
+    slot = Slot(AUTHOR, 7, 0, 1)
+    two = [made, written(b"1")]
     data = text_packets(engine, context.run).write(slot, "", [], [completion("1", engine.policy.tokenizer)])
     claims = [c for one in two for c in (*one.logprobs.tolist(), *([one.end] if one.finished else []))]
     parts = {
@@ -303,7 +304,9 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: Opened) 
 def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(numbers: Opened) -> None:
     """The same text and the same claim in all, cut by chance; the claim is spread so that some pieces look unlikely."""
     reader, _ = numbers
-    text, total, rng = b"<think>12 13</think><answer>13</answer>", -20.0, np.random.default_rng(0)
+    text = b"<think>12 13</think><answer>13</answer>"
+    total = -20.0
+    rng = np.random.default_rng(0)
     found = []
     for _ in range(24):
         ends = np.sort(rng.choice(np.arange(1, len(text)), rng.integers(0, 30), replace=False))

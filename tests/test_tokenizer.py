@@ -47,7 +47,9 @@ def bpe_state() -> dict[str, Any]:
     """A small BPE tokenizer as its JSON; every part of it is meant to be changed."""
     vocabulary = {word: index for index, word in enumerate(["a", "b", "c", "ab", "bc", "abc"])}
     made = Tokenizer(BPE(vocabulary, [("a", "b"), ("b", "c"), ("ab", "c")]))
-    made.normalizer, made.pre_tokenizer, made.decoder = NFC(), Whitespace(), Fuse()
+    made.normalizer = NFC()
+    made.pre_tokenizer = Whitespace()
+    made.decoder = Fuse()
     made.add_special_tokens(["<|im_end|>"])
     state: dict[str, Any] = json.loads(made.to_str())
     return state
@@ -100,7 +102,8 @@ def test_merges_mean_the_same_in_either_spelling() -> None:
     assert fingerprint(from_state(spelt)) == fingerprint(from_state(bpe_state()))
 
 
-MODEL, END = ("model",), ("added_tokens", 0)
+MODEL = ("model",)
+END = ("added_tokens", 0)
 MEANINGFUL = {
     "merges in another order": (MODEL, {"merges": [["b", "c"], ["a", "b"], ["ab", "c"]]}),
     "another merge": (MODEL, {"merges": [["a", "b"], ["b", "c"], ["a", "bc"]]}),
@@ -151,7 +154,8 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
 
 
 def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
-    small, tags = backend_of(tiny_tokenizer()), "".join(TAGS)
+    small = backend_of(tiny_tokenizer())
+    tags = "".join(TAGS)
     assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
     assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
 

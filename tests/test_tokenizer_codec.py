@@ -70,7 +70,8 @@ def samples(draw: st.DrawFn, kind: str) -> tuple[str, list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str) -> None:
-    words, own = tokenizer(kind), codec(kind)
+    words = tokenizer(kind)
+    own = codec(kind)
     special = {index for index, entry in words.added_tokens_decoder.items() if entry.special}
     ordinary = [index for index in words.get_vocab().values() if index not in special]
     before = encoded(kind, "3")  # a space at the very beginning may be left out by a decoder
@@ -114,7 +115,8 @@ def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, re
         assert made is Unreadable.CANNOT_WRITE
         return
     assert isinstance(made, Completion) and made.finished
-    own, end = made.token_ids[:-1].tolist(), made.token_ids[-1]
+    own = made.token_ids[:-1].tolist()
+    end = made.token_ids[-1]
     assert end == codec(reader).end and own == encoded(reader, text)
     assert written(reader, own) == text.encode()
     assert made.logprobs.sum() == sample.logprobs.sum() and made.logprobs[-1] == sample.logprobs[-1]
@@ -150,8 +152,10 @@ def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks() -> None:
 
 
 def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id() -> None:
-    own, vocabulary = codec("prepending"), tokenizer("prepending").get_vocab()
-    ordinary, fallback = vocabulary["8"], vocabulary["<0x38>"]
+    own = codec("prepending")
+    vocabulary = tokenizer("prepending").get_vocab()
+    ordinary = vocabulary["8"]
+    fallback = vocabulary["<0x38>"]
     sent = own.to_text(completion([fallback, own.end]))
     assert sent.text == b"8" and read("prepending", sent).chunks is not None
     for option in (True, False):
@@ -255,8 +259,11 @@ def test_no_spelling_is_read_as_an_end(kind: str) -> None:
 
 
 def test_the_first_token_without_text_ends_a_text() -> None:
-    own, vocabulary = codec("prepending"), tokenizer("prepending").get_vocab()
-    eight, end, other = vocabulary["8"], own.end, vocabulary["<s>"]
+    own = codec("prepending")
+    vocabulary = tokenizer("prepending").get_vocab()
+    eight = vocabulary["8"]
+    end = own.end
+    other = vocabulary["<s>"]
     aborted = own.to_text(completion([eight, other, eight, end]))
     assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (b"8", [1, 0], False)
     assert aborted.logprobs.tolist() == [-0.125, -0.25]
@@ -274,7 +281,8 @@ def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end() -> None:
 
 
 def test_a_token_longer_than_a_packet_holds_aborts() -> None:
-    longest, longer = "é" * 127 + "e", "e" * 256
+    longest = "é" * 127 + "e"
+    longer = "e" * 256
     words = Tokenizer(WordLevel({longest: 0, longer: 1, "</s>": 2}))
     own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
     assert own.to_text(completion([0, 2])).pieces.tolist() == [255]
@@ -354,7 +362,8 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_text_takes_time_in_proportion(kind: str, unit: str) -> None:
     """Pieces of one byte each. Four times the bytes would take sixteen times as long, if time went with the square."""
-    own, times = codec(kind), {}
+    own = codec(kind)
+    times = {}
     for size in (4096, 16384):
         data = (unit * size).encode()[:size].decode(errors="ignore").encode()
         sample = as_text(data, *[1] * len(data), end=-1.0)

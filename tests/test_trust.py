@@ -13,7 +13,8 @@ from ftis_node.learner.trust import LENGTH, LIKELIHOOD, LONGER, NEAR_IMPOSSIBLE,
 from ftis_node.packet import Completion
 from tests.support.learners import FOREIGN, OWN, assert_close, gradient_of, learner
 
-RARE, PLAIN = NEAR_IMPOSSIBLE - 0.1, NEAR_IMPOSSIBLE + 0.1
+RARE = NEAR_IMPOSSIBLE - 0.1
+PLAIN = NEAR_IMPOSSIBLE + 0.1
 
 
 def suspects(start: list[list[float]], advantages: list[float], own: list[bool], **how: object) -> list[bool]:
@@ -29,14 +30,16 @@ def suspects(start: list[list[float]], advantages: list[float], own: list[bool],
 
 def test_a_foreign_success_with_one_near_impossible_token_is_left_out() -> None:
     start = [[PLAIN, PLAIN], [PLAIN, RARE, 0.0], [RARE], [RARE]]
-    advantages, own = [1.0, 1.0, -1.0, 1.0], [False, False, False, True]
+    advantages = [1.0, 1.0, -1.0, 1.0]
+    own = [False, False, False, True]
     assert suspects(start, advantages, own, defences=(LIKELIHOOD,)) == [False, True, False, False]
     assert suspects(start, advantages, own) == [False] * 4
 
 
 def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out() -> None:
     start = [[0.0] * length for length in (10, 21, 20, 21, 21)]
-    advantages, own = [1.0, 1.0, 1.0, -1.0, 1.0], [False, False, False, False, True]
+    advantages = [1.0, 1.0, 1.0, -1.0, 1.0]
+    own = [False, False, False, False, True]
     found = suspects(start, advantages, own, defences=(LENGTH,), usual_length=10.0)
     assert found == [False, True, False, False, False] and LONGER == 2.0
     assert not any(suspects(start, advantages, own, defences=(LENGTH,))), "nothing is usual yet"

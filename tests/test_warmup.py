@@ -68,7 +68,8 @@ def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> Non
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("swapped", 3), ("spelled", 4)])
 def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int) -> None:
-    task, teacher = arithmetic(operands), Teacher(random.Random(4), forgetful=3, style=style)
+    task = arithmetic(operands)
+    teacher = Teacher(random.Random(4), forgetful=3, style=style)
     examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
     texts = [teacher.completion(example.question) for example in examples]
     lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()(texts)["input_ids"]]
@@ -89,7 +90,8 @@ def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(tas
     assert all(example.answer == counts(example.question) for example in (*task.train, *task.held_out))
     assert not {question[:-1] for question, _ in pairs} & {example.question[:-1] for example in task.held_out}
     lengths = [(question[-1], text.index("</think>") - len("<think>")) for question, text in pairs]
-    full, asked = len(pairs[0][0]) - 1, [length for end, length in lengths if end == "/"]
+    full = len(pairs[0][0]) - 1
+    asked = [length for end, length in lengths if end == "/"]
     assert asked == [full] * (200 * (width - 1)), "of one column nobody asks for a long one"
     told = [length for end, length in lengths if end == "="]
     assert 0.17 < told.count(full) / len(told) < 0.33 and set(told) == {width, full} and len(dict(pairs)) > 390
@@ -97,7 +99,8 @@ def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(tas
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> None:
-    rng, words = random.Random(6), TOKENIZERS[kind]()
+    rng = random.Random(6)
+    words = TOKENIZERS[kind]()
     teacher = Teacher(rng, 4, style="spelled", errors=0.6)
     spelled = [(e.question, teacher.completion(e.question)) for e in sums.eight().train[:400]]
     parities = [(task, demonstrations(task, 1.0, rng, 50)) for task in (parity.one(), parity.two())]
@@ -122,7 +125,8 @@ def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_ha
 
 
 def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay() -> None:
-    task, recipes = sums.eight(), [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
+    task = sums.eight()
+    recipes = [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
     one, two, four = (next(m[0].parameters()).detach() for r in recipes if (m := warmup.warm_up(r, task)))
     assert (one - two).abs().max() > 1e-4 > 100 * (one - two - 2 * (two - four)).abs().max()
     assert len(warmup._lessons(LARGER[0], task, random.Random(1))()) == LARGER[0].batch == 8

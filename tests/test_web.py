@@ -226,7 +226,8 @@ class Reader:
 
 
 async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path: Path, browser: ClientSession) -> None:
-    home, reader = Home(tmp_path), Reader()
+    home = Home(tmp_path)
+    reader = Reader()
     stepper: Any = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
     found: list[Any] = [None]
     page = Dashboard(home, lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)

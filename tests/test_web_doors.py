@@ -47,7 +47,8 @@ async def test_who_was_faster_than_the_owners_browser_is_shut_out(page: Web, cap
 
 
 async def test_a_browser_that_is_let_in_already_uses_the_link_up(page: Web) -> None:
-    invited, mine = page.invite(), f"{page._cookie}={TOKEN}"
+    invited = page.invite()
+    mine = f"{page._cookie}={TOKEN}"
     assert await opens(invited, mine) == (200, mine), "and keeps the cookie that outlives the node"
     assert (await opens(invited))[0] == 401
     stolen_link = page.invite()
@@ -59,7 +60,8 @@ async def test_a_browser_that_is_let_in_already_uses_the_link_up(page: Web) -> N
 def test_a_code_is_good_for_half_a_minute_and_few_are_kept() -> None:
     now = 100.0
     guests = Guests(lambda: now)
-    late, good = guests.invite(), guests.invite()
+    late = guests.invite()
+    good = guests.invite()
     session = guests.enter(good, "", let_in=False)
     now += CODE_SECONDS + 1
     assert guests.enter(late, "", let_in=False) == "" and guests.enter("ü", "", let_in=False) == ""
@@ -82,7 +84,8 @@ def test_at_port_80_a_host_has_no_port(host: str, held: bool) -> None:
 
 @pytest.mark.parametrize("port", [80, 9464])
 def test_beyond_loopback_any_address_in_digits_is_its_name(port: int) -> None:
-    beyond, loopback = Names(frozenset({"node"}), port, any_address=True), Names(frozenset({"node"}), port)
+    beyond = Names(frozenset({"node"}), port, any_address=True)
+    loopback = Names(frozenset({"node"}), port)
     for address in ("172.18.0.2", "[2001:db8::7]"):
         assert beyond.hold(f"{address}:{port}") and not loopback.hold(f"{address}:{port}")
         assert beyond.hold(address) == (port == 80)

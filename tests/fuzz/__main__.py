@@ -51,7 +51,8 @@ def read(folder: Path) -> list[bytes]:
 
 def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
     """Fuzzes one target, and says what came of it; `problems` is empty if all is well."""
-    slow, crashes = emptied(home / "slow"), write(home / "crashes", [])
+    slow = emptied(home / "slow")
+    crashes = write(home / "crashes", [])
     before = set(crashes.iterdir())
     options = (
         f"-max_total_time={seconds}",

@@ -22,7 +22,8 @@ def main() -> None:
     """Does not return: libFuzzer ends the process."""
     name, folder, *options = sys.argv[1:]
     target = TARGETS[name]
-    slowest, runs = 0.0, 0
+    slowest = 0.0
+    runs = 0
     logging.disable()
 
     def took(data: bytes) -> float:

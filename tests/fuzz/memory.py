@@ -22,7 +22,9 @@ def main() -> None:
     name, seconds, *folders = sys.argv[1:]
     logging.disable()
     inputs = [file.read_bytes() for folder in folders for file in sorted(Path(folder).iterdir())]
-    rng, process, sizes = random.Random(0), psutil.Process(), []
+    rng = random.Random(0)
+    process = psutil.Process()
+    sizes = []
     began = time.monotonic()
     runs = 0
     while (passed := time.monotonic() - began) < float(seconds):

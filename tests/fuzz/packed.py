@@ -46,7 +46,8 @@ def other(value: Any, rng: random.Random) -> Any:
 def _other_list(values: list[Any], rng: random.Random) -> list[Any]:
     if not values:
         return [0]
-    place, values = rng.randrange(len(values)), list(values)
+    place = rng.randrange(len(values))
+    values = list(values)
     match rng.randrange(6):
         case 0:
             del values[place]
@@ -143,7 +144,8 @@ def packet(data: bytes, rng: random.Random) -> bytes:
             case _:
                 completions[place] = change(completions[place], rng)
         run = next((context.run for context in CONTEXTS if context.run.id == made.run_id), RUN)
-        round, slot = made.round, rng.choice((made.slot, rng.randrange(run.slots + 1)))
+        round = made.round
+        slot = rng.choice((made.slot, rng.randrange(run.slots + 1)))
         named: dict[str, Any] = {"run_id": run.id, "author": AUTHOR.author, "round": round, "slot": slot}
         named |= {"policy_step": made.policy_step, "completions": completions}
         if isinstance(made, Packet):
@@ -166,7 +168,8 @@ def _of_tokens(completion: Completion, rng: random.Random) -> Completion:
         ids[rng.randrange(len(ids))] = any_integer(rng) & 0xFFFFFFFF
         return replace(completion, token_ids=ids)
     length = _length(len(completion), rng)
-    ids, claims = np.resize(completion.token_ids, length), np.resize(completion.logprobs, length)
+    ids = np.resize(completion.token_ids, length)
+    claims = np.resize(completion.logprobs, length)
     if length:
         ids[rng.randrange(length)] = rng.choice((any_integer(rng) & 0xFFFFFFFF, int(completion.token_ids[-1])))
         claims[rng.randrange(length)] = rng.choice((-0.5, *LOGPROBS))
@@ -176,7 +179,8 @@ def _of_tokens(completion: Completion, rng: random.Random) -> Completion:
 def _of_text(completion: TextCompletion, rng: random.Random) -> TextCompletion:
     """One of other pieces, claims, text or end."""
     length = _length(len(completion), rng)
-    pieces, claims = np.resize(completion.pieces, length), np.resize(completion.logprobs, length)
+    pieces = np.resize(completion.pieces, length)
+    claims = np.resize(completion.logprobs, length)
     if length:
         pieces[rng.randrange(length)] = rng.choice((0, 1, 2, 255))
         claims[rng.randrange(length)] = rng.choice((-0.5, *LOGPROBS))

@@ -64,7 +64,8 @@ def read_mdns(data: bytes) -> None:
     try:
         name, text, addresses, port = msgpack.unpackb(data)
         info = ServiceInfo(SERVICE, f"{name}.{SERVICE}", properties=text, addresses=addresses, port=port)
-        properties, parsed = info.properties, info.parsed_addresses()
+        properties = info.properties
+        parsed = info.parsed_addresses()
     except Exception:  # the node's own caller takes whatever zeroconf raises
         return
     try:
@@ -128,7 +129,8 @@ def jail_seeds() -> list[bytes]:
 # --- how they change --------------------------------------------------------------------------------------------------
 
 
-_certificate, _removal = signed_again(Certificate, "issuer"), signed_again(Removal, "issuer")
+_certificate = signed_again(Certificate, "issuer")
+_removal = signed_again(Removal, "issuer")
 _invitation = repacked(signed_again(Invitation, "inviter"))
 
 

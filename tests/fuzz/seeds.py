@@ -91,7 +91,8 @@ def _conversations() -> list[bytes]:
     entries = [ftis_pb2.Entry(announcement=data, age_ms=1500, held=b"\x05") for data in told]
     mentions = [ftis_pb2.Mention(id=announcement_id(data), held=b"\x03") for data in told]
     wanted = [mention.id for mention in mentions]
-    ask, answer = ftis_pb2.ExchangeRequest, ftis_pb2.ExchangeResponse
+    ask = ftis_pb2.ExchangeRequest
+    answer = ftis_pb2.ExchangeResponse
     lost = [Frame(0, 3, ask(mentions=mentions).SerializeToString()), Frame(1, 3, b"\xff")]
     return [
         join([Frame(0, 2, ask(entries=entries, mentions=mentions, wanted=wanted, again=True).SerializeToString())]),
@@ -108,7 +109,8 @@ def _conversations() -> list[bytes]:
 
 
 def _handshakes() -> list[bytes]:
-    hello, other = greeting(RUN, ADDRESSES[3:5]), greeting(HORIZONTAL, [])
+    hello = greeting(RUN, ADDRESSES[3:5])
+    other = greeting(HORIZONTAL, [])
     told = greeting(RUN, ADDRESSES[2:3])
     told.peers.extend(ADDRESSES)
     told.run_file = run_file_as_json(RunFile(run=RUN))

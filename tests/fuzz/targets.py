@@ -60,7 +60,8 @@ def admit_packet(data: bytes) -> None:
 
 def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> None:
     """The rules of proto/PACKET.md once more, read from the bytes."""
-    run, packet = context.run, group.packet
+    run = context.run
+    packet = group.packet
     require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
     require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
     require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
@@ -86,7 +87,8 @@ def _check_text(run: Run, packet: TextPacket, data: bytes) -> None:
     require(all(run.logprob_min <= claim <= LOGPROB_MAX for claim in logprobs), "an impossible log-prob")
     require(len(logprobs) == sum(packet.lengths) + sum(packet.finished), "a wrong number of log-probs")
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
-        pieces, sizes = sizes[:length], sizes[length:]
+        pieces = sizes[:length]
+        sizes = sizes[length:]
         require(length + finished <= run.completion_tokens, "too long")
         require(all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece")
         require(sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes")
@@ -99,7 +101,8 @@ def _check_records(run: Run, packet: Packet, data: bytes) -> None:
     records = list(struct.iter_unpack("<If", data[len(data) - 8 * sum(packet.lengths) :]))
     lowest = -(math.log(run.vocabulary) + 18)
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
-        completion, records = records[:length], records[length:]
+        completion = records[:length]
+        records = records[length:]
         require(1 <= length <= run.completion_tokens, "too long")
         require(finished or length == run.completion_tokens, "cut short")
         require(all(0 <= id < run.vocabulary for id, _ in completion), "an id is outside the vocabulary")
@@ -110,20 +113,24 @@ def _check_records(run: Run, packet: Packet, data: bytes) -> None:
 
 def _check_turns(run: Run, packet: Packet, data: bytes) -> None:
     *_, turns, runs, records, given = msgpack.unpackb(data)
-    pairs, tokens = list(struct.iter_unpack("<II", runs)), list(struct.iter_unpack("<If", records))
+    pairs = list(struct.iter_unpack("<II", runs))
+    tokens = list(struct.iter_unpack("<If", records))
     lowest = -(math.log(run.vocabulary) + 18)
     require(all(id < run.vocabulary for (id,) in struct.iter_unpack("<I", given)), "a given id is no token")
     require(len(given) == 4 * sum(more for _, more in pairs), "given ids of no run")
     for length, finished, count in zip(packet.lengths, packet.finished, turns, strict=True):
-        own, pairs = pairs[:count], pairs[count:]
-        sampled, tokens = tokens[:length], tokens[length:]
+        own = pairs[:count]
+        pairs = pairs[count:]
+        sampled = tokens[:length]
+        tokens = tokens[length:]
         whole = length + sum(more for _, more in own)
         require(count < run.turns and whole <= run.completion_tokens, "too long")
         require(finished or whole == run.completion_tokens, "cut short")
         require(all(some and more for some, more in own), "an empty run")
         require(all(0 <= id < run.vocabulary and lowest <= claim <= LOGPROB_MAX for id, claim in sampled), "no token")
         for some, _ in own:
-            ends, sampled = [id in run.eos for id, _ in sampled[:some]], sampled[some:]
+            ends = [id in run.eos for id, _ in sampled[:some]]
+            sampled = sampled[some:]
             require(ends[-1] and not any(ends[:-1]), "a turn does not end in its EOS")
         ends = [id in run.eos for id, _ in sampled]
         require(bool(ends) and not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
@@ -164,7 +171,8 @@ def store_record(data: bytes) -> None:
         return
     request.ClearField("peer")  # whom to ping, over a network
     dht = GuardedDht(_initialized_with_create=True)
-    dht.storage, dht.cache = DHTLocalStorage(), DHTLocalStorage()
+    dht.storage = DHTLocalStorage()
+    dht.cache = DHTLocalStorage()
     dht.node_info = dht_pb2.NodeInfo()
     validator = OwnerSigned(OWN, RUN.id)
     dht.shelf = shelf = Shelf(validator, lambda peer: False)
@@ -191,7 +199,9 @@ def _caller(request: dht_pb2.StoreRequest) -> bytes:
 
 def _check_record(validator: OwnerSigned, record: DHTRecord) -> None:
     require(NOW - 60 < record.expiration_time <= NOW + MAX_LIFETIME, "a record lives too long")
-    owner, value, signature = author_of(msgpack.unpackb(record.subkey)), record.value[:-64], record.value[-64:]
+    owner = author_of(msgpack.unpackb(record.subkey))
+    value = record.value[:-64]
+    signature = record.value[-64:]
     packed = struct.pack(">d", record.expiration_time)
     message = b"".join((b"ftis/record/1", record.key, record.subkey, packed, value))
     require(verify(owner, message, signature), "its owner did not sign it")

@@ -18,7 +18,8 @@ NOW = 1_760_000_000
 """Inputs are kept for years, so the time of day at which they are read is always this one."""
 
 PEERS = tuple(identity(number) for number in range(1, 9))
-OWN, AUTHOR = PEERS[0], PEERS[1]
+OWN = PEERS[0]
+AUTHOR = PEERS[1]
 IDENTITIES = {peer.author: peer for peer in PEERS}
 
 EOS = (998, 999)

@@ -28,7 +28,8 @@ MODELS = ("tiny-a", "tiny-b", "tiny-c")
 MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 FLAGS = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50", "--set", "quic=false")
 START_SECONDS = 240.0
-GROWTH, GROWTH_MB = 1.1, 20.0
+GROWTH = 1.1
+GROWTH_MB = 20.0
 
 
 @dataclass
@@ -79,7 +80,10 @@ class Arena:
         """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
-        self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
+        self._path = path
+        self._nodes = nodes
+        self._flags = flags
+        self._work = work
         self._models = MIXED if mixed else MODELS
         self.private = private
         self._log_read: Counter[str] = Counter()
@@ -112,7 +116,8 @@ class Arena:
         first = self.daemons["node-0"]
         home = first.home
         first.wait(lambda status: home.run_file.exists(), "it has begun its run", START_SECONDS)
-        founder, run = Identity.load(home.key), load_run_file(home.run_file).run
+        founder = Identity.load(home.key)
+        run = load_run_file(home.run_file).run
         return invite(founder, run.id, self.addresses[:1], now=time.time(), seconds=86400, membership=86400)
 
     def _named(self) -> list[str]:

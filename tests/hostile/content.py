@@ -40,8 +40,11 @@ class Row04OtherTokens(Lies):
     )
 
     def completions(self, row: int, slot: int) -> list[Said]:
-        world, run = self.world, self.world.run
-        eos, word, cap = run.eos[0], self.world.ids("1")[0], run.completion_tokens
+        world = self.world
+        run = self.world.run
+        eos = run.eos[0]
+        word = self.world.ids("1")[0]
+        cap = run.completion_tokens
         lies = [
             [world.completion([word, run.vocabulary, eos])],
             [world.completion([2**32 - 1, eos])],
@@ -173,7 +176,8 @@ class Row32NoSignal(Lies):
 
     row = 32
     rate = 4.0
-    AUTHORS, SLOTS = 8, 32
+    AUTHORS = 8
+    SLOTS = 32
 
     def completions(self, row: int, slot: int) -> list[Said]:
         return [self.world.right(row) if slot % 2 else self.world.wrong(row)] * self.world.run.group

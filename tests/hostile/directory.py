@@ -45,7 +45,10 @@ class DHTProtocol(ServicerBase):  # type: ignore[misc]
     """
 
     def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b"", nodes: int = 1000) -> None:
-        self.node, self.answers, self.otherwise, self.nodes = node, answers, otherwise, nodes
+        self.node = node
+        self.answers = answers
+        self.otherwise = otherwise
+        self.nodes = nodes
         self.calls = 0
         self._nobody = [Identity(os.urandom(32)).author for _ in range(nodes)]
 

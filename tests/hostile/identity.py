@@ -72,7 +72,8 @@ class Row06Forged(Honest):
         return self.peer.entry(made.encode(), len(made.packets))
 
     def _other_run(self) -> ftis_pb2.Entry:
-        author, round = self.author(), self.round()
+        author = self.author()
+        round = self.round()
         body = self.world.pack(author.author, round, 0, run_id=b"another run's id")
         return self.peer.announcement(author, round, [(0, body)])
 
@@ -93,7 +94,8 @@ class Row07Replayed(Honest):
     async def strike(self) -> None:
         await self.peer.overhear()
         entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-24:]]
-        author, round = self.author(), self.round()
+        author = self.author()
+        round = self.round()
         entries += [self.sound(author, round, slots) for slots in ((0,), (0, 1))]
         entries.append(self.sound(self.author(), 1, issued_at=int(time.time()) - 4 * 3600))
         await self.peer.tell(*entries)
@@ -153,7 +155,8 @@ class Row31Calls(Attack):
 
     row = 31
     rate = 20.0
-    CALLS, BYTES = 50, 2000
+    CALLS = 50
+    BYTES = 2000
 
     async def strike(self) -> None:
         garbage = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=self.rng.randbytes(self.BYTES))])

@@ -17,7 +17,8 @@ class Row34Contradictions(Attack):
     async def strike(self) -> None:
         entries = []
         for _ in range(8):
-            who, round = self.stranger(), self.round()
+            who = self.stranger()
+            round = self.round()
             entries += [self.peer.promise(who, round, self.refs(count, SIZE)) for count in (1, 2)]
         await self.peer.tell(*entries)
 

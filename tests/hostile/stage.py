@@ -32,7 +32,8 @@ class Stage:
 
     async def watch(self, seconds: float) -> Phase:
         """Watches the nodes for so many seconds."""
-        began, samples = time.time(), [await asyncio.to_thread(self.ring.sample)]
+        began = time.time()
+        samples = [await asyncio.to_thread(self.ring.sample)]
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left, SAMPLE_SECONDS))
@@ -50,7 +51,8 @@ class Stage:
     async def _open(self, kind: type[Attack], stack: contextlib.AsyncExitStack) -> Attack:
         self._opened += 1
         identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
-        path, ticket = self.scratch / f"hostile-{self._opened}", self.ring.ticket()
+        path = self.scratch / f"hostile-{self._opened}"
+        ticket = self.ring.ticket()
         opening = hostile(path, self.ring.addresses, identity, self.world, invitation=ticket)
         peer = await stack.enter_async_context(opening)
         self.world = peer.world
@@ -69,7 +71,9 @@ class Stage:
         length = seconds / (2 * turns + 1)
         self.said = {}
         before = await asyncio.to_thread(self.ring.statuses)
-        calm, fights, played = [await self.watch(length)], [], []
+        calm = [await self.watch(length)]
+        fights = []
+        played = []
         for _ in range(turns):
             fight, attacks = await self.attacked(kinds, length)
             fights.append(fight)
@@ -123,7 +127,8 @@ class Stage:
 
     @staticmethod
     def _ratio(calm: Sequence[float], fights: Sequence[float]) -> dict[str, float]:
-        quiet, attacked = statistics.median(calm), statistics.median(fights)
+        quiet = statistics.median(calm)
+        attacked = statistics.median(fights)
         return {"quiet": quiet, "attacked": attacked, "ratio": attacked / quiet if quiet else 0.0}
 
 

@@ -14,7 +14,8 @@ from tests.hostile.wire import FETCH
 
 OPEN_SECONDS = 5.0
 STREAMS = 4  # of one peer that a node keeps
-HOP, RESERVE = "/libp2p/circuit/relay/0.2.0/hop", b"\x02\x08\x00"  # circuit v2, a HopMessage of type RESERVE
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE = b"\x02\x08\x00"  # circuit v2, a HopMessage of type RESERVE
 DEBUG = ("/debug/pprof/cmdline", "/debug/vars", "/metrics")
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]

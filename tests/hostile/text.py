@@ -41,7 +41,8 @@ class Row01Layout(Text):
     def _forged(self, author: bytes, round: int, slot: int) -> bytes:
         good = packet.decode(self.world.pack(author, round, slot))
         assert isinstance(good, packet.TextPacket)
-        pieces, claims = good.pieces.tobytes(), good.logprobs.tobytes()
+        pieces = good.pieces.tobytes()
+        claims = good.logprobs.tobytes()
         count = len(good.lengths)
         counts = [(packet.MAX_PACKET_BYTES,) * count, (0,) * count, (good.lengths[0] + 1, *good.lengths[1:])]
         header, version, raw = self.rng.choice(
@@ -72,7 +73,8 @@ class Row04Pieces(Text):
     refusals = frozenset({"empty piece", "too long", "cut short", "wrong group size"})
 
     def completions(self, row: int, slot: int) -> list[TextCompletion]:
-        pieces, run = self.text.pieces, self.world.run
+        pieces = self.text.pieces
+        run = self.world.run
         giant = b"1" * PIECE_BYTES_MAX
         lies = [
             [pieces(b"1", b"", b"2", finished=False)],

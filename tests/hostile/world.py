@@ -114,9 +114,11 @@ class TextWorld(World):
         Args:
             end: the end's own log-prob.
         """
-        run, kept = self.run, list(pieces)
+        run = self.run
+        kept = list(pieces)
         if finished and (len(pieces) >= run.completion_tokens or len(b"".join(pieces)) >= run.completion_bytes):
-            kept, finished = self._cut(pieces), False
+            kept = self._cut(pieces)
+            finished = False
         sizes = np.array([len(piece) for piece in kept], np.uint8)
         closing = (logprob if end is None else end) if finished else None
         return TextCompletion(b"".join(kept), sizes, np.full(len(kept), logprob, np.float32), closing)

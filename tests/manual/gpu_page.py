@@ -45,7 +45,8 @@ def page(found: Sequence[Figures], command: str) -> str:
     rows += ["", "| part | | measured | predicted | ratio |", "|---|---|---|---|---|"]
     for one in done:
         for told in one["figures"]["lines"]:
-            seen, said = told["measured"], told["predicted"]
+            seen = told["measured"]
+            said = told["predicted"]
             ratio = f"{seen / said:.2f}" if isinstance(seen, float) and isinstance(said, float) and said else ""
             value, expected = (_number(each, told["unit"]) for each in (seen, said))
             rows.append(f"| {one['part']} | {told['what']} | {value} | {expected} | {ratio} |")
@@ -72,7 +73,8 @@ def predicted() -> str:
     rows = ["| | " + " | ".join(CARDS) + " |", "|---" * (1 + len(CARDS)) + "|"]
     workload = Workload(512, GSM8K.cap, GSM8K.group, GSM8K.groups)
     for size in MODELS:
-        shape, cells = geometry_of(known_config(f"qwen2.5-{size}"), size), [size.upper()]
+        shape = geometry_of(known_config(f"qwen2.5-{size}"), size)
+        cells = [size.upper()]
         for name, card in CARDS.items():
             half: Dtype = "float16" if name.startswith("T4") else "bfloat16"
             budget = round(card.vram * GB)

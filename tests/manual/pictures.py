@@ -84,7 +84,8 @@ def terminal(daemon: Daemon, place: Path, out: Path) -> None:
     """What `ftis-node top` shows, as a picture."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     socket = daemon.home.api_socket()
-    status, peers = ask(socket, "/status", Status), ask(socket, "/peers", Peers)
+    status = ask(socket, "/status", Status)
+    peers = ask(socket, "/peers", Peers)
     console.print(node_view(status, peers, last_lines(daemon.home.log, LINES), HINT))
     page = place / "top.html"
     page.write_text(

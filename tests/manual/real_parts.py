@@ -39,7 +39,8 @@ ROWS = 300  # of GSM8K
 SOLUTIONS = 50
 GREEDY_TOKENS = 32
 STEP_TOKENS = 24  # the cap of what is sampled for a step
-LOSS_GROUPS, LOSS_TOKENS = 4, 48  # of what losses are taken of
+LOSS_GROUPS = 4
+LOSS_TOKENS = 48  # of what losses are taken of
 MOST_CUT = 0.02  # of the tokens, by rounding alone
 STEP_OBJECTIVES = ("ftis", "gated", "gspo")
 
@@ -107,7 +108,8 @@ def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
 def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     """Nats a token on worked solutions, in the run's template and as plain text; greedy text beside `generate`."""
     engine, facts, run = opened(source, dtype)
-    policy, tokenizer = engine.policy, AutoTokenizer.from_pretrained(source)
+    policy = engine.policy
+    tokenizer = AutoTokenizer.from_pretrained(source)
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
     solutions = solutions_by_question()
     solved = [row for row, example in enumerate(engine.task.train) if example.question in solutions]
@@ -115,7 +117,8 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     plain_run = run_for(facts.shared() | {"chat": ""}, group=4, template="{question}", completion_tokens=STEP_TOKENS)
     for name, asked_in in (("in the template", run), ("as plain text", plain_run)):
         engine.open(asked_in)
-        ours, theirs = [], []
+        ours = []
+        theirs = []
         for row in solved[:SOLUTIONS]:
             example = engine.task.train[row]
             solution = tokenizer(solutions[example.question], add_special_tokens=False)["input_ids"]
@@ -123,7 +126,8 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
                 group = Prefixed(engine.prompts[row], [np.array(solution)])
                 ours.append(completion_logprobs(policy, [group], 1.0)[0])
             theirs.append(plain_logprobs(model, expected_prompt(tokenizer, asked_in, example), solution))
-        mine, other = -torch.cat(ours).mean(), -torch.cat(theirs).mean()
+        mine = -torch.cat(ours).mean()
+        other = -torch.cat(theirs).mean()
         figure = f"{mine:.3f} nats a token, transformers {other:.3f}"
         yield Check(f"{len(ours)} solutions {name}", bool((mine - other).abs() <= CLOSE), figure)
     if dtype == "float32":
@@ -206,7 +210,9 @@ def losses(source: str, dtype: str, *, full: bool, **chosen: Any) -> Iterator[Ch
 
 def ratios(log_ratio: torch.Tensor, lengths: torch.Tensor, most: float) -> Iterator[Check]:
     """How far trainer and sampler are apart, `[T]`: of tokens, and of whole samples; `most` nats a token."""
-    apart, ratio, pieces = log_ratio.abs(), log_ratio.exp(), log_ratio.split(lengths.tolist())
+    apart = log_ratio.abs()
+    ratio = log_ratio.exp()
+    pieces = log_ratio.split(lengths.tolist())
     beyond = float(((ratio < 0.5) | (ratio > 5)).float().mean())
     figure = f"{apart.mean():.2g} nats a token, p99 {apart.quantile(0.99):.2g}"
     yield Check("trainer beside sampler", bool(apart.mean() <= most), figure)
@@ -244,7 +250,8 @@ def exports(engine: Engine, run: Run, source: str, folder: Path, *, lora: bool) 
     directory = checkpoints.begin(3)
     engine.save(str(directory))
     checkpoints.commit(directory, {"model": f"{source} ({engine.policy.kind})"})
-    prompt, solution = engine.prompts[1], np.array(engine.prompts[0][-24:])
+    prompt = engine.prompts[1]
+    solution = np.array(engine.prompts[0][-24:])
     with torch.no_grad():
         expected = completion_logprobs(engine.policy, [Prefixed(prompt, [solution])], 1.0)[0]
     dtype = str(engine.policy.dtype).removeprefix("torch.")

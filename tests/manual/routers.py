@@ -20,7 +20,8 @@ from ftis_node.lab.bench.swarm import Host
 
 PUBLIC, PRIVATE = "45.33.7", "192.168.7"  # nothing leaves the namespaces; AutoNAT only believes in public addresses
 NODES = ("ftis-p0", "ftis-p1", "ftis-p2", "ftis-p3", "ftis-private", "ftis-newcomer")
-ROUTER, BRIDGE = "ftis-router", "ftis-world"
+ROUTER = "ftis-router"
+BRIDGE = "ftis-world"
 GROUPS = 6
 SETUP = {"quic": True, "interval": 1.0, "exchange_peers": 6}
 
@@ -80,7 +81,9 @@ async def private_node(*, relays: bool) -> dict[str, Any]:
     with world():
         async with contextlib.AsyncExitStack() as stack:
             hosts = [await Host.start(stack, ("ip", "netns", "exec", name)) for name in NODES]
-            public, private, newcomer = hosts[:4], hosts[4], hosts[5]
+            public = hosts[:4]
+            private = hosts[4]
+            newcomer = hosts[5]
             addresses = []
             for number, host in enumerate(public):
                 setup = SETUP | {"host": f"{PUBLIC}.{number + 1}", "relay_for_others": relays}
@@ -109,7 +112,8 @@ async def private_node(*, relays: bool) -> dict[str, Any]:
 
 
 async def main() -> None:
-    with_relays, without = await private_node(relays=True), await private_node(relays=False)
+    with_relays = await private_node(relays=True)
+    without = await private_node(relays=False)
     problems = []
     if with_relays["reachability"] != "relayed" or with_relays["newcomer_peers"] < 5 or with_relays["missing"]:
         problems.append("with relays")

@@ -64,7 +64,8 @@ class Server:
         self._line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         self._line += ["--max-model-len", "192", "--block-size", "32", "--max-num-batched-tokens", "4096"]
         self._line += ["--dtype", "float32", "--enforce-eager", *flags]
-        self._place, self.log = place, place / f"server-{model.name}.log"
+        self._place = place
+        self.log = place / f"server-{model.name}.log"
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -119,7 +120,8 @@ def main() -> None:
 
 def models(place: Path) -> list[Path]:
     """Two models that know the format and guess. vLLM's attention on a CPU takes heads of 32 and more."""
-    task, made = load_task("arithmetic"), []
+    task = load_task("arithmetic")
+    made = []
     for name, hidden, seed in (("small", 64, 1), ("large", 128, 2)):
         model = random_speaker(place / name, hidden=hidden, layers=2, seed=seed)
         shown = {"answers": "0123456789", "template": task.template, "steps": 300, "learning_rate": 4e-3}

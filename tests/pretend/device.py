@@ -69,7 +69,8 @@ def install() -> None:
     torch.Generator = Generator  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.version.pretend = "13.0"  # type: ignore[attr-defined]
-    functional.scaled_dot_product_attention, varlen.varlen_attn = _attention, _varlen
+    functional.scaled_dot_product_attention = _attention
+    varlen.varlen_attn = _varlen
     fork = torch.random.fork_rng
     torch.random.fork_rng = lambda devices=None, enabled=True, **_: fork(devices, enabled, device_type=NAME)
     sys.meta_path.insert(0, _Finder())
@@ -260,7 +261,8 @@ def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]) -> None:
 
 
 def _copied(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-    mine, theirs = isinstance(to, Pretend), isinstance(source, Pretend)
+    mine = isinstance(to, Pretend)
+    theirs = isinstance(source, Pretend)
     if mine and theirs:
         launch()
     elif theirs or not non_blocking:
@@ -293,7 +295,8 @@ class _Attention(torch.autograd.Function):
         if not all(isinstance(one, Pretend) for one in (query, key, value, *more) if isinstance(one, torch.Tensor)):
             raise fault("attention over tensors of the device and of the CPU")
         launch()
-        ctx.computed, ctx.more = computed, [_inner(one) for one in more]
+        ctx.computed = computed
+        ctx.more = [_inner(one) for one in more]
         ctx.save_for_backward(query, key, value)
         return Pretend(computed(*(one.inner.detach() for one in (query, key, value)), *ctx.more))
 
@@ -338,7 +341,9 @@ def by_sequence(
     out = []
     for (first, end), (first_k, end_k) in zip(_pairs(cu_seq_q), _pairs(cu_seq_k), strict=True):
         assert end - first <= max_q and end_k - first_k <= max_k
-        q, k, v = query[first:end], key[first_k:end_k], value[first_k:end_k]
+        q = query[first:end]
+        k = key[first_k:end_k]
+        v = value[first_k:end_k]
         past = len(k) - len(q) + torch.arange(len(q))[:, None] - torch.arange(len(k))  # the last are one
         seen = (past >= 0) & ((window_size[0] < 0) | (past <= window_size[0]))
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
@@ -411,7 +416,8 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
     def utilization(self, device: Any = None) -> float:
         raise ModuleNotFoundError("pynvml")
 
-    CUDAGraph, Stream = _Graph, graphs.Stream
+    CUDAGraph = _Graph
+    Stream = graphs.Stream
     stream, current_stream, set_stream, graph_pool_handle = (
         staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
     )

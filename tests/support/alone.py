@@ -58,7 +58,8 @@ def address(who: Identity, port: int = 1) -> str:
     return f"/ip4/8.8.4.4/tcp/{4000 + port % 60000}/p2p/{who.peer_id}"
 
 
-LAN, LOOPBACK = "/ip4/192.168.1.7", "/ip4/127.0.0.1"
+LAN = "/ip4/192.168.1.7"
+LOOPBACK = "/ip4/127.0.0.1"
 ELSEWHERE = (LAN, LOOPBACK, "/ip6/fd00::1", "/ip4/100.64.0.1", "/dns4/router.example")
 
 

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 
 
 def missing() -> str | None:

@@ -20,8 +20,10 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: there is no such command, option or value; LookupError: something is missing.
     """
-    command, context = root(), None
-    name, rest = "ftis-node", list(arguments)
+    command = root()
+    context = None
+    name = "ftis-node"
+    rest = list(arguments)
     try:
         while True:
             context = command.make_context(name, rest, parent=context)

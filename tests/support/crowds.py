@@ -8,7 +8,8 @@ from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
 
-BATCH, FOREIGN = 24, 18
+BATCH = 24
+FOREIGN = 18
 STEP_SECONDS = 60.0
 
 

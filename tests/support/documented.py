@@ -104,7 +104,8 @@ def check_daemon(daemon: Daemon, seconds: float = 60) -> None:
 
     It must have peers, have trained on groups of theirs, and have gone on from a checkpoint.
     """
-    socket, documented = daemon.home.api_socket(), metrics()
+    socket = daemon.home.api_socket()
+    documented = metrics()
     seen: dict[str, Exposed] = {}
     deadline = time.monotonic() + seconds
     while documented.keys() - seen.keys() - NOT_YET and time.monotonic() < deadline:

@@ -18,7 +18,8 @@ class Door(Answers):
     """Answers handshakes as a node does, in another major version if told so."""
 
     def __init__(self, membership: Membership, major: int) -> None:
-        self.membership, self.major = membership, major
+        self.membership = membership
+        self.major = major
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         answer = self.membership.on_handshake(request, peer)

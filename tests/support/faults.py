@@ -22,7 +22,8 @@ _LAYER = 1  # without attention
 @contextmanager
 def in_decoder(fault: str, *, static_only: bool = False) -> Iterator[None]:
     """The native decoder has the fault within; static_only: where it works by CUDA graphs alone."""
-    positions, attend = SharedCache.positions, SharedCache.attend
+    positions = SharedCache.positions
+    attend = SharedCache.attend
 
     def wrong_positions(self: SharedCache) -> Any:
         shift = 0 if static_only and not self.static else _SHIFT.get(fault, 0)

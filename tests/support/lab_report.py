@@ -16,7 +16,10 @@ class Laboratory:
     """An experiment in the making; `write` puts it on disk."""
 
     def __init__(self, out: Path, *, seeds: int = 8, target: float = 0.7, steps: int = STEPS) -> None:
-        self.out, self.seeds, self.target, self.steps = out, list(range(seeds)), target, steps
+        self.out = out
+        self.seeds = list(range(seeds))
+        self.target = target
+        self.steps = steps
         self.cells: list[dict[str, Any]] = []
         self.claims: list[dict[str, Any]] = []
         self.trials: list[dict[str, Any]] = []

@@ -41,7 +41,8 @@ def in_turns(group: TrainingGroup) -> TrainingGroup:
     for place, completion in enumerate(group.parts[0].completions):
         assert completion is not None
         if len(completion) > 1:
-            ids, more = completion.token_ids, np.arange(6, 9 + place, dtype=np.uint32)
+            ids = completion.token_ids
+            more = np.arange(6, 9 + place, dtype=np.uint32)
             given = np.repeat([False, True, False], [1, len(more), len(ids) - 1])
             completion = replace(completion, token_ids=np.concatenate([ids[:1], more, ids[1:]]), given=given)
         completions.append(completion)
@@ -122,7 +123,8 @@ def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
 
 def by_hand(policy: Policy, group: TrainingGroup) -> Group:
     """The group as `objective_by_hand` computes with it: log-probs of a plain forward pass, in float64."""
-    part, completions = group.parts[0], []
+    part = group.parts[0]
+    completions = []
     for completion in part.completions:
         new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE).double()
         new = new if completion.given is None else new[torch.from_numpy(~completion.given)]

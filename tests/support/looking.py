@@ -17,7 +17,8 @@ STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
 PEAKS = {5.0: 600.0, 2.0: 17.0, 3.0: 19.0}  # seconds of a step, by the tenth of all steps; the last two fit an axis
 BEGAN = 1_760_000_000.0  # unix seconds
-MINUTE, NIGHT = 60.0, 8 * 3600.0
+MINUTE = 60.0
+NIGHT = 8 * 3600.0
 POLL = 6.0  # seconds in which a page asks again
 
 

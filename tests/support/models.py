@@ -60,15 +60,19 @@ def taught(
     from ftis_node.tokenizer.chat import chat_wanted, frame_of
 
     policy = load_policy(Settings(model=str(path), device="cpu"))
-    chance, encode = random.Random(seed), policy.tokenizer.encode
-    chat, end = chat_wanted(policy.tokenizer, template, "auto", thinking=False), policy.tokenizer.eos_token
+    chance = random.Random(seed)
+    encode = policy.tokenizer.encode
+    chat = chat_wanted(policy.tokenizer, template, "auto", thinking=False)
+    end = policy.tokenizer.eos_token
     texts = [encode(f"<think>so</think><answer>{given}</answer>{end}") for given in answers]
     words = torch.tensor(sorted({token for text in texts for token in text}))
-    decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
+    decoder = policy.model.get_decoder()
+    rows = policy.model.get_input_embeddings().weight
     others = torch.full((1,), float(np.log(len(rows))))
     optimiser = torch.optim.Adam(policy.model.parameters(), lr=learning_rate)
     for step in range(steps):
-        prompt, text = prompt_ids(policy.tokenizer, template, chance.choice(questions), chat), chance.choice(texts)
+        prompt = prompt_ids(policy.tokenizer, template, chance.choice(questions), chat)
+        text = chance.choice(texts)
         if later and step % 2:
             frame = frame_of(policy.tokenizer, template, chat)
             prompt = [*prompt, *chance.choice(texts), *frame.later(chance.choice(later))]

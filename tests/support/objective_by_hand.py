@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 CAP = 16.0  # tokens, the divisor of `fixed`
-EPSILON, C = 0.2, 2.0
+EPSILON = 0.2
+C = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,20 @@ def term_by_hand(rule: Rule, new: Tensor, start: float, claimed: float, advantag
         clipped = torch.tensor(1 + EPSILON, dtype=torch.float64)
     else:
         clipped = ratio
-    plain, bounded = ratio * advantage, clipped * advantage
+    plain = ratio * advantage
+    bounded = clipped * advantage
     weight = min(math.exp(start - claimed), C) if rule.truncate else 1.0
     return weight * (plain if plain <= bounded else bounded)
 
 
 def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
     """The loss, and which completions of groups of unequal rewards were kept."""
-    parts, verdicts = [], []
+    parts = []
+    verdicts = []
     kept_samples = kept_tokens = tokens = 0
     for group in groups:
-        mean, std = statistics.fmean(group.rewards), statistics.pstdev(group.rewards)
+        mean = statistics.fmean(group.rewards)
+        std = statistics.pstdev(group.rewards)
         for reward, completion in zip(group.rewards, group.completions, strict=True):
             length = len(completion.start) - (completion.ended and not rule.count_end)
             advantage = 0.0 if std == 0 else (reward - mean) / (std if rule.std else 1.0)

@@ -31,7 +31,9 @@ def stepped(policy: Policy, ranks: team.Team) -> Learner:
 
 def lacking(times: int) -> None:
     """Let so many sums of gradients lack memory."""
-    add_up, cat, left = team._add_up, torch.cat, [None] * times
+    add_up = team._add_up
+    cat = torch.cat
+    left = [None] * times
 
     def short(*given: Any) -> Tensor:
         if left:
@@ -44,7 +46,8 @@ def lacking(times: int) -> None:
         add_up(pieces)
         torch.cat = cat
 
-    team._add_up, room.WAITS = adding, (0.0, 0.0, 0.0)
+    team._add_up = adding
+    room.WAITS = (0.0, 0.0, 0.0)
 
 
 def main(rank: int, place: str) -> None:
@@ -56,10 +59,13 @@ def main(rank: int, place: str) -> None:
     lacking(rank)
     subject = stepped(policy, ranks)
     held = sum(value.numel() for state in subject.optimiser._adam.state.values() for value in state.values())
-    mine, theirs = subject.state()[1], alone.state()[1]  # the moments, whole in the first rank
-    far, size = 0.0, 0.0
+    mine = subject.state()[1]
+    theirs = alone.state()[1]  # the moments, whole in the first rank
+    far = 0.0
+    size = 0.0
     for name, value in theirs.items() if rank == 0 else ():
-        far, size = far + float((mine[name] - value).square().sum()), size + float(value.square().sum())
+        far = far + float((mine[name] - value).square().sum())
+        size = size + float(value.square().sum())
     embedding = policy.causal_lm.get_input_embeddings().weight.double().flatten().tolist()
     told = {"held": held, "trained": policy.trainable(), "far": far, "size": size, "embedding": embedding}
     print(json.dumps(told | {"tensors": len(subject.trainable)}))

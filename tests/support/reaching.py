@@ -13,7 +13,9 @@ ERRORS = "ftis_node.errors"
 
 def watch(errors: Any, folder: str) -> None:
     """Append each place that makes a `UserError` to a file of this process in `folder`."""
-    source, noted, before = os.path.dirname(errors.__file__) + os.sep, set[tuple[str, int]](), errors.UserError.__init__
+    source = os.path.dirname(errors.__file__) + os.sep
+    noted = set[tuple[str, int]]()
+    before = errors.UserError.__init__
 
     def made(self: Any, what: str, fix: str) -> None:
         frame = sys._getframe(1)

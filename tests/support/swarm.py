@@ -38,7 +38,10 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 
-VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
+VOCABULARY = 1000
+EOS = 999
+CAP = 16
+ROWS = 50
 PATIENCE = 120.0  # seconds until something has come about, however busy the machine is
 PROMPTS = [[row, row + 1] for row in range(ROWS)]
 
@@ -235,7 +238,8 @@ class Member:
 
 def held_up(node: Member, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Its next p2pd starts only when the event is set."""
-    again, launch = asyncio.Event(), node.transport._launch
+    again = asyncio.Event()
+    launch = node.transport._launch
 
     async def later() -> None:
         await again.wait()
@@ -274,7 +278,8 @@ async def member(
         unix: the wall clock, near which rounds are numbered.
         run: one like RUN. roster: its members, if it is private.
     """
-    who, home = identity(number), path / f"member-{number}"
+    who = identity(number)
+    home = path / f"member-{number}"
     async with transport(who, home, **listening) as network:
         store = CountingStore(home / "store.sqlite", int(1000 * unix()))
         store.skip_round()

@@ -37,7 +37,9 @@ class VllmServer:
     """
 
     def __init__(self, model: str = "tiny-a", key: str | None = None, port: int = 0) -> None:
-        self.model, self.key, self.port = model, key, port
+        self.model = model
+        self.key = key
+        self.port = port
         self.processed = self.lora = self.ids = True
         self.broken = self.cut = False
         self.slow = threading.Event()  # completions wait while it is set
@@ -64,7 +66,8 @@ class VllmServer:
                 self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
             def _answer(self, body: dict[str, Any]) -> None:
-                code, answer = 200, {}
+                code = 200
+                answer = {}
                 try:
                     if outer.key and self.headers.get("Authorization") != f"Bearer {outer.key}":
                         raise Refused(401, "Unauthorized")
@@ -72,7 +75,8 @@ class VllmServer:
                         raise Refused(500, "EngineCore encountered an issue.")
                     answer = outer.answer(self.path, body)
                 except Refused as refused:
-                    code, answer = refused.args[0], {"error": {"message": refused.args[1]}}
+                    code = refused.args[0]
+                    answer = {"error": {"message": refused.args[1]}}
                 data = json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data) + (9 if outer.cut else 0)))

@@ -33,10 +33,12 @@ class WatchedSimulation(Simulation):
         self._reporting = reporting
 
     def enter(self) -> SimulatedNode:
-        node, number = super().enter(), self._entered
+        node = super().enter()
+        number = self._entered
         self._entered += 1
         reports = node.swarm.reports
-        reports.telling, reports.describe = self._reporting(number), lambda: claims(node, number)
+        reports.telling = self._reporting(number)
+        reports.describe = lambda: claims(node, number)
         return node
 
     async def _run(self, progress: Progress) -> list[Presence]:
@@ -49,7 +51,8 @@ class WatchedSimulation(Simulation):
 
     async def _watch(self) -> None:
         await asyncio.sleep(self.scenario.arrival_seconds)
-        identity, rng = Identity(bytes(32)), random.Random(self.scenario.seed)
+        identity = Identity(bytes(32))
+        rng = random.Random(self.scenario.seed)
         transport = MemoryTransport(self.network, identity.author, draw_machine(self.scenario, rng), ())
         self.observer = Swarm(
             transport=transport,
@@ -68,7 +71,8 @@ class WatchedSimulation(Simulation):
 
 def claims(node: SimulatedNode, number: int) -> SelfReport:
     """What a simulated node says of itself; its pass@1 is made up."""
-    progress, names = node.stepper.progress, NAMES.split()
+    progress = node.stepper.progress
+    names = NAMES.split()
     used = sorted(progress.foreign_groups_used.items(), key=lambda item: -item[1])
     model, tokenizer = MODELS[number % len(MODELS)]
     learned = progress.own_groups_used + sum(groups for _, groups in used)

@@ -61,8 +61,12 @@ HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.program"}
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
-CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
-CLONE3, PR_SET_NAME, PR_GET_TID_ADDRESS = 435, 15, 40
+CLONE_PARENT = 0x8000
+CLONE_CHILD_CLEARTID = 0x200000
+CLONE_CHILD_SETTID = 0x1000000
+CLONE3 = 435
+PR_SET_NAME = 15
+PR_GET_TID_ADDRESS = 40
 TITLE = "-" * 4000  # room for the arguments of what is forked
 
 Key = frozenset[tuple[str, str]]
@@ -152,7 +156,8 @@ def install(zygotes: Zygotes) -> None:
         if pid is None:
             return _plain(*given)
         popen = call["self"]
-        popen.pid, popen._child_created = pid, True
+        popen.pid = pid
+        popen._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         popen._close_pipe_fds(*(call[name] for name in ends))
 
@@ -169,7 +174,8 @@ def install(zygotes: Zygotes) -> None:
 
 
 def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
-    words, environment = call["args"], dict(os.environ if call["env"] is None else call["env"])
+    words = call["args"]
+    environment = dict(os.environ if call["env"] is None else call["env"])
     special = ("executable", "preexec_fn", "shell", "gids")
     if (
         isinstance(words, str)

@@ -23,17 +23,20 @@ from tests.manual.week.verdict import judge
 from tests.support.browser import missing
 
 OUT = Path("build/week").resolve()
-APART_SECONDS, VIEW_SECONDS = 120.0, 3.0
+APART_SECONDS = 120.0
+VIEW_SECONDS = 3.0
 
 
 def week(seconds: float, seed: int, roles: list[Role]) -> tuple[list[str], list[str]]:
     """A table of what was measured, and what is wrong."""
     with fleet(OUT, roles) as found, ExitStack() as measured, ExitStack() as looking:
-        album, gauges = Album(found), Gauges(found)
+        album = Album(found)
+        gauges = Gauges(found)
         views = {role.run: Apart(APART_SECONDS) for role in roles}
         looking.enter_context(repeated(VIEW_SECONDS, album.look_if_due))
         found.start()
-        deeds, began = Deeds(found, seed), time.monotonic()
+        deeds = Deeds(found, seed)
+        began = time.monotonic()
         measured.enter_context(repeated(min(60.0, seconds / 60), gauges.sample))
         for run, view in views.items():
             measured.enter_context(repeated(VIEW_SECONDS, partial(view.sample, found.of(run), deeds.half)))
@@ -57,7 +60,8 @@ def week(seconds: float, seed: int, roles: list[Role]) -> tuple[list[str], list[
         try:
             judged, wrong = judge(found, gauges.rows, until)
         except Exception:  # what else was measured is not lost
-            judged, wrong = [], [traceback.format_exc()]
+            judged = []
+            wrong = [traceback.format_exc()]
     return [*judged, *told], [*problems, *wrong]
 
 

@@ -18,7 +18,8 @@ from ftis_node.observe.api import link, read_token
 from tests.manual.week.diary import SMALL_DISK, WATCH, Role
 from tests.support.daemons import Daemon, gone, run_cli
 
-PREFIX, DISK_MB = "week", 100
+PREFIX = "week"
+DISK_MB = 100
 GRACE_SECONDS = 30.0  # after something happened to a node, in which it may catch up
 
 
@@ -42,10 +43,17 @@ class Member:
     """
 
     def __init__(self, role: Role, folder: Path, number: int) -> None:
-        self.role, self.number, self.trains = role, number, role.name != WATCH
-        self.namespace, self.interface = f"{PREFIX}-{number}", f"{PREFIX}-v{number}"
-        self.up, self.deeds, self.away, self.id = False, 0, list[tuple[float, float]](), ""
-        self._clock, self._shifts = folder / "clock" / role.name, list[tuple[float, float]]()
+        self.role = role
+        self.number = number
+        self.trains = role.name != WATCH
+        self.namespace = f"{PREFIX}-{number}"
+        self.interface = f"{PREFIX}-v{number}"
+        self.up = False
+        self.deeds = 0
+        self.away = list[tuple[float, float]]()
+        self.id = ""
+        self._clock = folder / "clock" / role.name
+        self._shifts = list[tuple[float, float]]()
         self._environment = {"WEEK_CLOCK": str(self._clock), "PYTHONPATH": str(self._clock.parent)}
         set_clock = [f"{key}={value}" for key, value in self._environment.items()]
         prefix = ("ip", "netns", "exec", self.namespace, "env", *set_clock, "setpriv", "--pdeathsig", "KILL")
@@ -110,7 +118,8 @@ class Fleet:
     """All members, by name. stranger: a namespace for whoever is hostile."""
 
     def __init__(self, folder: Path, roles: Sequence[Role]) -> None:
-        self.folder, self.stranger = folder, f"{PREFIX}-{len(roles)}"
+        self.folder = folder
+        self.stranger = f"{PREFIX}-{len(roles)}"
         self.members = {role.name: Member(role, folder, number) for number, role in enumerate(roles)}
 
     def __iter__(self) -> Iterator[Member]:
@@ -134,7 +143,8 @@ class Fleet:
 
     def _first(self, member: Member) -> list[str]:
         """Flags by which a member finds its run. An invitation, and that a run is private, are told once."""
-        run, first = member.role.run, self.of(member.role.run)[0]
+        run = member.role.run
+        first = self.of(member.role.run)[0]
         if first is not member and run == "own":
             first.daemon.wait(lambda status: status.get("run"), "a run")
             return [first.cli("invite")]

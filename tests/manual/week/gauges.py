@@ -64,7 +64,9 @@ class Gauges:
 
 def sample(member: Member) -> list[dict[str, Any]]:
     """A row for each process with what it holds, and one for the node with its disk, step, and what it heard."""
-    rows, status, base = list[dict[str, Any]](), member.daemon.status(), {"at": time.time(), "name": member.role.name}
+    rows = list[dict[str, Any]]()
+    status = member.daemon.status()
+    base = {"at": time.time(), "name": member.role.name}
     for place, process in enumerate(member.daemon.pids()):
         with contextlib.suppress(psutil.Error, OSError):
             kind = kind_of(process).replace("network", "child" if place else "network")  # a tracker's, say
@@ -108,8 +110,10 @@ class Apart:
         Args:
             most: seconds for which a pair may be apart.
         """
-        self.times, self.late = list[float](), dict[tuple[str, str], float]()
-        self._most, self._since = most, dict[tuple[str, str], float]()
+        self.times = list[float]()
+        self.late = dict[tuple[str, str], float]()
+        self._most = most
+        self._since = dict[tuple[str, str], float]()
 
     def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]) -> None:
         """Takes a sample.
@@ -118,9 +122,12 @@ class Apart:
             now: in seconds. views: of each node that is up the peers in its view; None: it did not answer. half: who is
                 cut off from all others.
         """
-        before, self._since = self._since, {}
+        before = self._since
+        self._since = {}
         for one, other in itertools.combinations(sorted(views), 2):
-            here, there, began = views[one], views[other], before.get((one, other), now)
+            here = views[one]
+            there = views[other]
+            began = before.get((one, other), now)
             if here and there and other in here and one in there:
                 self.times += [now - began] if began < now else []
             elif one not in half and other not in half:
@@ -147,14 +154,16 @@ class Album:
     def __init__(self, fleet: Fleet) -> None:
         self.faults: list[str] = []
         self.due = {member.role.name: list(STEPS) for member in fleet}
-        self._out, self._fleet = fleet.folder / "pictures", fleet
+        self._out = fleet.folder / "pictures"
+        self._fleet = fleet
         self._out.mkdir()
 
     def look_if_due(self) -> None:
         """An observer has the steps of who began its run."""
         for member in self._fleet:
             counts = member if member.trains else self._fleet.of(member.role.run)[0]
-            step, due = counts.daemon.status().get("step") or 0, self.due[member.role.name]
+            step = counts.daemon.status().get("step") or 0
+            due = self.due[member.role.name]
             passed = [steps for steps in due if steps <= step]
             if passed and member.up and self.look(member, str(passed[-1])):
                 del due[: len(passed)]
@@ -162,7 +171,10 @@ class Album:
     def look(self, member: Member, when: str) -> bool:
         """At both pages of a node, its own and the swarm's. Returns whether nothing was done to it meanwhile: else what
         was seen does not count."""
-        before, name, link, found = member.deeds, f"{member.role.name}-{when}", member.page() or "", list[str]()
+        before = member.deeds
+        name = f"{member.role.name}-{when}"
+        link = member.page() or ""
+        found = list[str]()
         pages = {name: link} | ({f"{name}-swarm": link.replace("/?", "/watch.html?")} if member.trains else {})
         try:
             with within(member.namespace), Browser(1280, 900) as browser:

@@ -12,7 +12,9 @@ def shift(file: str) -> None:
     """Let this process's clocks follow the file."""
     with open(file, "rb") as opened:
         ahead = memoryview(mmap.mmap(opened.fileno(), 8, access=mmap.ACCESS_READ)).cast("d")
-    unix, unix_ns, clock = time.time, time.time_ns, time.clock_gettime
+    unix = time.time
+    unix_ns = time.time_ns
+    clock = time.clock_gettime
     time.time = lambda: unix() + ahead[0]
     time.time_ns = lambda: unix_ns() + int(ahead[0] * 1e9)
     time.clock_gettime = lambda which: clock(which) + (ahead[0] if which in SHIFTED else 0.0)
