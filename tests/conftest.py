@@ -29,8 +29,21 @@ if os.environ.get("EXAMPLES") != "new":  # nor constants of whatever files happe
 
 
 # Files that take long, and are late in the alphabet: whoever begins one last keeps the others waiting.
-LONG = ("page_look", "plan", "pretend_gpu", "private", "questions", "replay", "schedule", "silence", "simulation")
-LONG += ("swarm", "tokenizer_codec", "vllm", "watch")
+LONG = (
+    "page_look",
+    "plan",
+    "pretend_gpu",
+    "private",
+    "questions",
+    "replay",
+    "schedule",
+    "silence",
+    "simulation",
+    "swarm",
+    "tokenizer_codec",
+    "vllm",
+    "watch",
+)
 
 # A shell ignores SIGINT in what it starts in the background; the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

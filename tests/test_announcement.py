@@ -62,8 +62,17 @@ def test_every_announcement_survives_the_round_trip_and_verifies(
     assert back == made and back.verify()
 
 
-REFS = [[(1, 32, 5, 1)] * 2, [(2, 32, 5, 1), (1, 32, 5, 1)], [(2**32, 32, 5, 1)], [(0, 31, 5, 1)], [(0, 32, 0, 1)]]
-REFS += [[(0, 32, MAX_PACKET_BYTES + 1, 1)], [(0, 32, 5, -1)], [(0, 32, 5, 2**16)], []]
+REFS = [
+    [(1, 32, 5, 1)] * 2,
+    [(2, 32, 5, 1), (1, 32, 5, 1)],
+    [(2**32, 32, 5, 1)],
+    [(0, 31, 5, 1)],
+    [(0, 32, 0, 1)],
+    [(0, 32, MAX_PACKET_BYTES + 1, 1)],
+    [(0, 32, 5, -1)],
+    [(0, 32, 5, 2**16)],
+    [],
+]
 CHANGES: list[dict[str, Any]] = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
 CHANGES += [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
 
@@ -83,8 +92,16 @@ ENTRY = [0, bytes(32), 5, 1]
 PACKETS = [[], {}, None, [ENTRY[:3]], [[*ENTRY, 1]], ENTRY, [[0, "x" * 32, 5, 1]], [[True, bytes(32), 5, 1]]]
 PACKETS += [[[0, bytes(32), *numbers]] for numbers in ((5.0, 1), (5, True), (5, 2**16), (MAX_PACKET_BYTES + 1, 1))]
 PACKETS += [[[1, bytes(32), 5, 1], ENTRY], [ENTRY, ENTRY], [[slot, bytes(32), 5, 1] for slot in range(9)]]
-WRONG = [[3, 1, True], [bytes(17), "x" * 16], [bytes(38), b"", None], [-1, 5.0], [None], [[1]], PACKETS]
-WRONG += [[bytes(63), bytes(65)]]
+WRONG = [
+    [3, 1, True],
+    [bytes(17), "x" * 16],
+    [bytes(38), b"", None],
+    [-1, 5.0],
+    [None],
+    [[1]],
+    PACKETS,
+    [bytes(63), bytes(65)],
+]
 
 
 @pytest.mark.parametrize(("position", "value"), [(place, one) for place, values in enumerate(WRONG) for one in values])

@@ -214,8 +214,19 @@ def test_no_payload_runs_or_pays(payload: str, names: Sequence[str], tmp_path: P
     assert not path.exists()
 
 
-BOMBS = ["9**9**9**9", "[0] * 10**11", "'a' * 10**10", "range(10**18)", "(" * 2000 + "1" + ")" * 2000, "0" * 4000]
-BOMBS += ["[" * 300 + "]" * 300, "sum(range(10**12))", "factorial(10**8)", "x**(10**9) + " * 50 + "1", "\x00"]
+BOMBS = [
+    "9**9**9**9",
+    "[0] * 10**11",
+    "'a' * 10**10",
+    "range(10**18)",
+    "(" * 2000 + "1" + ")" * 2000,
+    "0" * 4000,
+    "[" * 300 + "]" * 300,
+    "sum(range(10**12))",
+    "factorial(10**8)",
+    "x**(10**9) + " * 50 + "1",
+    "\x00",
+]
 
 
 @pytest.mark.parametrize("bomb", [*BOMBS, "\ud7ff\U0010ffff"])

@@ -82,8 +82,11 @@ async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_p
 
 
 async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path: Path) -> None:
-    told = [(RUN, "it speaks protocol 1", "Upgrade"), (RUN, "all in another run", "Name a fresh --home")]
-    told += [(make_run(founder=CAROL.peer_id), "into the private run", "Ask a member")]
+    told = [
+        (RUN, "it speaks protocol 1", "Upgrade"),
+        (RUN, "all in another run", "Name a fresh --home"),
+        (make_run(founder=CAROL.peer_id), "into the private run", "Ask a member"),
+    ]
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, major=1) as (_, network):
         peers = [(await network.addresses())[0]]
         alice.addresses.hear(peers)

@@ -122,8 +122,17 @@ NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capt
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
 def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
-    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c"]
-    line += ["import asyncio; from tests.test_lan import across; asyncio.run(across())"]
+    line = [
+        "unshare",
+        "-n",
+        "sh",
+        "-ec",
+        f'{TWO_NETWORKS}; exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        "import asyncio; from tests.test_lan import across; asyncio.run(across())",
+    ]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.stdout == "10.1.0.9\n", done.stderr
 

@@ -132,8 +132,11 @@ def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, s
 
 
 def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path: Path) -> None:
-    mine = {tmp_path / "metrics-mine.jsonl": b"copied", tmp_path / "metrics-mine.jsonl.gz": b"copied before"}
-    mine |= {tmp_path / "metrics-mine.jsonl.gz.partial": b"cut short"}
+    mine = {
+        tmp_path / "metrics-mine.jsonl": b"copied",
+        tmp_path / "metrics-mine.jsonl.gz": b"copied before",
+        tmp_path / "metrics-mine.jsonl.gz.partial": b"cut short",
+    }
     for file, content in mine.items():
         file.write_bytes(content)
     write_parts(tmp_path / "metrics.jsonl", range(10))

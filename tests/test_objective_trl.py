@@ -89,10 +89,19 @@ class Oracle:
         from trl import GRPOConfig, GRPOTrainer
 
         arguments = GRPOConfig(
-            **{"output_dir": str(folder), "loss_type": "grpo", "beta": 0.0, "epsilon": 0.2, "report_to": "none"},
+            output_dir=str(folder),
+            loss_type="grpo",
+            beta=0.0,
+            epsilon=0.2,
+            report_to="none",
             **{f"vllm_importance_sampling_{name}": value for name, value in CORRECTION.items()},
-            **{"max_completion_length": LONGEST, "per_device_train_batch_size": SIZE, "num_generations": SIZE},
-            **{"steps_per_generation": 1, "gradient_checkpointing": False, "use_cpu": True, "bf16": False},
+            max_completion_length=LONGEST,
+            per_device_train_batch_size=SIZE,
+            num_generations=SIZE,
+            steps_per_generation=1,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
         )
         self.trainer = GRPOTrainer(
             model=model,

@@ -260,10 +260,21 @@ def test_a_field_of_the_wrong_type_range_or_size_is_refused(position: int, value
         decode(by_the_book(fields[:9], fields[9]))
 
 
-BOMBS = [b"\x91" * 100_000, b"\x9a" + b"\x91" * 100_000, b"\x9a" * 2000, b"\x9a\x01" + b"\x81\x01" * 1000]
-BOMBS += [b"\xdd" + b"\xff" * 4, *(b"\x9a" + kind + b"\xff" * 4 for kind in (b"\xc6", b"\xdb", b"\xdd", b"\xdf"))]
-BOMBS += [b"\x9a\xc9\xff\xff\xff\xff\x40", b"\x9a\xd4\xff\x00", b"\x9a" + b"\xd4\x40" * 300, b"\x9a\xc7\x00\xff"]
-BOMBS += [b"\x9a\xa1\xff", b"\x9a\x81\x01\x02", b"\x9a\xc1"]
+BOMBS = [
+    b"\x91" * 100_000,
+    b"\x9a" + b"\x91" * 100_000,
+    b"\x9a" * 2000,
+    b"\x9a\x01" + b"\x81\x01" * 1000,
+    b"\xdd" + b"\xff" * 4,
+    *(b"\x9a" + kind + b"\xff" * 4 for kind in (b"\xc6", b"\xdb", b"\xdd", b"\xdf")),
+    b"\x9a\xc9\xff\xff\xff\xff\x40",
+    b"\x9a\xd4\xff\x00",
+    b"\x9a" + b"\xd4\x40" * 300,
+    b"\x9a\xc7\x00\xff",
+    b"\x9a\xa1\xff",
+    b"\x9a\x81\x01\x02",
+    b"\x9a\xc1",
+]
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb[:6].hex())

@@ -39,12 +39,26 @@ def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) ->
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
 
-UNFORMATTED = ["", "12", "<answer>12</answer>", "<think>x</think>12", "<think>x</think><answer>12", f"{GOOD} Done."]
-UNFORMATTED += ["<think>x<answer>12</answer>", "<answer>12</answer><think>x</think>", f"Well: {GOOD}", f"{GOOD}{GOOD}"]
-UNFORMATTED += ["<think><answer>12</answer></think>", "<think>x<answer>12</answer></think>"]
-UNFORMATTED += ["<think>x</think>so<answer>12</answer>", "<think>x</think><think>y</think><answer>12</answer>"]
-UNFORMATTED += ["<think><think>x</think><answer>12</answer>", "<think>x</think><answer>13</answer><answer>12</answer>"]
-UNFORMATTED += ["<THINK>x</THINK><ANSWER>12</ANSWER>", "\ud800<think>x</think><answer>12</answer>"]
+UNFORMATTED = [
+    "",
+    "12",
+    "<answer>12</answer>",
+    "<think>x</think>12",
+    "<think>x</think><answer>12",
+    f"{GOOD} Done.",
+    "<think>x<answer>12</answer>",
+    "<answer>12</answer><think>x</think>",
+    f"Well: {GOOD}",
+    f"{GOOD}{GOOD}",
+    "<think><answer>12</answer></think>",
+    "<think>x<answer>12</answer></think>",
+    "<think>x</think>so<answer>12</answer>",
+    "<think>x</think><think>y</think><answer>12</answer>",
+    "<think><think>x</think><answer>12</answer>",
+    "<think>x</think><answer>13</answer><answer>12</answer>",
+    "<THINK>x</THINK><ANSWER>12</ANSWER>",
+    "\ud800<think>x</think><answer>12</answer>",
+]
 
 
 NO_INTEGER = ["12.0", "$12", "1 2", "1_2", "0xc", "2+10", "1,2", "--12", "", "__import__('os').abort()"]

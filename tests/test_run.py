@@ -63,9 +63,20 @@ def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
     assert parsed.hints.bootstraps == ("/ip4/1.2.3.4",) and parsed.run.id == Run(**FIELDS).id
 
 
-OTHER = {"task": "math500", "data": "18" * 32, "template": "Q: {question}\nA: ", "reward": "math", "group": 8}
-OTHER |= {"slots": 65, "prompt_tokens": 513, "completion_tokens": 255, "temperature": 0.9, "eos": (151645,)}
-OTHER |= {"tokenizer": "ac" * 32, "vocabulary": 151666}
+OTHER = {
+    "task": "math500",
+    "data": "18" * 32,
+    "template": "Q: {question}\nA: ",
+    "reward": "math",
+    "group": 8,
+    "slots": 65,
+    "prompt_tokens": 513,
+    "completion_tokens": 255,
+    "temperature": 0.9,
+    "eos": (151645,),
+    "tokenizer": "ac" * 32,
+    "vocabulary": 151666,
+}
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -34,8 +34,12 @@ def environment(folder: Path, hub: Hub) -> dict[str, str]:
     listening = listening_in(folder / "listening")
     known = {name: text for name, text in os.environ.items() if name not in {"HF_HUB_OFFLINE", "CI", *QUIET}}
     path = os.pathsep.join((listening["PYTHONPATH"], *sys.path))
-    asked = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf")}
-    asked |= {"OMP_NUM_THREADS": "1", "TESTS_START_PLAIN": "1"}
+    asked = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(folder / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "TESTS_START_PLAIN": "1",
+    }
     return known | asked | listening | {"PYTHONPATH": path}
 
 

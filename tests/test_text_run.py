@@ -321,8 +321,9 @@ def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passe
             "trainer_logprobs": start,
             "start_logprobs": start,
             "sampler_logprobs": torch.from_numpy(read.logprobs),
+            "lengths": torch.tensor([len(read)]),
+            "chunks": chunks,
         }
-        packed |= {"lengths": torch.tensor([len(read)]), "chunks": chunks}
         terms = reader.learner.objective.terms(advantages=torch.ones(1), **packed)
         assert float(terms.importance.max()) <= reader.learner.objective.truncation
         found.append(float(start.sum() - read.logprobs.sum()))

@@ -146,8 +146,14 @@ def packet(data: bytes, rng: random.Random) -> bytes:
         run = next((context.run for context in CONTEXTS if context.run.id == made.run_id), RUN)
         round = made.round
         slot = rng.choice((made.slot, rng.randrange(run.slots + 1)))
-        named: dict[str, Any] = {"run_id": run.id, "author": AUTHOR.author, "round": round, "slot": slot}
-        named |= {"policy_step": made.policy_step, "completions": completions}
+        named: dict[str, Any] = {
+            "run_id": run.id,
+            "author": AUTHOR.author,
+            "round": round,
+            "slot": slot,
+            "policy_step": made.policy_step,
+            "completions": completions,
+        }
         if isinstance(made, Packet):
             again: Any = pack_group(**named, prompt_ids=[], turns=run is TURNS)
         else:

@@ -55,8 +55,21 @@ def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str
 def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> dict[str, Any]:
     """Make a part's checks in a process that ends after `LIMIT`; keep and return what it found."""
     rows_file = file.with_suffix(".rows")  # what was found so far, if the process is ended
-    line = [sys.executable, "-m", "tests.manual.real", "--into", str(rows_file), "--parts", part, "--dtype", dtype]
-    line += ["--only", ",".join(names), "--sources", *sources]
+    line = [
+        sys.executable,
+        "-m",
+        "tests.manual.real",
+        "--into",
+        str(rows_file),
+        "--parts",
+        part,
+        "--dtype",
+        dtype,
+        "--only",
+        ",".join(names),
+        "--sources",
+        *sources,
+    ]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     rows_file.unlink(missing_ok=True)

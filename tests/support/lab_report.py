@@ -63,10 +63,23 @@ class Laboratory:
 
     def write(self) -> Path:
         nodes = [{"name": node, "model": f"tiny-{node.lower()}", "kind": "full"} for node in self.nodes]
-        manifest = {"schema": 1, "name": "made-up", "title": "Made up", "about": "Of *no* import.", "commit": "abc"}
-        manifest |= {"versions": {"torch": "2"}, "file_sha256": "", "started": "2026-01-01T00:00:00", "tail": TAIL}
-        manifest |= {"seeds": self.seeds, "target": self.target, "nodes": nodes, "cells": self.cells}
-        manifest |= {"trials": self.trials, "claims": self.claims}
+        manifest = {
+            "schema": 1,
+            "name": "made-up",
+            "title": "Made up",
+            "about": "Of *no* import.",
+            "commit": "abc",
+            "versions": {"torch": "2"},
+            "file_sha256": "",
+            "started": "2026-01-01T00:00:00",
+            "tail": TAIL,
+            "seeds": self.seeds,
+            "target": self.target,
+            "nodes": nodes,
+            "cells": self.cells,
+            "trials": self.trials,
+            "claims": self.claims,
+        }
         self.out.mkdir(exist_ok=True)
         (self.out / "manifest.json").write_text(json.dumps(manifest))
         return self.out

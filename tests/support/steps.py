@@ -5,8 +5,18 @@ from typing import Any
 from ftis_node.config.settings import Settings
 from ftis_node.step_report import BatchReport, Digests, StepReport, StepSeconds, TakenStep
 
-MACHINE = {"directory": "/", "task": "arithmetic", "data": None, "eval_data": None, "run": "00", "kind": "full"}
-MACHINE |= {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1, "versions": {}}
+MACHINE = {
+    "directory": "/",
+    "task": "arithmetic",
+    "data": None,
+    "eval_data": None,
+    "run": "00",
+    "kind": "full",
+    "settings": Settings().model_dump(mode="json"),
+    "device": "cpu",
+    "threads": 1,
+    "versions": {},
+}
 FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
 
 
