@@ -67,12 +67,8 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     assert code == 0
     shown = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
     expected = {
-        "port": "default",
-        "lora_rank": "task arithmetic",
-        "nice": "profile laptop",
-        "max_age": f"file {file}",
-        "wait": "environment FTIS_WAIT",
-        "seed": "flags",
+        **{"port": "default", "lora_rank": "task arithmetic", "nice": "profile laptop", "max_age": f"file {file}"},
+        **{"wait": "environment FTIS_WAIT", "seed": "flags"},
     }
     assert {name: shown[name] for name in expected} == expected
     answer = json.loads(cli("config", "show", "--origin", "--json", *flags)[1])
@@ -156,9 +152,7 @@ def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -
     shown = json.loads(cli(*flags)[1])
     found = {name: (shown["settings"][name], shown["origins"][name]) for name in ("model", "lora", "wait", "optimiser")}
     assert found == {
-        "model": ("tiny-b", "home"),
-        "lora": (True, "home"),
-        "optimiser": ("adamw", "home"),
+        **{"model": ("tiny-b", "home"), "lora": (True, "home"), "optimiser": ("adamw", "home")},
         "wait": (10.0, "default"),  # of the home's run, which is not of arithmetic
     }
     assert json.loads(cli(*flags, "--set", "lora=false")[1])["origins"]["lora"] == "flags"

@@ -34,12 +34,8 @@ HOSTILE = "[/x] [red]a[link=http://e.example] :smile: \x1b[31m\x9b1m\x07\r\nFORG
 SHOWN = "[/x] [red]a[link=http://e.example] :smile: \\x1b[31m"
 STATUS = TRAINING | {
     **dict.fromkeys(("name", "model", "kind", "reason", "advice", "run"), HOSTILE),
-    "addresses": [HOSTILE],
-    "page": f"http://127.0.0.1:1/{HOSTILE}",
-    "curve": [[0, 0.5]],
-    "pausing": True,
-    "finishing": False,
-    "stalled": False,
+    **{"addresses": [HOSTILE], "page": f"http://127.0.0.1:1/{HOSTILE}", "curve": [[0, 0.5]]},
+    **{"pausing": True, "finishing": False, "stalled": False},
 }
 BANNED = peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])
 PEERS = {"peers": [BANNED], "left_out": [{"id": "x", "reason": HOSTILE}]}
@@ -195,8 +191,7 @@ def test_row_45_columns_of_progress_read_no_markup() -> None:
 
 
 ALLOWED = {  # where a print, a Text or a Console may be made: these make them safe, or print no names
-    "observe/terminal.py": {"Text", "Console", "TextColumn"},
-    "observe/live.py": {"Text"},
+    **{"observe/terminal.py": {"Text", "Console", "TextColumn"}, "observe/live.py": {"Text"}},
     **{name: {"print"} for name in ("text.py", "cli/common.py", "preflight/smoke.py", "lab/warmup.py")},
     **{name: {"print"} for name in ("lab/reporting/index.py", "lab/bench/host.py")},
 }

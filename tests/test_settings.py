@@ -123,17 +123,9 @@ def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, list[Any]] = {
-    "steps": [-1],
-    "batch_groups": [2.5, 0],
-    "own_share": [1.5],
-    "learning_rate": [0, float("nan")],
-    "dtype": ["float8"],
-    "betas": ["0.9", "a,b"],
-    "port": [70_000],
-    "lora": ["perhaps"],
-    "gradient_clip": [0],
-    "max_age": [-1],
-    "model": [["a"]],
+    **{"steps": [-1], "batch_groups": [2.5, 0], "own_share": [1.5], "learning_rate": [0, float("nan")]},
+    **{"dtype": ["float8"], "betas": ["0.9", "a,b"], "port": [70_000], "lora": ["perhaps"], "gradient_clip": [0]},
+    **{"max_age": [-1], "model": [["a"]]},
 }
 
 
@@ -165,10 +157,8 @@ def test_other_programs_variables_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("FTIS_LERNING_RATE", "'FTIS_LEARNING_RATE'"),
-        ("FTIS_PROFIL", "'FTIS_PROFILE'"),
-        ("FTIS_HOMES", "'FTIS_HOME'"),
-        ("FTIS_QQQQQQQQ", "Unset it"),
+        *(("FTIS_LERNING_RATE", "'FTIS_LEARNING_RATE'"), ("FTIS_PROFIL", "'FTIS_PROFILE'")),
+        *(("FTIS_HOMES", "'FTIS_HOME'"), ("FTIS_QQQQQQQQ", "Unset it")),
     ],
 )
 def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
