@@ -1,8 +1,8 @@
 """Fuzzes one target or all, each in a process of its own: python -m tests.fuzz all --seconds 600.
 
 What is found is one JSON object on stdout; the exit code is 1 if anything is not as it must be. Inputs that reach
-something new are kept under --corpus, and go on from there the next time. Which few of them show all that they show, says
-libFuzzer: python -m tests.fuzz.child TARGET FOLDER -merge=1 NEW build/fuzz/TARGET/corpus.
+something new are kept under --corpus, and go on from there the next time. Which few of them show all that they show,
+libFuzzer says: python -m tests.fuzz.child TARGET FOLDER -merge=1 NEW build/fuzz/TARGET/corpus.
 """
 
 import argparse
