@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from huggingface_hub import constants
 from msgspec.structs import asdict
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.model import export
@@ -38,7 +34,6 @@ from ftis_node.worker.restore import hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
-from tests.support.hub import Hub, running
 from tests.support.small_models import change_weights, engine_in, opened_engine, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").asked(60)
@@ -321,49 +316,6 @@ def test_layers_that_hold_no_numbers_are_not_merged(homes: Homes, tmp_path: Path
     save_file(weights, directory / WEIGHTS, metadata={ALPHA: "16"})
     checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": Progress(step=13).facts()})
     assert "cannot be merged" in not_exported(home, tmp_path / "out").what and not (tmp_path / "out").exists()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running(Hub()) as made:
-        monkeypatch.setattr(constants, "ENDPOINT", made.address)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", "hf_mine")
-        yield made
-
-
-def test_a_model_is_uploaded_private_unless_told_otherwise(homes: Homes, tmp_path: Path, hub: Hub) -> None:
-    to = tmp_path / "model"
-    exported(homes["full"], to, "--to-hub", "me/sums", "--yes")
-    assert hub.made == {"me/sums": True}
-    assert set(hub.uploaded) == {file.name for file in to.iterdir()}
-    assert hub.uploaded["README.md"] == (to / "README.md").read_bytes()
-    card = hub.uploaded["README.md"].decode()
-    for told in ("88 foreign, of 2 other authors", "greedy pass@1", "task"):
-        assert told in card
-    exported(homes["full"], to, "--to-hub", "me/open", "--yes", "--public", "--overwrite")
-    assert hub.made["me/open"] is False
-
-
-def test_without_a_yes_nothing_goes(homes: Homes, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("export", "--checkpoint", homes["full"], "--to", tmp_path / "model", "--to-hub", "me/sums")
-    assert "Nobody can be asked" in refused(*words).what
-    assert not (tmp_path / "model").exists() and not hub.asked
-    monkeypatch.setattr("ftis_node.cli.export.nobody_to_ask", lambda: False)
-    said = CliRunner().invoke(app, [*map(str, words)], input="n\n", catch_exceptions=False)
-    assert said.exit_code == 0 and "Nothing was uploaded." in said.stderr and "private repository" in said.stderr
-    assert (tmp_path / "model").exists() and not hub.asked
-    assert "are for --to-hub" in refused(*words[:5], "--public").what
-
-
-def test_a_failed_upload_leaves_a_folder(
-    homes: Homes, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    to = tmp_path / "model"
-    error = refused("export", "--checkpoint", homes["full"], "--to", to, "--to-hub", "me/sums", "--yes")
-    assert "was written, but not uploaded" in error.what and f"hf upload me/sums {to}" in error.fix
-    assert (to / "README.md").exists()
 
 
 SIZES = {"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

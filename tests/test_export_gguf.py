@@ -105,7 +105,7 @@ def test_what_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     home, to = trained(base, tmp_path / "home", lora=False), tmp_path / "made.gguf"
     words = ("export", "--checkpoint", home)
     assert "One place" in refused(*words).what
-    assert "One place" in refused(*words, "--gguf", to, "--to-hub", "me/sums").what
+    assert "One place" in refused(*words, "--gguf", to, "--to", tmp_path / "folder").what
     assert "is for --gguf" in refused(*words, "--to", to, "--dtype", "q8_0").what
     assert "cannot be written" in refused(*words, "--gguf", base / "config.json" / "x.gguf").what
     to.write_text("letters")

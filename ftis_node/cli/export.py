@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import JsonOption, nobody_to_ask, note, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
 from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
 from ftis_node.policy.names import source_of
@@ -32,9 +32,6 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
-    to_hub: Annotated[str | None, typer.Option("--to-hub", help="Also upload it to the hub, as ORG/NAME.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="With --to-hub: for everybody; default: private.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --to-hub: upload without asking.")] = False,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Of a running node: its last checkpoint; else it saves first.")
     ] = False,
@@ -46,15 +43,11 @@ def export(
     LoRA layers are merged, or alone with --adapter.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if (to is None) == (gguf is None) or (gguf and to_hub):
-        what = "One place to write to is wanted: a folder, which may go to the hub, or a GGUF file."
-        raise UsageError(what, "Name --to FOLDER, or --gguf FILE; a file goes to the hub by `hf upload ORG/NAME FILE`.")
+    if (to is None) == (gguf is None):
+        what = "One place to write to is wanted: a folder, or a GGUF file."
+        raise UsageError(what, "Name --to FOLDER, or --gguf FILE; either goes to the hub by `hf upload ORG/NAME PATH`.")
     if gguf is None and dtype in ("f16", "q8_0"):
         raise UsageError(f"--dtype {dtype} is for --gguf.", "Use float32 or bfloat16 for a folder.")
-    if to_hub is None and (public or yes):
-        raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
-    if to_hub is not None and not yes and nobody_to_ask():
-        raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
     place = Path(checkpoint).expanduser()
     if adapter:  # before anything large is saved or read
         label = parse_label((newest_facts(place / "checkpoints") or {}).get("model"))
@@ -87,15 +80,6 @@ def export(
                 written = export_gguf(held, settings, file, dtype=dtype, adapter=adapter, overwrite=overwrite)
             if to is not None:
                 written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
-    if to is not None and to_hub is not None:
-        from ftis_node.export.model import upload
-
-        whom = "for everybody to see" if public else "as a private repository"
-        question = f"Upload {to}, {rounded(written.bytes)}, to {to_hub}, {whom}? Its card says what it was trained on."
-        if yes or typer.confirm(question, err=True):
-            say(f"Uploaded to {upload(to.expanduser(), to_hub, private=not public)}", error=True)
-        else:
-            say("Nothing was uploaded.", error=True)
     if json:
         print_json(asdict(written))
         return

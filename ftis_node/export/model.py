@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 import torch
-from huggingface_hub import HfApi, constants
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError, UserError, first_line
+from ftis_node.errors import UsageError, UserError
 from ftis_node.export.appearing import appearing
 from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
@@ -251,27 +250,6 @@ def _generation(model: str, ends: Sequence[int]) -> GenerationConfig:
     except ValueError:  # sampling parameters beside do_sample=False, as many a hub's model has: it would not be saved
         generation.do_sample = True
     return generation
-
-
-def upload(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload a folder as a model repository, which is made if it is not there; return its address.
-
-    Raises:
-        UserError: the hub refuses, or cannot be reached; the folder stays.
-    """
-    api = HfApi(endpoint=constants.ENDPOINT)
-    try:
-        made = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message="A model trained with F-TIS by ftis-node"
-        )
-    except Exception as error:  # as many kinds as there are layers
-        raise UserError(
-            f"{folder} was written, but not uploaded to {repository}: {first_line(error)}",
-            "Log in with `hf auth login` or HF_TOKEN, and see that the repository is yours; then: "
-            f"hf upload {repository} {folder}",
-        ) from error
-    return str(made)
 
 
 # --- the folder, which appears whole or not at all, and never in place of something that is no model ------------------

@@ -1,6 +1,5 @@
 """A hub of datasets on loopback: files with ranges, revisions, and downloads that break off."""
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -23,8 +22,6 @@ class Hub:
         self.sent = 0
         self.breaks: int | None = None
         self.refuses: Mapping[str, str] = {}  # by dataset: the hub's error code
-        self.made: dict[str, bool] = {}  # repositories of models, and whether they are private
-        self.uploaded: dict[str, bytes] = {}
 
     def offer(self, name: str, **files: bytes) -> None:
         """Files by their names, in which __ stands for / and _ for a point before the last word."""
@@ -44,40 +41,6 @@ def running(hub: Hub) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             self._answer(body=True)
-
-        def do_POST(self) -> None:
-            hub.asked.append(self.path)
-            sent = self._body()
-            if self.path == "/api/repos/create":
-                wanted = json.loads(sent)
-                name = "/".join(filter(None, (wanted.get("organization"), wanted["name"])))
-                if "bearer" not in self.headers.get("authorization", "").lower():
-                    self._send(401, b"{}")
-                    return
-                hub.made[name] = wanted.get("visibility") == "private" or wanted.get("private") is True
-                self._send(200, json.dumps({"url": f"{hub.address}/{name}", "name": name, "id": "1"}).encode())
-            elif self.path == "/api/validate-yaml":  # the card's
-                self._send(200, b'{"errors": [], "warnings": []}')
-            elif "/preupload/" in self.path:
-                how = {"uploadMode": "regular", "shouldIgnore": False}
-                files = [{"path": one["path"], **how} for one in json.loads(sent)["files"]]
-                self._send(200, json.dumps({"files": files}).encode())
-            else:
-                for line in map(json.loads, sent.splitlines()):
-                    if line["key"] == "file":
-                        hub.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                done = {"success": True, "commitOid": REVISION, "commitUrl": f"{hub.address}/me/it/commit/{REVISION}"}
-                self._send(200, json.dumps(done).encode())
-
-        def _body(self) -> bytes:
-            if (length := self.headers["Content-Length"]) is not None:
-                return self.rfile.read(int(length))
-            parts = []  # in chunks
-            while size := int(self.rfile.readline(), 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(parts)
 
         def _answer(self, *, body: bool) -> None:
             hub.asked.append(self.path)
