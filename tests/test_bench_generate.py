@@ -2,11 +2,10 @@
 
 import pytest
 
-from ftis_node.errors import UsageError
 from ftis_node.lab.bench import generate
 from ftis_node.lab.bench.generate import bench_generate, small_policy
 from ftis_node.lab.bench.model import Size
-from tests.support.cli import answer, refused
+from tests.support.cli import answer
 
 FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats"]
 
@@ -26,16 +25,6 @@ def test_all_ways_are_timed_in_turns() -> None:
     assert figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
 
 
-def test_a_model_is_measured_as_its_plan_has_it() -> None:
-    figures = answer("bench", "generate", "--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS, 1)
-    assert figures["parameters"] == 75_968 and figures["generation_batch"] == 288
-
-
-def test_a_model_with_lora_layers_is_measured_without_a_twin_in_four_bits() -> None:
-    figures = answer("bench", "generate", "--model", "tiny-a", "--lora", "--device", "cpu", *FLAGS, 1)
-    assert figures["ratio_plain"] > 0 and figures["ratio_nf4"] is None
-
-
 def test_the_floor_is_what_reading_everything_once_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, size = small_policy(), Size(groups=4, group=3, prompt_tokens=10, completion_tokens=8)
     monkeypatch.setattr(generate, "bandwidth", lambda device: 1e9)
@@ -48,8 +37,3 @@ def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(generate, "_plain", lambda *_: 7)
     with pytest.raises(RuntimeError, match="7 tokens were generated in place of 8"):
         bench_generate(small_policy(), Size(1, 2, 3, 4), batch=2, repeats=1, tell=lambda line: None)
-
-
-@pytest.mark.parametrize("line", [("generate", "--random-weights"), ("train", "--vram", "24")])
-def test_flags_of_a_model_need_one(line: tuple[str, ...]) -> None:
-    assert isinstance(refused("bench", *line), UsageError)

@@ -1,22 +1,20 @@
 """The benchmark of a training step measures the same work on both sides, and does without TRL where it is missing."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftis_node.config.settings import Settings
+from ftis_node.errors import UserError
 from ftis_node.lab.bench.fit import bench_fit
 from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
 from ftis_node.lab.bench.train import bench_train, caught_gradient, check_same_work, our_gradient
 from ftis_node.lab.bench.trl import Trl
-from tests.support.cli import Cli
 from tests.support.small_models import tiny_config
 
 SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
-FLAGS = ["--groups", "2", "--group", "4", "--prompt-tokens", "6", "--completion-tokens", "8", "--repeats", "2"]
 KEYS = {
     "ours_cpu_s",
     "trl_cpu_s",
@@ -99,17 +97,17 @@ def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
                 check_same_work(ours, theirs)
 
 
-@pytest.mark.parametrize("bench", ["train", "generate"])
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made(bench: str, cli: Cli) -> None:
-    code, out, err = cli("bench", bench, "--model", "qwen2.5-7b", "--random-weights", "--vram", "1", "--device", "cpu")
-    assert code == 1 and not out and re.search(r"qwen2.5-7b does not fit: .* takes \d.* GB of 1.00 GB", err), err
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    settings = Settings(model="qwen2.5-7b", device="cpu", vram_gb=1.0)
+    with pytest.raises(UserError, match=r"qwen2.5-7b does not fit: .* takes \d.* GB of 1.00 GB"):
+        bench_fit(settings, SMALL, repeats=2, tell=lambda line: None)
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_path: Path, lora: bool) -> None:
     tiny_config().save_pretrained(tmp_path)
     settings = Settings(model=str(tmp_path), device="cpu", lora=lora, lora_rank=4, vram_gb=4.0)
-    figures = bench_fit(settings, SMALL, random_weights=True, repeats=2, tell=lambda line: None)
+    figures = bench_fit(settings, SMALL, repeats=2, tell=lambda line: None)
     assert set(figures) == FIT_KEYS
     assert figures["device"].startswith("cpu") and figures["kind"] == ("lora" if lora else "full") and figures["fits"]
     assert figures["train_tokens_per_s"] == pytest.approx(SMALL.tokens / figures["step_s"])

@@ -262,7 +262,7 @@ def _trained(place: Place, settings: Settings) -> Figures:
     rows = planned(settings, place.size(24), steps=True)[1].generation_batch
     size = place.size(min(24, -(-rows // 12)))
     few, (_, chosen) = replace(size, groups=min(TRAINED, size.groups)), planned(settings, size, steps=True)
-    seen = bench_fit(settings, size, random_weights=True, repeats=1, tell=tell, trained=few.groups)
+    seen = bench_fit(settings, size, repeats=1, tell=tell, trained=few.groups)
     shape = geometry(settings.model)
     tokens = few.tokens + (few.groups if shape.packed else few.completions) * few.prompt_tokens
     operations = (4 if chosen.lora else 6) * shape.parameters * tokens

@@ -17,14 +17,15 @@ from ftis_node.policy.room import out_of_memory
 
 
 def bench_fit(
-    settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell, trained: int | None = None
+    settings: Settings, size: Size, *, repeats: int, tell: Tell, trained: int | None = None
 ) -> dict[str, Any]:
-    """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch.
+    """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch; weights are random.
+
+    Only the model's configuration is needed; nothing is downloaded for a Qwen2.5.
 
     Args:
         settings: model, device, LoRA or not, and the limit on memory, which is enforced on a GPU; the plan fills in
             what they leave open.
-        random_weights: only the model's configuration is needed; nothing is downloaded for a Qwen2.5.
         repeats: timed steps, after one that is not.
         trained: on so many of the groups that are generated; None: on all.
 
@@ -40,7 +41,7 @@ def bench_fit(
     """
     settings, chosen = planned(settings, size, steps=True)
     try:
-        return _measure(settings, chosen, size, random_weights, repeats, tell, trained)
+        return _measure(settings, chosen, size, repeats, tell, trained)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -48,10 +49,10 @@ def bench_fit(
 
 
 def _measure(
-    settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell, trained: int | None
+    settings: Settings, chosen: Plan, size: Size, repeats: int, tell: Tell, trained: int | None
 ) -> dict[str, Any]:
     tell(f"making {settings.model}")
-    policy = named_policy(settings, random_weights=random_weights)
+    policy = named_policy(settings, random_weights=True)
     learner = make_learner(policy, "ftis", settings)
     batch = settings.generation_batch or size.completions
     own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftis_node.config.settings import Settings
 from ftis_node.fit.memory import NF4_BYTES
 from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
-from ftis_node.lab.bench.model import TEMPERATURE, Size, named_policy, own_work, planned, random_prompts
+from ftis_node.lab.bench.model import TEMPERATURE, Size, own_work, random_prompts
 from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
 
@@ -24,16 +23,6 @@ from ftis_node.policy.policy import Policy
 def small_policy() -> Policy:
     """The model of `bench train`."""
     return model.random_policy(model.small_config(), model.SETTINGS)
-
-
-def sized_policy(settings: Settings, size: Size, *, random_weights: bool) -> tuple[Policy, int]:
-    """A model as the plan for this work has it on this machine, and how many sequences it generates side by side.
-
-    Raises:
-        UserError: model or plan are not to be had here.
-    """
-    settings, chosen = planned(settings, size, steps=False)
-    return named_policy(settings, random_weights=random_weights), chosen.generation_batch
 
 
 def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell: Tell) -> dict[str, Any]:
