@@ -37,8 +37,8 @@ Give a setting in one of three ways; some have a flag (`ftis-node join --help-al
 The later wins: defaults < task profile < machine profile < home < file < environment < flags. A list has commas
 (`--set lora_targets=q_proj,v_proj`). A misspelt name is an error. `home`: what a home keeps of earlier command lines.
 
-    ftis-node config show --origin       # every value, and where it came from
-    ftis-node config check FILE          # whether a settings file is sound
+    ftis-node config show --origin            # every value, and where it came from
+    ftis-node config show --settings FILE     # the same with a file; what is wrong in it is an error
 
 `--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
 default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. *Live*: `ftis-node set wait=30` changes it until the

@@ -1,4 +1,4 @@
-"""``ftis-node config``: what the settings add up to, and whether a file of them is sound."""
+"""``ftis-node config``: what the settings add up to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_answer, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
 from ftis_node.config.settings import LIVE, PROFILE, collect
-from ftis_node.errors import raise_all
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="Show or check the settings, layer upon layer.")
+app = typer.Typer(no_args_is_help=True, help="Show the settings, layer upon layer.")
 
 
 @app.command("show")
@@ -50,20 +49,3 @@ def show(
         say(f"# As for the task {task!r}; docs/settings.md says what each does.")
         say(f"# A running node can change (`ftis-node set`): {', '.join(LIVE)}.", "")
         say(*as_toml(settled, origins if origin else None).splitlines())
-
-
-@app.command("check")
-def check(file: Annotated[Path, typer.Argument(help="A TOML file of settings.")], json: JsonOption = False) -> None:
-    """Whether a settings file is sound by itself, without flags and environment. Exit code 2: it is not."""
-    from ftis_node.policy.names import resolve
-
-    settled, origins = collect(task="", flags={}, file=file, environment={})
-    resolve(settled.model)
-    if settled.announce or settled.relays:
-        from ftis_node.swarm.addresses import listening_mistakes
-
-        raise_all(listening_mistakes(settled))
-    given = [key for key, origin in origins.items() if origin == f"file {file}"]
-    profile = next((origin for origin in origins.values() if origin.startswith("profile ")), None)
-    line = f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}."
-    print_answer({"file": str(file), "sound": True, "settings": given}, line, json=json)
