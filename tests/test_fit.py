@@ -87,15 +87,16 @@ def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_under
 
 
 def test_four_bits_are_for_frozen_weights(fit: Cli) -> None:
-    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", "--quantisation", "nf4")
+    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", "--set", "quantisation=nf4")
     assert (answer["quantisation"], answer["lora"]) == ("nf4", True)
     assert "quantisation=nf4" in answer["command"]
-    code, _, err = fit("--model", "qwen2.5-3b", "--vram", "24", "--full", "--quantisation", "nf4")
+    code, _, err = fit("--model", "qwen2.5-3b", "--vram", "24", "--full", "--set", "quantisation=nf4")
     assert code == 2 and "NF4 (flags) is for frozen weights" in err
 
 
 def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
-    flags = ("--full", "--dtype", "float32", "--no-checkpointing", "--micro-batch-tokens", "768")
+    pairs = ("dtype=float32", "gradient_checkpointing=false", "micro_batch_tokens=768")
+    flags = ("--full", *(word for pair in pairs for word in ("--set", pair)))
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)
     assert (answer["lora"], answer["dtype"], answer["fits"]) == (False, "float32", False)
     assert (answer["gradient_checkpointing"], answer["micro_batch_tokens"]) == (False, 768)

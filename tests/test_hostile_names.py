@@ -19,7 +19,7 @@ from ftis_node.observe.answers import Peers, Status, read
 from ftis_node.observe.live import node_view, nodes_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.terminal import column, console, words
+from ftis_node.observe.terminal import console, words
 from ftis_node.observe.web import Api
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
@@ -185,13 +185,12 @@ def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture
     assert out.splitlines() == [escaped(HOSTILE), "second"] and err == escaped(HOSTILE) + "\n"
 
 
-def test_row_45_columns_of_progress_read_no_markup() -> None:
-    assert column("{task.description}").markup is False
+def test_row_45_words_of_progress_read_no_markup() -> None:
     assert words("[bold]x[/]").plain == "[bold]x[/]"
 
 
 ALLOWED = {  # where a print, a Text or a Console may be made: these make them safe, or print no names
-    **{"observe/terminal.py": {"Text", "Console", "TextColumn"}, "observe/live.py": {"Text"}},
+    **{"observe/terminal.py": {"Text", "Console"}, "observe/live.py": {"Text"}},
     **{name: {"print"} for name in ("text.py", "cli/common.py", "preflight/smoke.py", "lab/warmup.py")},
     **{name: {"print"} for name in ("lab/reporting/index.py", "lab/bench/host.py")},
 }
@@ -203,4 +202,4 @@ def test_row_45_nothing_is_printed_past_the_functions_that_escape() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 forbidden = {"print", "Text", "Console", "TextColumn"} - allowed
-                assert node.func.id not in forbidden, f"{path}:{node.lineno}: use say, words, console or column"
+                assert node.func.id not in forbidden, f"{path}:{node.lineno}: use say, words or console"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ import typer
 
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
-from ftis_node.text import escaped, further_lines, in_json, say
+from ftis_node.text import further_lines, in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
@@ -83,26 +83,14 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
 
 
 @contextmanager
-def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], None]]:
-    """Print on stderr what a command does; on a terminal also for how long, once that takes long.
+def waiting(what: str) -> Iterator[None]:
+    """Say on stderr what the block does; on a terminal also for how long, once that takes long."""
+    from ftis_node.host.doing import doing
+    from ftis_node.observe.terminal import shown_work
 
-    Args:
-        silent: only the first sentence, as for scripts.
-
-    Gives what is called with the next thing that is done.
-    """
-    say(f"{first}.", error=True, flush=True)
-    if silent or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.progress import Progress, TimeElapsedColumn
-
-    from ftis_node.observe.terminal import column, console, shown_late
-
-    shown = Progress(column("{task.description}"), TimeElapsedColumn(), console=console(stderr=True), transient=True)
-    task = shown.add_task(escaped(first))
-    with shown_late(shown):
-        yield lambda text: shown.update(task, description=escaped(text))
+    say(f"{what}.", error=True, flush=True)
+    with shown_work(), doing(what):
+        yield
 
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}

@@ -6,11 +6,13 @@ import importlib.util
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ftis_node.cli.common import JsonOption, note, print_json, waiting
+from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import DISPLAY_BYTES, LEAST_RESERVE, RESERVE, Workload
@@ -41,20 +43,13 @@ _CHOICES = ("dtype", "quantisation", "optimiser")
 _BATCHES = ("gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 
 
+@with_settings("lora")
 def fit(
+    *,
     model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
     vram: Annotated[str | None, typer.Option(help="GB to plan for (of several: 24,12); default: the GPU here.")] = None,
-    vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Of the weights.")] = None,
-    quantisation: Annotated[Literal["none", "nf4"] | None, typer.Option(help="nf4: four bits, with LoRA.")] = None,
-    optimiser: Annotated[Literal["adamw", "adamw8bit"] | None, typer.Option(help="8-bit needs bitsandbytes.")] = None,
-    gradient_checkpointing: Annotated[
-        bool | None, typer.Option("--checkpointing/--no-checkpointing", help="Recompute activations.")
-    ] = None,
-    micro_batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens trained on at a time.")] = None,
-    generation_batch: Annotated[int | None, typer.Option(min=1, help="Completions generated at a time.")] = None,
+    given: Given,
     task: Annotated[str, typer.Option(help="gsm8k or arithmetic: it sets the caps in tokens.")] = "gsm8k",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, likewise.")] = None,
@@ -69,22 +64,18 @@ def fit(
     caps = _caps(task, prompt_tokens, completion_tokens)
     smallest = min(sizes, default=None)  # each device has as much to hold
     devices = _devices(device, len(sizes))
-    wished = {"device": devices, "vram_gb": smallest, "vram_share": vram_share, "lora": lora, "dtype": dtype}
-    wished |= {"quantisation": quantisation, "optimiser": optimiser, "gradient_checkpointing": gradient_checkpointing}
-    wished |= {"micro_batch_tokens": micro_batch_tokens, "generation_batch": generation_batch}
-    settings, _ = collect(task=task, flags=wished)
+    wished = given.with_values(device=devices, vram_gb=smallest)
+    settings, _ = collect(task=task, flags=wished.values, file=wished.file)
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
-    with waiting(f"Reading the configuration of {model}", silent=json) as now:
-        now("Loading PyTorch")
+    with waiting(f"Reading the configuration of {model}"):
         from ftis_node.fit.context import refuse_run
         from ftis_node.policy.measure import geometry
         from ftis_node.worker.planning import memory_limit, wishes
 
         total = 0 if smallest else _present(device)
         budget = memory_limit(settings, total) or total
-        now(f"Reading the configuration of {model}")
         shape = geometry(model)
     refuse_run(model, shape.context, caps[1])
     workload = Workload(*caps, completions, settings.batch_groups)
@@ -92,7 +83,7 @@ def fit(
     def planned(*, bits: bool, fused: bool) -> tuple[Plan, str]:
         """The plan where these packages are there, and its command line."""
         made = plan(shape, budget, workload, wishes(settings), device, bits, four_bit=bits, fused=fused)
-        return made, _command(model, made, task, devices, smallest, vram_share)
+        return made, _command(model, made, task, devices, smallest, given.values)
 
     chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
     if json:
@@ -164,8 +155,8 @@ def _present(device: str) -> int:
     return total - DISPLAY_BYTES if shows(torch.device("cuda:0")) else total
 
 
-def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, vram_share: float | None) -> str:
-    """The command line that does as planned."""
+def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, asked: Mapping[str, object]) -> str:
+    """The command line that does as planned. asked: a person's settings, which it names, too."""
     words = ["ftis-node", "join", "--model", model, "--task", task]
     words.append("--lora" if plan.lora else "--full")
     if plan.devices > 1:
@@ -174,13 +165,13 @@ def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None
         words += ["--device", devices]
     if vram is not None:
         words += ["--vram", f"{vram:g}"]
-    if vram_share is not None:
-        words += ["--set", f"vram_share={vram_share:g}"]
     names = [*_CHOICES, *_BATCHES]
     if plan.devices > 1:
         names.append("sharded")
-    for name in names:
-        words += ["--set", f"{name}={str(getattr(plan, name)).lower()}"]
+    settings = {name: value for name, value in asked.items() if name != "lora"}
+    settings |= {name: str(getattr(plan, name)).lower() for name in names}
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value}"]
     return shlex.join(words)
 
 

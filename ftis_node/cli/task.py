@@ -59,10 +59,9 @@ def check(
 
     A dataset of a hub is downloaded, and a Python task is imported. Nothing is trained.
     """
-    from rich.progress import TimeElapsedColumn
-
     from ftis_node.export.record import run_of
-    from ftis_node.observe.terminal import slow_bar
+    from ftis_node.host.doing import doing
+    from ftis_node.observe.terminal import shown_work
     from ftis_node.preflight.task_rows import checked
     from ftis_node.tasks import source_of
     from ftis_node.tasks.task import told_if_few
@@ -74,8 +73,8 @@ def check(
     with ExitStack() as stack:
         checkpoint = held_checkpoint(stack, model) if model is not None else None
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
-        with slow_bar("rows", len(loaded.train) + len(loaded.held_out), TimeElapsedColumn()) as advance:
-            found = checked(source, loaded, advance)
+        with shown_work(), doing("checking", len(loaded.train) + len(loaded.held_out), "rows"):
+            found = checked(source, loaded)
         if model is not None:
             chosen = spread(len(loaded.train), rows)
             with opened(loaded, chosen, model, checkpoint, set_, completion_tokens) as subject:

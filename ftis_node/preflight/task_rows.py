@@ -2,12 +2,13 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
+from ftis_node.host.doing import advance
 from ftis_node.preflight.case import noted
 from ftis_node.tasks import Example, Scorer, Source, Task, scoring
 from ftis_node.tasks.rewards import ways
@@ -20,7 +21,7 @@ _SHORTEN = "Shorten these questions, or leave them out."
 _ALLOW = "Name a model with longer tokens in FTIS_MODEL, or leave that part of the task out."
 
 
-def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[str, Any]:
+def checked(source: Source, task: Task) -> dict[str, Any]:
     """Try every row of the task; what was found, as `task check --json` prints it.
 
     accepted, refused: rows whose gold answer the rule takes for right, or does not; undecided: rows that name no one
@@ -28,9 +29,6 @@ def checked(source: Source, task: Task, advance: Callable[[int], None]) -> dict[
     empty: blank rows of the file. longest: of the prompts, in tokens of the model; None: not checked, and unchecked
     says why, or troubles do: what is wrong with the rows, and what a person should do. notes: what is odd about rows of
     a package, which nobody can correct.
-
-    Args:
-        advance: called with 1 after each row.
 
     Raises:
         UserError: the process of the rule cannot be started.

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 import torch
-from rich.progress import TimeRemainingColumn
 from safetensors.torch import load_file
 
 from ftis_node.config.run import CODE, Run, load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.doing import doing
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.lab.replaying.stored import StoredPackets
@@ -28,7 +28,7 @@ from ftis_node.node.remembered import facts_of, layers_of
 from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event, older_parts
 from ftis_node.observe.provenance import versions
-from ftis_node.observe.terminal import slow_bar
+from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import Group
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
@@ -155,14 +155,13 @@ class _Replay:
             self._load(links[0].start)
             self._taken.step = links[0].step
             self._compare_checkpoint(links[0].step)
-            steps = sum(link.logged is not None for link in links)
-            with slow_bar("replaying, step {task.fields[step]}", steps, TimeRemainingColumn(), step="-") as tell:
+            with shown_work():
                 for link in links[1:]:
                     if link.logged is None:
                         self._go_over(link)
                     else:
-                        self._step(link.logged, log)
-                        tell(1, step=link.step)
+                        with doing(f"replaying step {link.step} of {links[-1].step}"):
+                            self._step(link.logged, log)
                     self._compare_checkpoint(link.step)
             if self._out is not None:
                 self._save(self._out)
