@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.config.run import Run, RunFile, load_run_file
@@ -151,7 +151,6 @@ def bare_case(options: JoinOptions) -> Case:
 
 # --- what checks find -------------------------------------------------------------------------------------------------
 
-# warn: it works, or may, and a person should know. fail: it does not.
 Verdict = Literal["ok", "warn", "fail"]
 View = Literal["join", "dry-run", "doctor"]
 
@@ -160,12 +159,27 @@ _OURS = "This is a mistake of the doctor's, not of this machine's: please report
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. advice: what to do; empty if nothing."""
+    """The result of a check. subject: the check's own if it is empty. advice: what to do; empty if nothing."""
 
     subject: str
     verdict: Verdict
     text: str
     advice: str = ""
+
+
+def ok(text: str) -> Finding:
+    """It works."""
+    return Finding("", "ok", text)
+
+
+def warn(text: str, advice: str) -> Finding:
+    """It works, or may, and a person should know."""
+    return Finding("", "warn", text, advice)
+
+
+def fail(text: str, advice: str) -> Finding:
+    """It does not work."""
+    return Finding("", "fail", text, advice)
 
 
 Look = Callable[[Case], Iterable[Finding | UserError] | None]
@@ -224,7 +238,8 @@ def failed(findings: Sequence[Finding]) -> bool:
 def _guarded(check: Check, case: Case) -> Iterator[Finding]:
     try:
         for one in _found(check, case):
-            yield one if isinstance(one, Finding) else Finding(check.subject, "fail", one.what, one.fix)
+            finding = one if isinstance(one, Finding) else fail(one.what, one.fix)
+            yield replace(finding, subject=finding.subject or check.subject)
     except Exception as error:  # a broken machine can raise anything
         yield Finding(check.subject, "fail", f"This check itself failed: {brief(error)}.", _OURS)
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
@@ -20,7 +20,7 @@ from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
-from ftis_node.preflight.case import Case, Finding, Verdict
+from ftis_node.preflight.case import Case, Finding, fail, ok, warn
 from ftis_node.store.home import socket_folder
 from ftis_node.text import GB, rounded
 
@@ -36,15 +36,17 @@ def python(case: Case) -> Iterator[Finding]:
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     wanted = SpecifierSet(_wanted_python())
     if not wanted.contains(platform.python_version(), prereleases=True):
-        yield Finding("python", "fail", f"{seen}; {_PACKAGE} needs {wanted}.", "Make the environment with a newer one.")
+        yield fail(f"{seen}; {_PACKAGE} needs {wanted}.", "Make the environment with a newer one.")
         return
     found = util.find_spec("hivemind")
-    daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd" if found is not None and found.origin else Path()
+    daemon = Path()
+    if found is not None and found.origin:
+        daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd"
     if not os.access(daemon, os.X_OK) or not daemon.is_file():
         advice = "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel."
-        yield Finding("python", "fail", f"{seen}; hivemind's network daemon p2pd is not there.", advice)
+        yield fail(f"{seen}; hivemind's network daemon p2pd is not there.", advice)
         return
-    yield Finding("python", "ok", f"{seen}.")
+    yield ok(f"{seen}.")
 
 
 def _wanted_python() -> str:
@@ -59,7 +61,7 @@ def libraries(case: Case) -> Iterator[Finding]:
         requirements = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
     except metadata.PackageNotFoundError:
         advice = "Install it: pip install -e . in its folder, or `make`."
-        yield Finding("libraries", "warn", f"{_PACKAGE} itself is not installed, so its ranges are unknown.", advice)
+        yield warn(f"{_PACKAGE} itself is not installed, so its ranges are unknown.", advice)
         return
     sound = 0
     for requirement in requirements:
@@ -68,15 +70,16 @@ def libraries(case: Case) -> Iterator[Finding]:
         version = _version(requirement.name)
         if not version:
             if not optional:
-                yield Finding("libraries", "fail", f"{wanted} is not installed.", f"Run: {to_install(wanted)}")
+                yield fail(f"{wanted} is not installed.", f"Run: {to_install(wanted)}")
             continue
         if requirement.specifier.contains(version, prereleases=True):
             sound += not optional
         else:
+            complain = warn if optional else fail
             text = f"{requirement.name} {version} is outside of {requirement.specifier}."
-            yield Finding("libraries", "warn" if optional else "fail", text, f"Run: {to_install(wanted)}")
-    versions = "".join(f"{name} {version}, " for name in _TOLD if (version := _version(name)))
-    yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}".rstrip(", ;") + ".")
+            yield complain(text, f"Run: {to_install(wanted)}")
+    versions = [f"{name} {_version(name)}" for name in _TOLD if _version(name)]
+    yield ok(f"{sound} are within their ranges; {', '.join(versions)}".rstrip("; ") + ".")
 
 
 def installed() -> dict[str, str]:
@@ -97,39 +100,40 @@ def torch_(case: Case) -> Iterator[Finding]:
     import torch
 
     hip = torch.version.hip
-    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else f"for ROCm {hip}" if hip else "for the CPU"
+    build = "for the CPU"
+    if torch.version.cuda:
+        build = f"for CUDA {torch.version.cuda}"
+    elif hip:
+        build = f"for ROCm {hip}"
     seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} thread(s)"
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
-    untested = _untested(hip if usable else None, torch.backends.mps.is_available())
-    if untested is not None and case.settings.devices[0] != "cpu":
-        yield Finding("torch", "warn", f"{seen}. {untested[0]}", untested[1])
+    if case.settings.devices[0] != "cpu":
+        if usable and hip is not None:
+            text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
+            yield warn(f"{seen}. {text}", "Try it, and say how it went; or use --device cpu.")
+            return
+        if torch.backends.mps.is_available():
+            text = "MPS is untested, and no node uses it: the CPU trains."
+            yield warn(f"{seen}. {text}", "Name the CPU with --device cpu to be sure.")
+            return
+    wanted = case.settings.device.startswith("cuda")
+    if usable or (not _NVIDIA.exists() and not wanted):
+        yield ok(f"{seen}.")
         return
-    reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
-    if usable or (not _NVIDIA.exists() and not case.settings.device.startswith("cuda")):
-        yield Finding("torch", "ok", f"{seen}.")
-        return
-    verdict: Verdict = "fail" if case.settings.device.startswith("cuda") else "warn"
+    complain = fail if wanted else warn
     if not _NVIDIA.exists():
-        text, advice = f"{seen}; no NVIDIA driver is loaded.", "Mend or install the driver, or use --device cpu."
+        text = f"{seen}; no NVIDIA driver is loaded."
+        advice = "Mend or install the driver, or use --device cpu."
     elif not torch.version.cuda:
         text = f"{seen}, though this machine has an NVIDIA GPU."
         advice = "Install torch for CUDA (pytorch.org says how) to use it."
     else:
+        reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
         text = f"{seen}, which cannot use the GPU with driver {_driver()}. {reason}".rstrip()
         advice = "Update the driver, or install a torch for the CUDA that it knows (`nvidia-smi` names it)."
-    yield Finding("torch", verdict, text, advice)
-
-
-def _untested(hip: str | None, mps: bool) -> tuple[str, str] | None:
-    """Warn of a kind of GPU on which no node ever ran; None on all others."""
-    if hip is not None:
-        text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
-        return text, "Try it, and say how it went; or use --device cpu."
-    if mps:
-        return "MPS is untested, and no node uses it: the CPU trains.", "Name the CPU with --device cpu to be sure."
-    return None
+    yield complain(text, advice)
 
 
 def gpu(case: Case) -> Iterator[Finding]:
@@ -138,16 +142,19 @@ def gpu(case: Case) -> Iterator[Finding]:
 
     if case.settings.devices[0] == "cpu" or not torch.cuda.is_available():
         if case.settings.devices[0] == "cpu" or case.settings.model in built_in():
-            yield Finding("gpu", "ok", "No GPU is used; the CPU trains.")
+            yield ok("No GPU is used; the CPU trains.")
         else:
             advice = "Fine for small models; large ones take a GPU, see `ftis-node fit`."
-            yield Finding("gpu", "warn", "There is none that torch can use: the CPU trains.", advice)
+            yield warn("There is none that torch can use: the CPU trains.", advice)
         return
-    for device in case.settings.devices if case.settings.device.startswith("cuda") else ("cuda",):
+    devices: Sequence[str] = ("cuda",)
+    if case.settings.device.startswith("cuda"):
+        devices = case.settings.devices
+    for device in devices:
         found = smoke(device)
         if found.verdict == "fail" and (case.status is not None or case.home.in_use()):
             text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
-            found = Finding("gpu", "warn", text, f"Stop it to try the GPU alone. {found.advice}")
+            found = warn(text, f"Stop it to try the GPU alone. {found.advice}")
         yield found
 
 
@@ -161,10 +168,10 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         if ended.returncode != 0 and device != "cpu" and _computed(device, seconds, fixed).returncode == 0:
             advice = f"Set {NAMES[1]}={FIXED} in the node's environment: with it the computation succeeds."
     except subprocess.TimeoutExpired:
-        return Finding("gpu", "fail", f"A small computation on {device} did not end within {seconds:g} s.", advice)
+        return fail(f"A small computation on {device} did not end within {seconds:g} s.", advice)
     if ended.returncode != 0:
         why = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1][:300]
-        return Finding("gpu", "fail", f"A small computation on {device} failed: {why}", advice)
+        return fail(f"A small computation on {device} failed: {why}", advice)
     told = json.loads(ended.stdout.strip().splitlines()[-1])
     memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
     text = f"{told['name']}{memory}; driver {_driver()}: {told['half']} and a backward pass agree with the CPU."
@@ -172,8 +179,8 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         text += f" Without bitsandbytes there is no 8-bit AdamW and no NF4 ({to_install('ftis-node[gpu]')})."
     if told["wrong"]:
         text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
-        return Finding("gpu", "fail", text, "Its memory or its driver is broken: update the driver, test the card.")
-    return Finding("gpu", "ok", text)
+        return fail(text, "Its memory or its driver is broken: update the driver, test the card.")
+    return ok(text)
 
 
 def _computed(device: str, seconds: float, changes: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
@@ -196,21 +203,23 @@ def limits(case: Case) -> Iterator[Finding]:
     files = raise_limit()  # as a node does
     if files < FEW_FILES:
         advice = "Ask for more: a higher hard limit (limits.conf)."
-        yield Finding("limits", "warn", f"Only {files} files may be open at a time.", advice)
-    total, limit = psutil.virtual_memory().total, memory_limit()
+        yield warn(f"Only {files} files may be open at a time.", advice)
+    total = psutil.virtual_memory().total
+    limit = memory_limit()
     if limit is not None and limit < total:
         text = f"Its control group may use {rounded(limit)} of {rounded(total)} of memory; a plan for the CPU sees all."
         advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
-        yield Finding("limits", "warn", text, advice)
-    if not os.access(folder := socket_folder(), os.W_OK):
+        yield warn(text, advice)
+    folder = socket_folder()
+    if not os.access(folder, os.W_OK):
         advice = "Set TMPDIR to a folder that can be written."
-        yield Finding("limits", "fail", f"The directory for sockets, {folder}, cannot be written.", advice)
+        yield fail(f"The directory for sockets, {folder}, cannot be written.", advice)
         return
     free = shutil.disk_usage(folder).free
     if free < 16 << 20:
         text = f"Only {rounded(free)} are free in {folder}."
-        yield Finding("limits", "warn", text, "Make room there, or set TMPDIR to a folder on another disk.")
-    yield Finding("limits", "ok", f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
+        yield warn(text, "Make room there, or set TMPDIR to a folder on another disk.")
+    yield ok(f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
 
 
 def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -223,9 +232,11 @@ def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/s
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, file = tree, "memory.max"
+            root = tree
+            file = "memory.max"
         elif "memory" in controllers.split(","):
-            root, file = tree / "memory", "memory.limit_in_bytes"
+            root = tree / "memory"
+            file = "memory.limit_in_bytes"
         else:
             continue
         place = root / path.lstrip("/")
@@ -239,5 +250,6 @@ def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/s
 def _bytes_in(file: Path) -> list[int]:
     with suppress(OSError):
         text = file.read_text(encoding="utf-8").strip()
-        return [int(text)] if text.isdecimal() and int(text) < 1 << 60 else []  # version 1 writes 2^63 for no limit
+        if text.isdecimal() and int(text) < 1 << 60:  # version 1 writes 2^63 for no limit
+            return [int(text)]
     return []

@@ -13,7 +13,7 @@ from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case, Finding, Verdict, noted
+from ftis_node.preflight.case import Case, Finding, fail, noted, ok, warn
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
@@ -38,25 +38,25 @@ def hub(case: Case) -> Iterator[Finding]:
         advice = "Unset HF_HUB_OFFLINE"
     if Path(source).is_dir():
         text = f"{case.settings.model} is {told_of(Path(source)) or 'a folder'} here; no hub is needed."
-        yield Finding("hub", "ok", text)
+        yield ok(text)
         return
     if cached(source) is not None:
         text = f"{source} is in the local cache"
         if seen.answers:
-            yield Finding("hub", "ok", f"{text}, and the hub answers.")
+            yield ok(f"{text}, and the hub answers.")
         else:
-            yield Finding("hub", "warn", f"{text}; {why}.", "Nothing, as long as no other model is wanted.")
+            yield warn(f"{text}; {why}.", "Nothing, as long as no other model is wanted.")
         return
     if seen.answers:
         offered(source)
-        yield Finding("hub", "ok", f"{source} is not here yet; the hub answers, and gives it.")
+        yield ok(f"{source} is not here yet; the hub answers, and gives it.")
         return
     proxy = refused_proxy()
     if proxy is not None:
-        yield Finding("hub", "fail", f"{source} is not in the local cache. {proxy.what}", proxy.fix)
+        yield fail(f"{source} is not in the local cache. {proxy.what}", proxy.fix)
         return
     advice += "; or download the model elsewhere, copy the folder here and pass --model FOLDER."
-    yield Finding("hub", "fail", f"{source} is not in the local cache, and {why}.", advice)
+    yield fail(f"{source} is not in the local cache, and {why}.", advice)
 
 
 def clock(case: Case) -> Iterator[Finding]:
@@ -66,15 +66,16 @@ def clock(case: Case) -> Iterator[Finding]:
     behind = case.hub.behind if case.hub is not None else None
     if behind is None:
         text = "Not known: only the hub could be asked for the time, and it did not tell."
-        yield Finding("clock", "warn", text, "Make sure that this machine keeps its time (`timedatectl`).")
+        yield warn(text, "Make sure that this machine keeps its time (`timedatectl`).")
         return
-    seconds = f"{abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the hub's clock"
+    direction = "behind" if behind > 0 else "ahead of"
+    seconds = f"{abs(behind):.0f} s {direction} the hub's clock"
     if abs(behind) <= CLOCK_SECONDS:
-        yield Finding("clock", "ok", f"It agrees with the hub's ({seconds}).")
+        yield ok(f"It agrees with the hub's ({seconds}).")
         return
-    verdict: Verdict = "fail" if abs(behind) >= REPLAY_FENCE else "warn"
+    complain = fail if abs(behind) >= REPLAY_FENCE else warn
     text = f"It is {seconds}; peers refuse what a node announces that is {REPLAY_FENCE / 3600:g} hours off."
-    yield Finding("clock", verdict, text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
+    yield complain(text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
 
 
 def memory(case: Case) -> Iterator[Finding | UserError]:
@@ -114,14 +115,14 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     if not chosen.fits:
         refuse_shortage(settings, chosen)
         advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
-        yield Finding("memory", "warn", f"{text} {chosen.reasons[-1]}", advice)
+        yield warn(f"{text} {chosen.reasons[-1]}", advice)
     elif limit is not None and chosen.memory.total > limit:
         text = f"{text} But its control group may use only {rounded(limit)}."
-        yield Finding("memory", "fail", text, "Give the container more memory, or use a smaller model.")
+        yield fail(text, "Give the container more memory, or use a smaller model.")
     else:
-        yield Finding("memory", "ok", f"{text} {chosen.reasons[0]}")
+        yield ok(f"{text} {chosen.reasons[0]}")
     for slow in slow_parts(shape, load):
-        yield Finding("memory", "warn", slow, "Fine if that is fast enough; else take a Llama, Qwen2.5 or Qwen3.")
+        yield warn(slow, "Fine if that is fast enough; else take a Llama, Qwen2.5 or Qwen3.")
 
 
 def _hub(case: Case) -> Hub:
@@ -198,7 +199,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     if not case.runs:
         head = f"Its fingerprint is {facts['tokenizer'][:16]}…"
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
-        yield Finding("tokenizer", "ok", f"{head}; there is no run to compare it with. {why}")
+        yield ok(f"{head}; there is no run to compare it with. {why}")
         if task is not None:
             founder = case.peer_id or "" if case.options.private else ""
             case.to_start = run_for(facts | task.facts(), founder=founder)
@@ -213,7 +214,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         asked = "in its chat template" if chat is not None else "in plain text"
         fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
         fits = fits if run.text else f"It is that of the run of {origin}, {run.id.hex()}."
-        yield Finding("tokenizer", "ok", f"{fits} Questions are asked {asked}.")
+        yield ok(f"{fits} Questions are asked {asked}.")
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."
         yield Finding("run", "fail", f"{' and '.join(ids.values())} are of different runs.", advice)

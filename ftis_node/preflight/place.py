@@ -21,7 +21,7 @@ from ftis_node.host.files import bytes_under, existing_folder, free_bytes
 from ftis_node.node.checkpointing import wear
 from ftis_node.node.remembered import refuse_other_settings
 from ftis_node.node.run_source import with_remembered
-from ftis_node.preflight.case import Case, Finding, noted
+from ftis_node.preflight.case import Case, Finding, fail, noted, ok, warn
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
 
@@ -46,7 +46,7 @@ def home(case: Case) -> Iterator[Finding | UserError]:
     if why := _unfit(parent):
         raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
     if not place.path.exists():
-        yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
+        yield ok(f"{place.path} is new: `ftis-node join` makes it.")
         return
     try:
         case.options = with_remembered(case.options, place)
@@ -61,7 +61,7 @@ def home(case: Case) -> Iterator[Finding | UserError]:
         case.peer_id = Identity.load(place.key).peer_id  # raises if it is damaged
         if place.key.stat().st_mode & 0o077:
             text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
-            yield Finding("home", "warn", text, f"Run: chmod 600 {place.key}")
+            yield warn(text, f"Run: chmod 600 {place.key}")
 
 
 def _daemon(case: Case) -> Iterator[Finding | UserError]:
@@ -75,13 +75,13 @@ def _daemon(case: Case) -> Iterator[Finding | UserError]:
     with suppress(UserError):
         case.status = ask(place.api_socket(), "/status", Status, timeout=2.0)
     if case.status is not None:
-        yield Finding("home", "ok", f"A daemon runs on {place.path}: {case.status.state}. {case.status.reason}")
+        yield ok(f"A daemon runs on {place.path}: {case.status.state}. {case.status.reason}")
     elif place.in_use():
         advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
-        yield Finding("home", "fail", f"A daemon holds {place.path} but does not answer.", advice)
+        yield fail(f"A daemon holds {place.path} but does not answer.", advice)
     if place.run_file.exists():
         for error in noted(lambda: load_run_file(place.run_file)):
-            yield Finding("home", "fail", f"{place.run_file}: {error.what}", error.fix)
+            yield fail(f"{place.run_file}: {error.what}", error.fix)
 
 
 def _unfit(parent: Path) -> str:
@@ -106,13 +106,13 @@ def checkpoints(case: Case) -> Iterator[Finding]:
     damaged = sorted(place.checkpoints.glob("*.damaged"))
     if damaged:
         text = f"{len(damaged)} checkpoints are damaged and set aside, the last is {damaged[-1].name}."
-        yield Finding("home", "warn", text, "If that goes on, test the disk and the memory of this machine.")
+        yield warn(text, "If that goes on, test the disk and the memory of this machine.")
     refuse_other_settings(place.checkpoints, case.settings)
     facts = newest_facts(place.checkpoints)
     if facts is not None and parse_label(facts["model"]) is not None:
-        yield Finding("home", "ok", f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
+        yield ok(f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
     elif place.path.is_dir():
-        yield Finding("home", "ok", f"{place.path} has no checkpoint yet.")
+        yield ok(f"{place.path} has no checkpoint yet.")
 
 
 def disk(case: Case) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def disk(case: Case) -> Iterator[Finding]:
     kind = file_system(place)
     if kind in NETWORK_FILE_SYSTEMS | NETWORK_FUSE:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
-        yield Finding("disk", "warn", text, "Name a --home on a disk of this machine.")
+        yield warn(text, "Name a --home on a disk of this machine.")
     files = [file.stat().st_size for file in case.home.path.glob("*") if file.is_file()]  # not a service's models
     there = bytes_under(case.home.checkpoints) + sum(files)
     free = free_bytes(place)
@@ -161,7 +161,7 @@ def disk(case: Case) -> Iterator[Finding]:
 
 
 def _room(need: int, free: int, text: str, advice: str) -> Finding:
-    return Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
+    return ok(text) if need <= free else fail(text, advice)
 
 
 def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
@@ -184,36 +184,34 @@ def port(case: Case) -> Iterator[Finding | UserError]:
     settings = case.settings
     yield from listening_mistakes(settings)
     if not settings.listen:
-        yield Finding("port", "ok", "This node listens nowhere: it only dials.")
+        yield ok("This node listens nowhere: it only dials.")
         return
     if case.starting and case.home.in_use():
         return  # the port may be that daemon's
     if settings.port == 0:
         free_port(settings.host)
         text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
-        yield Finding("port", "ok", text)
+        yield ok(text)
         return
     ours = any(f"/{settings.port}/" in text for text in (case.status.addresses if case.status else ()))
     where = f"{settings.port} on {settings.host}"
     check, free = partial(check_port, settings.host, settings.port), f"{where} is free, for TCP and UDP."
-    yield from _bound("port", where, settings.port, check, free, ours=ours)
+    yield from _bound(where, settings.port, check, free, ours=ours)
 
 
 def page(case: Case) -> Iterator[Finding | UserError]:
     """The node's page: whether it can be served where the settings say."""
     settings = case.settings
     if not settings.page:
-        yield Finding("page", "ok", "It is switched off.")
+        yield ok("It is switched off.")
         return
     ours = f":{settings.http_port}/" in ((case.status.page if case.status else None) or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
     free = f"It can be served at {where}."
-    yield from _bound("page", where, settings.http_port, partial(check_page, settings), free, ours=ours)
+    yield from _bound(where, settings.http_port, partial(check_page, settings), free, ours=ours)
 
 
-def _bound(
-    subject: str, where: str, port: int, check: Callable[[], None], free: str, *, ours: bool
-) -> Iterator[Finding]:
+def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours: bool) -> Iterator[Finding]:
     """Find out whether a port can be listened on, and if not, why.
 
     Args:
@@ -224,14 +222,14 @@ def _bound(
         check()
     except UserError as error:
         if ours:
-            yield Finding(subject, "ok", f"{where} is that of the daemon on this home.")
+            yield ok(f"{where} is that of the daemon on this home.")
             return
         cause, owner = error.__cause__, _listener(port)
         why = f"{owner} has it. " if owner else ""
         if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             why = "Only root may listen on ports below 1024. "
         raise UserError(error.what, f"{why}{error.fix}") from cause
-    yield Finding(subject, "ok", free)
+    yield ok(free)
 
 
 def check_page(settings: Settings) -> None:
