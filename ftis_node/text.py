@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Mapping
 
 _LIKE_AN_ID = re.compile(r"12D3|\bQm\w{8}|\S{40}")
-FURTHER = " " * 9
 MB = 1 << 20
 GB = 1 << 30  # as graphics cards are labelled; of disks too
 
@@ -31,7 +30,7 @@ def in_lines(what: str) -> list[str]:
 def further_lines(what: str) -> list[str]:
     """The lines of such an error, each but the first so far in."""
     first, *rest = _ENDS.split(what)
-    return [first, *(f"{FURTHER}{line}" for line in rest)]
+    return [first, *(f"         {line}" for line in rest)]
 
 
 def in_toml(value: object, *, lines: bool = False) -> str:

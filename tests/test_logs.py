@@ -163,16 +163,17 @@ def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_gro
     assert (tmp_path / "output.log.1").stat().st_size == logs.LOG_BYTES + 1
 
 
-def test_the_error_that_a_daemon_without_a_terminal_ended_with_is_told_until_another_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["2026-11-29 12:00:00,000 INFO It runs.\n", '{"message": "It runs."}\n'])
+def test_the_error_that_a_daemon_ended_with_is_told_until_another_runs(begun: str, tmp_path: Path) -> None:
     said = "No ftis-node daemon is running on the home"
-    assert logs.last_words(tmp_path) == ""
-    logs.begin_output(tmp_path).write_text("a library's words\nerror: The disk is full.\n       Make room.\n")
-    assert logs.last_words(tmp_path) == "The disk is full."
-    with pytest.raises(UserError, match=rf"{said} .*\. The last one ended with: The disk is full\."):
-        ask_daemon(tmp_path, "/status", dict)
     log = Home(tmp_path).log
-    log.write_text("It runs.\n")
-    os.utime(log, (log.stat().st_mtime + 5,) * 2)
+    assert logs.last_words(tmp_path) == ""
+    log.write_text(begun)
+    with pytest.raises(UserError, match="full"), logs.noting(tmp_path):
+        raise UserError("The disk is full.", "Make room.")
+    with pytest.raises(UserError, match=rf"{said} .*\. The last one ended with: The disk is full\. Make room\."):
+        ask_daemon(tmp_path, "/status", dict)
+    add(log, begun)
     with pytest.raises(UserError, match=rf"{said} [^ ]*\. Start one"):
         ask_daemon(tmp_path, "/status", dict)
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import takewhile
+from itertools import dropwhile
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -13,12 +13,10 @@ from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.logs import ENDED, Growing, as_object, begin_output
 from ftis_node.store.home import Home
-from ftis_node.text import FURTHER
 
 POLL_SECONDS = 0.3
 SILENT_SECONDS = 1.5
 ALARMING = ("WARNING", "ERROR", "CRITICAL")
-ERROR_LINES = 2
 
 
 def detach(
@@ -34,7 +32,8 @@ def detach(
     Returns the daemon's status and process id, None if it had nothing to do and has ended.
 
     Raises:
-        UserError: it ended; the message is its own.
+        SystemExit: it ended, with its exit code; `tell` was given the error that it had printed.
+        UserError: it ended and had printed none.
     """
     place = Home(home)
     home.mkdir(parents=True, exist_ok=True)
@@ -49,16 +48,19 @@ def detach(
             stderr=log,
             start_new_session=True,
         )
-    told, began = "", time.monotonic()
+    told = ""
+    began = time.monotonic()
     try:
         while daemon.poll() is None:
             status = _status(place, daemon.pid)
             if status is not None and status.state != "LOADING":
                 return status, daemon.pid
             if status is not None:
-                working = f" {status.doing.sentence()}." if status.doing is not None else ""
-                if status.reason + working != told:
-                    told = status.reason + working
+                said = status.reason
+                if status.doing is not None:
+                    said += f" {status.doing.sentence()}."
+                if said != told:
+                    told = said
                     tell(told)
             elif not told and time.monotonic() - began > SILENT_SECONDS:
                 told = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
@@ -71,14 +73,27 @@ def detach(
         raise
     if daemon.returncode == 0:
         return Status(state="STOPPED", reason="It has taken its steps already."), None
-    raise _its_own(output, before, daemon.returncode)
+    with output.open("rb") as log:
+        log.seek(before)
+        printed = log.read().decode(errors="replace").splitlines()
+    error = list(dropwhile(lambda line: not line.startswith("error: "), printed))
+    for line in error:
+        tell(line)
+    if error:
+        sys.exit(daemon.returncode)
+    ended = UserError(
+        f"The daemon ended while it was starting (exit code {daemon.returncode}).", f"Look into {output}."
+    )
+    ended.exit_code = daemon.returncode
+    raise ended
 
 
 class _News:
     """New log lines that the owner should see at once: warnings, and all about the peers that were named."""
 
     def __init__(self, log: Path, names: Sequence[str]) -> None:
-        self._log, self._names = log, names
+        self._log = log
+        self._names = names
         self._growing = Growing(log, added=True) if log.exists() else None
 
     def lines(self) -> Iterator[str]:
@@ -88,7 +103,7 @@ class _News:
             for event in map(as_object, self._growing.lines()):
                 message = str(event.get("message", ""))
                 wanted = event.get("level") in ALARMING or any(name in message for name in self._names)
-                if wanted and not message.startswith(ENDED):  # which is raised as the daemon's own error
+                if wanted and not message.startswith(ENDED):  # which is told as the daemon printed it
                     yield message
 
 
@@ -99,21 +114,3 @@ def _status(home: Home, pid: int) -> Status | None:
         with suppress(UserError):
             return ask(home.api_socket(), "/status", Status)
     return None
-
-
-def _its_own(output: Path, before: int, code: int) -> UserError:
-    """The error that a daemon ended with, in what it added to its output."""
-    with output.open("rb") as log:
-        log.seek(before)
-        lines = log.read().decode(errors="replace").splitlines()
-    start = max((number for number, line in enumerate(lines) if line.startswith("error: ")), default=None)
-    if start is None:
-        error = UserError(f"The daemon ended while it was starting (exit code {code}).", f"Look into {output}.")
-    else:
-        first, *rest = lines[start:]
-        further = [line.strip() for line in takewhile(lambda line: line.startswith(FURTHER), rest)]
-        fix = "".join(rest[len(further) :][:1]).strip()
-        what = "\n".join([first.removeprefix("error: "), *further])
-        error = UserError(what, fix or f"Look into {output}.")
-    error.exit_code = code or 1
-    return error

@@ -25,7 +25,6 @@ LOG = "node.log"
 LOG_BYTES = 10 << 20
 ENDED = "It ended with an error: "
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
-LAST_BYTES, LAST_LINES = 8192, 8  # of its output, in which the error is looked for that a daemon ended with
 OUTPUT = "output.log"  # what a daemon without a terminal, and its compute process, print
 PAUSE_SECONDS = 0.2
 END_BYTES = 16 << 10
@@ -96,15 +95,11 @@ def begin_output(home: Path) -> Path:
 
 
 def last_words(home: Path) -> str:
-    """The error that the latest daemon without a terminal ended with; empty if there is none, or one has run since."""
-    with suppress(OSError):
-        output, log = home / OUTPUT, home / LOG
-        if log.exists() and log.stat().st_mtime > output.stat().st_mtime + 1.0:
-            return ""
-        with output.open("rb") as file:
-            lines = end_of(file, LAST_BYTES).decode(errors="replace").splitlines()
-        errors = [line for line in lines[-LAST_LINES:] if line.startswith("error: ")]
-        return errors[-1].removeprefix("error: ") if errors else ""
+    """The error that the latest daemon of a home ended with; empty if it ended well, or one runs."""
+    for line in last_lines(home / LOG, 1):
+        message = str(as_object(line).get("message", ""))
+        if message.startswith(ENDED):
+            return message.removeprefix(ENDED)
     return ""
 
 

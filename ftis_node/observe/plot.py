@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.installed import to_install
@@ -34,13 +33,11 @@ def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Pa
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150)
-    ends: list[tuple[float, str, Any]] = []
     for label, points in curves.items():
         if points:
-            (line,) = axes.plot([t for t, _ in points], [p for _, p in points], linewidth=2)
-            axes.plot(points[0][0], points[0][1], "o", color=line.get_color(), markersize=4)
-            ends.append((points[-1][1], label, line))
-    _label_ends(axes, ends)
+            seconds, rates = zip(*points, strict=True)
+            axes.plot(seconds, rates, label=f"{label}  {rates[-1]:.2f}", linewidth=2, marker="o", markevery=[0])
+    axes.legend(loc="lower right", frameon=False)
     axes.set(xlabel="seconds since the start", ylabel="greedy pass@1 on held-out prompts", ylim=(0, 1))
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(axis="y", alpha=0.3)
@@ -48,19 +45,3 @@ def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Pa
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
-
-
-def _label_ends(axes: Any, ends: list[tuple[float, str, Any]]) -> None:
-    """Each line's label at its right end, pushed apart where they would overlap."""
-    place = 1.04
-    for height, label, line in sorted(ends, key=lambda end: end[0], reverse=True):
-        place = min(height, place - 0.06)
-        axes.annotate(
-            f"{label}  {height:.2f}",
-            xy=(line.get_xdata()[-1], height),
-            xytext=(1.01, place),
-            textcoords=("axes fraction", "data"),
-            color=line.get_color(),
-            va="center",
-            annotation_clip=False,
-        )
