@@ -189,7 +189,7 @@ def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path: 
         ("", ["--version"]),
         ("rich", ["--help"]),
         ("msgspec", ["status --json", "health", "peers", "page", "set wait=30", "pause", "finish", "logs"]),
-        ("msgspec rich", ["status", "top --once"]),
+        ("msgspec rich", ["status"]),
     ],
 )
 async def test_commands_import_their_needs(needed: str, commands: list[str], socket_path: Path, tmp_path: Path) -> None:

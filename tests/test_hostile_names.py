@@ -87,7 +87,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-HOMES = "status,health,peers,top --once,page,id,logs,logs --json,pause,pause --wait,resume,stop,finish,keys new"
+HOMES = "status,health,peers,page,id,logs,logs --json,pause,pause --wait,resume,stop,finish,keys new"
 
 
 @pytest.mark.parametrize(

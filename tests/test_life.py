@@ -116,7 +116,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert "threshold = none" in run_cli("set", "threshold=none", *home).stdout
     resumed = json.loads(run_cli("resume", "--wait", "--json", *home).stdout)
     assert resumed["state"] not in ("PAUSED", "LOADING") and not resumed["pausing"], "it trains again"
-    shown = run_cli("top", "--once", *home)
+    shown = run_cli("status", *home)
     assert shown.returncode == 0 and "tiny-a (full, float32)" in shown.stdout
     node.process = None
     while node.status().get("step", 0) < step + 2:

@@ -237,13 +237,15 @@ async def _watched(node: Node, tail: Tail) -> int:
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
+    terminal = console(stderr=True)
+
     def look() -> RenderableType:
         peers = read(node.peers(), Peers)
-        return node_view(node.status(), peers, list(tail.lines), HINT % node.home.flag, whole=False)
+        return node_view(node.status(), peers, list(tail.lines), HINT % node.home.flag, height=terminal.height)
 
     running = asyncio.create_task(node.run())
     try:
-        with Live(look(), console=console(stderr=True), auto_refresh=False, transient=True) as live:
+        with Live(look(), console=terminal, auto_refresh=False, transient=True) as live:
             while not running.done():
                 await asyncio.wait({running}, timeout=VIEW_SECONDS)
                 live.update(look(), refresh=True)

@@ -174,8 +174,6 @@ def _told(peer: PeerRow) -> list[str]:
 def top(
     home: HomeOption = DEFAULT_HOME,
     seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the view once and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Once, as one JSON object: status and peers.")] = False,
 ) -> None:
     """Show the node on this home live: state, learning, peers, traffic and its last log lines."""
     from rich.console import RenderableType
@@ -184,20 +182,14 @@ def top(
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
-    if json:
-        print_json({"status": ask_daemon(home, "/status", dict), **ask_daemon(home, "/peers", dict)})
-        return
     place = Home(home.expanduser())
+    terminal = console()
 
     def look() -> RenderableType:
         status = ask_daemon(home, "/status", Status)
         peers = ask_daemon(home, "/peers", Peers)
-        return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT, whole=once)
+        return node_view(status, peers, last_lines(place.log, LINES), HINT, height=terminal.height)
 
-    terminal = console()
-    if once:
-        terminal.print(look())
-        return
     with Live(look(), console=terminal, auto_refresh=False, screen=terminal.is_terminal) as live:
         while True:
             time.sleep(seconds)

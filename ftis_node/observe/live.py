@@ -1,9 +1,8 @@
 """Nodes on a terminal: what one does, what it gets from others and gives them, and said last; or several in a table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -20,36 +19,20 @@ _COLOURS = {
 }
 _SPARKS = "▁▂▃▄▅▆▇█"
 PEERS_SHOWN = 8
+REST = 21  # rows of all but peers and log, at most
+AIRY = 41  # rows from which on empty lines part the parts
 WITHIN = 69  # bars of a curve that fit beside its name into a frame of 80 columns
 NAME = 16  # columns of a peer's name
 NOBODY = Peers([])
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Sizes of the view's parts. lines: of the log; peers: rows of them; gaps: empty lines between the parts."""
-
-    lines: int
-    peers: int
-    gaps: bool = True
-    curve: bool = True
-    figures: bool = True
-
-
-# The first that fits is shown: the log goes first, what the node does stays to the end.
-_CUTS = (
-    *(_Cut(lines, PEERS_SHOWN) for lines in (6, 4, 2)),
-    *(_Cut(2, peers) for peers in (5, 3)),
-    _Cut(2, 3, gaps=False),
-    _Cut(1, 1, gaps=False),
-    _Cut(1, 0, gaps=False, curve=False),
-    _Cut(0, 0, gaps=False, curve=False),
-    _Cut(0, 0, gaps=False, curve=False, figures=False),
-)
-
-
 def node_view(
-    status: Status, peers: Peers = NOBODY, lines: Sequence[str] = (), hint: str = "", *, whole: bool = True
+    status: Status,
+    peers: Peers = NOBODY,
+    lines: Sequence[str] = (),
+    hint: str = "",
+    *,
+    height: int | None = None,
 ) -> RenderableType:
     """A node at a glance; fits 80 columns.
 
@@ -57,49 +40,46 @@ def node_view(
         status: `/status` of its API. peers: `/peers`.
         lines: of the log, the latest last.
         hint: what the keys do.
-        whole: otherwise what does not fit into the terminal's height is left out, the least important first.
+        height: of the terminal, from 20 rows on: so many peers and lines of the log are shown as it has room for. None:
+            all lines, and the first peers.
     """
-    view = _View(status, peers, lines, hint)
-    return view.panel(_CUTS[0]) if whole else view
+    most = PEERS_SHOWN
+    gap: list[RenderableType] = [Text()]
+    if height is not None:
+        most = min(PEERS_SHOWN, max(0, height - REST) // 2)
+        lines = lines[max(0, len(lines) - most) :]
+        if height < AIRY:
+            gap = []
+    parts: list[list[RenderableType]] = [[_headline(status), *_doing(status)]]
+    if status.advice:
+        parts[0].append(words(f"→ {status.advice}", "bold"))
+    if status.step is not None:
+        parts.append([_figures(status)])
+    if status.curve:
+        parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve], WITHIN), "green")])
+    if peers.peers and most:
+        parts.append([_peers(peers, most)])
+    if lines:
+        parts.append([words(line, "dim", whole=False) for line in lines])
+    if hint:
+        parts.append([words(hint, "dim")])
+    shown = parts[0]
+    for part in parts[1:]:
+        shown = [*shown, *gap, *part]
+    return Panel(Group(*shown), title=words(_title(status)), title_align="left", border_style="dim")
 
 
-@dataclass(frozen=True)
-class _View:
-    """The view in the height that there is."""
-
-    status: Status
-    peers: Peers
-    lines: Sequence[str]
-    hint: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for cut in _CUTS:
-            panel = self.panel(cut)
-            if len(console.render_lines(panel, options.update(height=None))) <= console.height:
-                break
-        yield panel
-
-    def panel(self, cut: _Cut) -> Panel:
-        status = self.status
-        parts: list[list[RenderableType]] = [[_headline(status), *_doing(status)]]
-        if status.advice:
-            parts[0].append(words(f"→ {status.advice}", "bold"))
-        if status.step is not None and cut.figures:
-            parts.append([_figures(status)])
-        if cut.curve and status.curve:
-            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve], WITHIN), "green")])
-        if self.peers.peers and cut.peers:
-            parts.append([_peers(self.peers, cut.peers)])
-        if self.lines and cut.lines:
-            parts.append([words(line, "dim", whole=False) for line in self.lines[-cut.lines :]])
-        if self.hint and cut.figures:
-            parts.append([words(self.hint, "dim")])
-        shown = [row for part in parts for row in ([Text(), *part] if cut.gaps else part)]
-        plan = status.plan
-        how = [status.kind, plan.dtype if plan else "", "NF4" if plan and plan.quantisation == "nf4" else ""]
-        kind = f"({', '.join(filter(None, how))})" if status.kind else ""
-        title = " ".join(filter(None, ["ftis-node", status.name, "·", status.model, kind]))
-        return Panel(Group(*shown[cut.gaps :]), title=words(title), title_align="left", border_style="dim")
+def _title(status: Status) -> str:
+    """The node's name and model, and how its weights are held."""
+    title = " ".join(filter(None, ("ftis-node", status.name, "·", status.model)))
+    if status.kind is None:
+        return title
+    how = [status.kind]
+    if status.plan is not None:
+        how.append(status.plan.dtype)
+        if status.plan.quantisation == "nf4":
+            how.append("NF4")
+    return f"{title} ({', '.join(filter(None, how))})"
 
 
 def gpu_line(gpu: GpuFigures) -> str:
