@@ -7,10 +7,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ftis_node.host.files import replace_text
 from ftis_node.lab.crew import Crew, Ledger
@@ -18,7 +19,7 @@ from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.observe.terminal import column, console, words
+from ftis_node.observe.terminal import console, words
 from ftis_node.policy.names import built_in
 from ftis_node.text import duration, escaped
 
@@ -97,7 +98,8 @@ class Runner:
     @contextlib.contextmanager
     def _drawn(self, ledger: Ledger) -> Iterator[Callable[[], None]]:
         """A bar on a terminal, else a line now and then."""
-        name, share, left = map(column, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
+        text = partial(TextColumn, markup=False)
+        name, share, left = map(text, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
         columns = (name, BarColumn(), share, TimeElapsedColumn(), left)
         with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as bar:
             task = bar.add_task(escaped(self.experiment.name), total=ledger.total, left="")
