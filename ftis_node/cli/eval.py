@@ -18,7 +18,7 @@ from ftis_node.cli import common
 from ftis_node.cli.common import AnswerOption, JsonOption, QuestionOption, RewardOption, TemplateOption, print_json
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
-from ftis_node.text import escaped, say
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.config.run import Run
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
 
-_SHOWN = 3
-_SHOWN_CHARACTERS = 600
-
 
 def evaluate(
     checkpoint: Annotated[
@@ -40,7 +37,6 @@ def evaluate(
     task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
     base: Annotated[str | None, typer.Argument(metavar="[BASE]", help="With --compare: another than its base.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
-    show: Annotated[int | None, typer.Option(min=0, help=f"So many examples; {_SHOWN} with --compare.")] = None,
     data: Annotated[
         Path | None, typer.Option("--data", "--eval-data", help="A local copy of the questions; all of them are used.")
     ] = None,
@@ -91,13 +87,10 @@ def evaluate(
         of = {"of": "checkpoint"} if compare else {}
         ours = _measure(first, asked, _teller(lines, of))
         theirs = _measure(second, asked, _teller(lines, {"of": "base"})) if second is not None else None
-    shown = _shown(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
-        listed = {"examples": [_example(*pair) for pair in shown]} if compare or show else {}
-        print_json(_figures(asked, ours, theirs) | listed)
+        print_json(_figures(asked, ours, theirs))
     else:
         _print(asked, ours, theirs)
-        _print_examples(shown)
 
 
 @dataclass(frozen=True)
@@ -204,8 +197,10 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
 def _teller(lines: IO[str] | None, of: Mapping[str, str]) -> Callable[[Sequence[Judged]], None]:
     def tell(judged: Sequence[Judged]) -> None:
         if lines is not None:
-            found = [{**of, **_asked(one), "tokens": one.tokens, **_verdict(one)} for one in judged]
-            lines.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in found)
+            for one in judged:
+                asked = {"question": one.example.question, "gold": one.example.answer, "tokens": one.tokens}
+                given = {"completion": one.text, "finished": one.finished, **to_builtins(one.score)}
+                lines.write(json.dumps({**of, **asked, **given}, ensure_ascii=False) + "\n")
             lines.flush()
 
     return tell
@@ -225,14 +220,6 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
     told["completion_tokens"] = asked.cap
     told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
     return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
-
-
-def _shown(ours: _Result, theirs: _Result | None, count: int) -> list[tuple[Judged, Judged | None]]:
-    """The first questions of which the verdicts differ, in the order of the questions, and then the first others."""
-    others: Sequence[Judged | None] = theirs.judged if theirs is not None else [None] * len(ours.judged)
-    pairs = list(zip(ours.judged, others, strict=True))
-    pairs.sort(key=lambda pair: pair[1] is None or pair[0].score.reward == pair[1].score.reward)  # stable
-    return pairs[:count]
 
 
 def _print(asked: _Questions, result: _Result, other: _Result | None) -> None:
@@ -276,18 +263,6 @@ def _print_comparison(result: _Result, other: _Result) -> None:
     say(f"  right      both {paired.both}, {apart}, neither {paired.neither}")
 
 
-def _print_examples(shown: Sequence[tuple[Judged, Judged | None]]) -> None:
-    for one, other in shown:
-        say("", f"  question   {_short(one.example.question)}", f"  gold       {_short(one.example.answer)}")
-        for who, given in (("checkpoint", one), ("base", other)):
-            if given is not None:
-                say(f"  {who:10} {'right' if given.score.reward == 1.0 else 'wrong'}: {_short(given.text)}")
-
-
-def _short(text: str) -> str:
-    return escaped(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
-
-
 def _rate(figures: Evaluation) -> str:
     low, high = (_percent(bound).strip() for bound in (figures.low, figures.high))
     return f"{_percent(figures.pass_at_1)}  95 % between {low} and {high}"
@@ -295,19 +270,6 @@ def _rate(figures: Evaluation) -> str:
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:5.1f} %"
-
-
-def _example(one: Judged, other: Judged | None) -> dict[str, Any]:
-    """A question with the answers of both models, in `--json`; `base` is missing where nothing is compared."""
-    return {**_asked(one), "checkpoint": _verdict(one)} | ({"base": _verdict(other)} if other is not None else {})
-
-
-def _asked(one: Judged) -> dict[str, Any]:
-    return {"question": one.example.question, "gold": one.example.answer}
-
-
-def _verdict(one: Judged) -> dict[str, Any]:
-    return {"completion": one.text, "finished": one.finished, **to_builtins(one.score)}
 
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
