@@ -1,6 +1,6 @@
 """Writes docs/settings.md, and the table of named objectives in docs/method.md, from the classes.
 
-After a change of `Settings`, the profiles or the methods: ``python -m tests.settings_page docs`` (`make settings`).
+After a change of `Settings`, `TASKS` or the methods: ``python -m tests.settings_page docs`` (`make settings`).
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ftis_node.config.documentation import EXPERTS, OWNERS, in_tiers
-from ftis_node.config.profiles import PROFILES, TASKS
+from ftis_node.config.profiles import TASKS
 from ftis_node.config.settings import LIVE, Settings
 from ftis_node.methods import METHODS, NAMES
 from ftis_node.methods.choices import PART_LIMITS
@@ -34,15 +34,14 @@ Give a setting in one of three ways; some have a flag (`ftis-node join --help-al
     FTIS_WAIT=30             # in the environment
     --set wait=30            # on the command line
 
-The later wins: defaults < task profile < machine profile < home < file < environment < flags. A list has commas
+The later wins: defaults < task profile < home < file < environment < flags. A list has commas
 (`--set lora_targets=q_proj,v_proj`). A misspelt name is an error. `home`: what a home keeps of earlier command lines.
 
     ftis-node config show --origin            # every value, and where it came from
     ftis-node config show --settings FILE     # the same with a file; what is wrong in it is an error
 
-`--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
-default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. *Live*: `ftis-node set wait=30` changes it until the
-node ends.
+A default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. *Live*: `ftis-node set wait=30` changes it until
+the node ends.
 """
 
 
@@ -107,14 +106,6 @@ def _told(entry: Entry) -> str:
 
 
 def _profiles() -> Iterator[str]:
-    yield "\n## Machine profiles\n"
-    yield "Chosen by reasoning, not by measurement (`ftis_node/config/profiles.py` says why). All else stays.\n"
-    yield from (f"* `{name}`: {profile.about}" for name, profile in PROFILES.items())
-    yield f"\n| setting | {' | '.join(f'`{name}`' for name in PROFILES)} |"
-    yield "|---" * (1 + len(PROFILES)) + "|"
-    for key in dict.fromkeys(key for profile in PROFILES.values() for key in profile.choices):
-        chosen = (profile.choices.get(key) for profile in PROFILES.values())
-        yield f"| `{key}` | {' | '.join('' if one is None else f'`{_as_flag(one[0])}`' for one in chosen)} |"
     yield "\n## Task profiles"
     for name, task in TASKS.items():
         yield f"\n**`{name}`**\n"

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ftis_node.config import documentation
-from ftis_node.config.profiles import PROFILES
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
 from ftis_node.worker.planning import memory_budget, memory_limit
@@ -47,27 +46,26 @@ def test_bounds_and_units_are_read_off_the_class() -> None:
     assert found["max_age"] == ("> 0", "s")
 
 
-@pytest.mark.parametrize("profile", ["none", *PROFILES])
-def test_what_is_shown_reads_back_as_the_same_settings(profile: str, cli: Cli, tmp_path: Path) -> None:
+def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path) -> None:
     pairs = ("--set", 'model=a"b\\\x7f', "--set", "wait=inf")
-    code, out, _ = cli("config", "show", "--origin", "--profile", profile, *pairs)
+    code, out, _ = cli("config", "show", "--origin", *pairs)
     assert code == 0
     file = tmp_path / "shown.toml"
     file.write_text(out)
     there = collect(task="", flags={}, file=file, environment={})[0]
-    flags = {"profile": profile, "model": 'a"b\\\x7f', "wait": "inf"}
+    flags = {"model": 'a"b\\\x7f', "wait": "inf"}
     assert there == collect(task="arithmetic", flags=flags, environment={})[0]
 
 
 def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
-    file.write_text('profile = "laptop"\nmax_age = 100\n')
+    file.write_text("nice = 10\nmax_age = 100\n")
     flags = ("--settings", str(file), "--set", "seed=3")
     code, out, _ = cli("config", "show", "--origin", *flags, environment={"FTIS_WAIT": "3"})
     assert code == 0
     shown = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
     expected = {
-        **{"port": "default", "lora_rank": "task arithmetic", "nice": "profile laptop", "max_age": f"file {file}"},
+        **{"port": "default", "lora_rank": "task arithmetic", "nice": f"file {file}", "max_age": f"file {file}"},
         **{"wait": "environment FTIS_WAIT", "seed": "flags"},
     }
     assert {name: shown[name] for name in expected} == expected
@@ -106,7 +104,6 @@ def test_no_infinity_gets_into_json(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ('profile = "labtop"', "Did you mean 'laptop'"),
         ("upload_mbits = 3", "Did you mean 'upload_mbit'"),
         ("vram_gb = 3\nvram_share = 0.5", "Keep one of them"),
         ("[network]\nport = 3", "Unknown setting 'network'"),

@@ -104,7 +104,7 @@ def test_what_contradicts_is_told_with_where_it_came_from(mistake: str) -> None:
     "flags",
     [
         *({"port": 4001, "http_port": 4001, "page": False}, {"port": 0, "http_port": 0}, {"own_share": 0}),
-        *({"disk_gb": 0.5}, {"profile": "laptop", "disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
+        *({"disk_gb": 0.5}, {"disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
         *({"http_host": "trainer"}, {"http_host": "gpu-1.example.org"}, {"http_host": "::1"}),
         *({"device": "cpu,cpu"}, {"device": "cpu,cpu,cpu"}, {"device": "cuda:0,cuda:1"}),
         *({"vram_share": 1}, {"lora": False, "lora_targets": ""}, {"device": "cpu", "optimiser": "adamw8bit"}),

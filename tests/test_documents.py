@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.config.settings import OTHER_VARIABLES, Settings
+from ftis_node.config.settings import HOME_VARIABLE, Settings
 from tests.support.command_lines import parsed, root
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +86,7 @@ def test_every_command_in_the_documents_exists_with_its_options(path: Path) -> N
 def test_every_setting_in_the_documents_exists(path: Path) -> None:
     text = text_of(path)
     assert set(re.findall(r"--set ([a-z_0-9]+)=", text)) <= {*Settings.model_fields, "key"}
-    variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | set(OTHER_VARIABLES)
+    variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | {HOME_VARIABLE}
     assert set(re.findall(r"\bFTIS_[A-Z_0-9]+\b", text)) <= variables
 
 

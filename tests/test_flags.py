@@ -39,7 +39,6 @@ def app(given: list[Given]) -> typer.Typer:
         ("--vram 8 --upload 0", {"vram_gb": 8.0, "upload_mbit": 0.0}),
         ("--relay a --relay b --log-format json", {"relays": ["a", "b"], "log_format": "json"}),
         ("--port 4 --set port=5 --set wait=6", {"port": 4, "wait": "6"}),
-        ("--profile laptop", {"profile": "laptop"}),
     ],
 )
 def test_a_flag_counts_more_than_set(words: str, values: dict[str, Any], app: typer.Typer, given: list[Given]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ftis_node.config import settings as subject
-from ftis_node.config.profiles import PROFILES, TASKS
+from ftis_node.config.profiles import TASKS
 from ftis_node.config.settings import RETIRED, Settings, changed, collect, recorded
 from ftis_node.errors import Several, UsageError
 from ftis_node.policy.names import built_in
@@ -41,9 +41,9 @@ _layer = st.fixed_dictionaries(
 
 
 @effort(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(profile=st.sampled_from(["none", *PROFILES]), file=_layer, environment=_layer, flags=_layer)
+@given(file=_layer, environment=_layer, flags=_layer)
 def test_the_highest_layer_that_names_a_setting_decides(
-    tmp_path: Path, profile: str, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
+    tmp_path: Path, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
 ) -> None:
     path = tmp_path / "settings.toml"
     path.write_text("".join(f"{key} = {value}\n" for key, value in file.items()))
@@ -51,11 +51,9 @@ def test_the_highest_layer_that_names_a_setting_decides(
         task="arithmetic",
         file=path,
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
-        flags=flags | {"profile": profile},
+        flags=flags,
     )
     layers = [("default", DEFAULT.model_dump()), ("task arithmetic", TASKS["arithmetic"].settings)]
-    if profile != "none":
-        layers += [(f"profile {profile}", {name: value for name, (value, _) in PROFILES[profile].choices.items()})]
     layers += [(f"file {path}", file)]
     layers += [(f"environment FTIS_{key.upper()}", {key: value}) for key, value in environment.items()]
     layers += [("flags", flags)]
@@ -157,7 +155,7 @@ def test_other_programs_variables_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        *(("FTIS_LERNING_RATE", "'FTIS_LEARNING_RATE'"), ("FTIS_PROFIL", "'FTIS_PROFILE'")),
+        ("FTIS_LERNING_RATE", "'FTIS_LEARNING_RATE'"),
         *(("FTIS_HOMES", "'FTIS_HOME'"), ("FTIS_QQQQQQQQ", "Unset it")),
     ],
 )
@@ -169,47 +167,6 @@ def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
 def test_settings_survive_the_way_to_the_compute_process() -> None:
     settings, _ = settled(task="arithmetic", flags={"lora": True, "steps": 4})
     assert Settings(**settings.model_dump(mode="json")) == settings
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("task", ["arithmetic", "gsm8k"])
-def test_every_machine_profile_is_made_of_valid_settings(profile: str, task: str) -> None:
-    settings, origins = settled(task=task, flags={"profile": profile})
-    for name, (value, why) in PROFILES[profile].choices.items():
-        assert (getattr(settings, name), origins[name]) == (value, f"profile {profile}")
-        assert value != getattr(DEFAULT, name), "what is the default anyway needs no profile"
-        assert why
-
-
-def test_the_highest_layer_that_names_a_profile_decides(tmp_path: Path) -> None:
-    file = tmp_path / "s.toml"
-    file.write_text('profile = "laptop"\n')
-    for environment, flags, nice in (
-        ({}, {}, 10),
-        ({"FTIS_PROFILE": "single-gpu"}, {}, 5),
-        ({"FTIS_PROFILE": ""}, {}, 10),
-        ({"FTIS_PROFILE": "single-gpu"}, {"profile": "laptop"}, 10),
-        ({"FTIS_PROFILE": "laptop"}, {"profile": "none"}, 0),
-        ({"FTIS_PROFILE": "labtop"}, {"profile": "single-gpu"}, 5),
-    ):
-        assert settled(file=file, environment=environment, flags=flags)[0].nice == nice
-
-
-def test_an_unknown_profile_names_its_layer_and_the_nearest(tmp_path: Path) -> None:
-    error = refused(environment={"FTIS_PROFILE": "labtop"})
-    assert "'labtop' (environment FTIS_PROFILE)" in error.what and "'laptop'" in error.fix
-    file = tmp_path / "s.toml"
-    file.write_text("profile = ['laptop']\n")
-    error = refused(file=file)
-    assert f"(file {file})" in error.what and "single-gpu" in error.fix
-
-
-@pytest.mark.parametrize("given", [{"vram_gb": 6}, {"vram_share": 0.5}])
-def test_a_persons_limit_of_memory_takes_the_place_of_a_profiles(given: dict[str, float]) -> None:
-    settings, origins = settled(flags={"profile": "laptop", **given})
-    limits = ("vram_gb", "vram_share")
-    assert {name: getattr(settings, name) for name in limits} == dict.fromkeys(limits) | given
-    assert [origins[name] for name in limits if name not in given] == ["default"]
 
 
 def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:

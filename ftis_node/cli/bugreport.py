@@ -13,7 +13,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.config.settings import ENVIRONMENT_PREFIX, PROFILE, Settings
+from ftis_node.config.settings import ENVIRONMENT_PREFIX, Settings
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -67,7 +67,7 @@ def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
 
     place = Home(home.expanduser())
     options = JoinOptions(place)
-    known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in Settings.model_fields}
     unsound: dict[str, Finding] = {}
     ways: tuple[Callable[[], Case], ...] = (
         lambda: case_of(options, given.on(place)),

@@ -11,7 +11,7 @@ import typer
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
-from ftis_node.config.settings import LIVE, PROFILE, collect
+from ftis_node.config.settings import LIVE, collect
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Show the settings, layer upon laye
 
 
 @app.command("show")
-@with_settings(PROFILE)
+@with_settings()
 def show(
     *,
     origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,

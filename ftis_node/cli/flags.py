@@ -102,8 +102,7 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
 
 def _option(name: str, flag: Flag) -> Any:
     """The option of a flag: of the setting's type, and None if it is not given. The settings check its value."""
-    declared = Settings.model_fields.get(name)
-    kind = declared.annotation if declared is not None else str
+    kind: Any = Settings.model_fields[name].annotation
     if get_origin(kind) is tuple:
         kind = list[str]
     elif get_origin(kind) is Literal:
@@ -111,4 +110,4 @@ def _option(name: str, flag: Flag) -> Any:
     elif get_args(kind):
         kind = next(part for part in get_args(kind) if part is not NoneType)
     spellings = flag.spelling.split() or [f"--{name.replace('_', '-')}"]
-    return Annotated[kind | None, typer.Option(*spellings, help=flag.help)]  # type: ignore[operator]
+    return Annotated[kind | None, typer.Option(*spellings, help=flag.help)]

@@ -55,7 +55,7 @@ FEW = ("invitation", "model", "task", "home", "port", "lan", "set_", "name", "ba
 PANELS = {
     "The run": ("peers", "run", "task", "data", "eval_data", "question", "answer", "reward", "template"),
     "Data of your own": ("own_data", "own_reward"),
-    "The start": ("settings", "profile", "view", "paused", "json"),
+    "The start": ("settings", "view", "paused", "json"),
 }
 
 

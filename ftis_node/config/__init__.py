@@ -1,1 +1,1 @@
-"""The run that nodes share, and a node's own settings with their profiles, files and checks."""
+"""The run that nodes share, and a node's own settings with their layers, files and checks."""

@@ -31,8 +31,8 @@ def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
 
 
 def by_a_person(origin: str) -> bool:
-    """Whether a value of that origin was set by somebody, rather than by defaults and profiles."""
-    return not origin.startswith(("default", "task ", "profile "))
+    """Whether a value of that origin was set by somebody, rather than by defaults and the task."""
+    return not origin.startswith(("default", "task "))
 
 
 def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:

@@ -1,6 +1,6 @@
 """The node's own business: model, optimiser, objective, hardware and network, in layers.
 
-defaults < task profile < machine profile < home (its earlier flags) < file < environment (``FTIS_WAIT=…``) < flags.
+defaults < task profile < home (its earlier flags) < file < environment (``FTIS_WAIT=…``) < flags.
 Nothing here is shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from
 this class.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from ftis_node.config.consistency import check
 from ftis_node.config.hours import read_hours
-from ftis_node.config.profiles import PROFILES, TASKS
+from ftis_node.config.profiles import TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.methods.removed import refusals
@@ -28,10 +28,7 @@ from ftis_node.methods.removed import refusals
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "FTIS_"
-# Which machine profile; every layer but the lowest two may name it. It is no setting itself: it only chooses settings.
-PROFILE, NO_PROFILE = "profile", "none"
-# Names with the prefix that are no settings. Any other is taken for a misspelt one.
-OTHER_VARIABLES = ("FTIS_HOME", "FTIS_PROFILE")
+HOME_VARIABLE = "FTIS_HOME"  # has the prefix and is no setting; any other such name is taken for a misspelt one
 
 
 @dataclass(frozen=True)
@@ -295,10 +292,9 @@ def group_of(name: str) -> str:
 
 
 FLAGS: Mapping[str, Flag] = {
-    **{name: one for name, field in Settings.model_fields.items() for one in field.metadata if isinstance(one, Flag)},
-    PROFILE: Flag("Settings for a kind of machine: laptop, single-gpu or server."),
+    name: one for name, field in Settings.model_fields.items() for one in field.metadata if isinstance(one, Flag)
 }
-"""The flags of `join` that give a setting or the profile, by its name. (--model is an option of several commands.)"""
+"""The flags of `join` that give a setting, by its name. (--model is an option of several commands.)"""
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
@@ -317,7 +313,7 @@ _NONE_MEANS_OFF = ("threshold", "gate", "epsilon")  # `none` is an importance li
 
 RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("cuda_graphs", "cudnn_attention", "eval_share", "exchange_peers"), ...),
-    **dict.fromkeys(("stall_seconds", "vllm_folder_there", "mask"), ...),
+    **dict.fromkeys(("stall_seconds", "vllm_folder_there", "mask", "profile"), ...),
     **dict.fromkeys(("by_need", "dead_groups", "foreign", "needed_age"), ...),  # a log names the groups of each step
     **dict.fromkeys(("count_dropped", "count_end", "divisor", "epsilon_high", "floor")),
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
@@ -325,7 +321,7 @@ RETIRED: Mapping[str, object] = {
 }
 """Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
 
-# Two ways to say one thing. A profile's or a home's gives way to what is said now; two that are said are a mistake.
+# Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
 
 
@@ -351,7 +347,7 @@ class Layers:
                 self.values[key] = value
                 self.origins[key] = origin
                 other = _INSTEAD.get(key, "")
-                if self.origins.get(other, "").startswith(("profile ", HOME)):
+                if self.origins.get(other) == HOME:
                     del self.values[other]
                     self.origins[other] = "default"
 
@@ -394,8 +390,6 @@ def collect(
 ) -> tuple[Settings, dict[str, str]]:
     """Settle all layers; return the settings and the origin of each.
 
-    Home, file, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
-
     Args:
         task: name of the task, whose profile (if it has one) is the layer above the defaults.
         flags: values from the command line, None where a flag was not given.
@@ -411,12 +405,9 @@ def collect(
         given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)
     given.append(("flags", dict(flags)))
-    profile = _profile_of(given)
     layers = Layers()
     if task in TASKS:
         layers.add(f"task {task}", TASKS[task].settings)
-    if profile is not None:
-        layers.add(f"profile {profile}", PROFILES[profile].settings)
     for origin, values in given:
         removed = {name for name, value in values.items() if any(refusals({name: value}, origin))}
         idle = (values.keys() & RETIRED.keys()) - removed
@@ -454,36 +445,21 @@ def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> S
     return layers.settle()
 
 
-def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
-    """Take the machine profile's name out of all layers; return the highest one's, None for none."""
-    chosen, source = NO_PROFILE, "default"
-    for origin, values in given:
-        name = values.pop(PROFILE, None)
-        if name is not None and name != "":  # an empty variable is an unset one to most who write one
-            chosen, source = str(name), origin
-    if chosen == NO_PROFILE:
-        return None
-    if chosen not in PROFILES:
-        what = f"There is no profile {chosen!r} ({source})."
-        raise UsageError(what, f"{did_you_mean(chosen, PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.")
-    return chosen
-
-
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:
     """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
 
     Raises:
-        UsageError: a name has the prefix but is neither a setting nor one of `OTHER_VARIABLES`.
+        UsageError: a name has the prefix but is neither a setting nor `HOME_VARIABLE`.
     """
     layers: list[tuple[str, dict[str, object]]] = []
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        if key in Settings.model_fields or key in RETIRED or key == PROFILE:
+        if key in Settings.model_fields or key in RETIRED:
             layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
-        elif name not in OTHER_VARIABLES:
-            known = [*OTHER_VARIABLES, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
+        elif name != HOME_VARIABLE:
+            known = [HOME_VARIABLE, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
             raise UsageError(f"The variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it.")
     return layers
 
@@ -495,5 +471,5 @@ def _nearest(key: str) -> str:
         return (
             "It is the run's, and the same on all its nodes: `ftis-node run new` writes it into the file of a new run."
         )
-    close = did_you_mean(key, (*Settings.model_fields, PROFILE)).rstrip()
+    close = did_you_mean(key, Settings.model_fields).rstrip()
     return close or "`ftis-node config show` lists all."

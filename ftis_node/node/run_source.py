@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
-from ftis_node.config.settings import PROFILE, Settings
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
@@ -201,7 +201,7 @@ def kept_settings(home: Home) -> dict[str, object]:
     found = _whole(home).get("settings")
     if not isinstance(found, dict):
         return {}
-    return {name: value for name, value in found.items() if name in Settings.model_fields or name == PROFILE}
+    return {name: value for name, value in found.items() if name in Settings.model_fields}
 
 
 def _read(home: Home) -> dict[str, str]:
