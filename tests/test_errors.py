@@ -90,8 +90,6 @@ def _prepare(tmp: Path, row: Row, run_text: str) -> None:
     if "{tmp}/begun" in row.line:
         Identity(b"\1" * 32).keep(tmp / "begun" / "identity.key")
         begun(tmp / "begun", 7, "tiny-a", "full" if "--adapter" in row.line else "lora")
-    if "other.key" in row.line:
-        Identity(b"\2" * 32).keep(tmp / "other.key")
 
 
 def _tiny_fingerprint() -> str:

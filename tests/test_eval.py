@@ -34,7 +34,7 @@ CAP = Sampling(16, 1.0, (1,), greedy=True)
 
 def run_eval(*args: object) -> Any:
     """The object that `eval --json` prints, on one line."""
-    [line] = printed("eval", *args, "--device", "cpu", "--json").splitlines()
+    [line] = printed("eval", *args, "--set", "device=cpu", "--json").splitlines()
     return json.loads(line)
 
 
@@ -157,7 +157,7 @@ def test_a_daemon_does_not_train_on_a_test() -> None:
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
     with subprocess.Popen(
-        command("eval", *flags, "--device", "cpu"),
+        command("eval", *flags, "--set", "device=cpu"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_compared_with_its_base_model(home: tuple[Path, dict[str
 
 def test_it_is_compared_with_what_a_person_names() -> None:
     line = ("eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8")
-    told = printed(*line, "--device", "cpu", "--compare", "tiny-b")
+    told = printed(*line, "--set", "device=cpu", "--compare", "tiny-b")
     assert "beside it tiny-b" in told and "McNemar" in told
     assert "no base model" in refused(*line, "--compare").what
     assert "'tiny-b' stands alone" in refused(*line, "tiny-b").what

@@ -148,7 +148,7 @@ assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
 def test_pass_at_1_is_what_eval_says(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """In a process that has none of this package's code."""
     exported(homes[kind], tmp_path / "out", *flags)
-    line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--device", "cpu")
+    line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--set", "device=cpu")
     said = answer(*line)
     base = str(BASE) if "--adapter" in flags else ""
     ended = subprocess.run(

@@ -94,9 +94,6 @@ HOMES = "status,health,peers,page,id,logs,logs --json,pause,pause --wait,resume,
     "arguments",
     [
         *(f"{name} --home HOME" for name in HOMES.split(",")),
-        "keys export --home HOME FILES/key",
-        "keys export --home HOME FILES/key",  # which exists by now
-        "keys import --home HOME FILES/run.toml",
         "doctor net --home HOME",
         "config show --home HOME --settings FILES/settings.toml --origin --task NAME",
         "config show --set NAME=NAME",

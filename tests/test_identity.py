@@ -73,7 +73,7 @@ def test_a_damaged_key_is_told_and_left_alone(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="damaged") as caught:
             Identity.load_or_create(path)
-        assert "keys import" in caught.value.fix
+        assert "your copy" in caught.value.fix
         assert path.read_bytes() == damaged
 
 

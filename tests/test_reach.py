@@ -14,7 +14,6 @@ import pytest
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
-from ftis_node.cli.keys import export, import_
 from ftis_node.config.settings import Settings
 from ftis_node.observe.answers import LeftOut, Peers
 from ftis_node.preflight.case import Finding
@@ -188,17 +187,6 @@ async def test_a_second_node_of_a_key_is_found_anywhere(tmp_path: Path, monkeypa
             assert list(how.sockets.glob("*.sock")) == []
     async with listening(alive) as how:
         assert not await somebody_else(how, alive.author, [bootstrap.address], 2.0), "there is nobody to ask"
-
-
-def test_a_key_moves_to_another_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, file = (tmp_path / name for name in ("first", "second", "key"))
-    made = Identity.load_or_create(Home(first).key)
-    export(file, first)
-    assert file.stat().st_mode & 0o777 == 0o600
-    import_(file, second)
-    assert Identity.load_or_create(Home(second).key).author == made.author
-    import_(file, second)  # it is there already
-    assert made.peer_id in capsys.readouterr().out
 
 
 # --- the doctor -------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ _PANELS = {
     "Experts": {
         "run": "Make or show a run, the public contract of a swarm.",
         "config": "Show the settings, layer upon layer.",
-        "keys": "Make or move a node's key: whoever has it is that node.",
+        "keys": "Make a node's key: whoever has it is that node.",
         "id": "Print this node's peer id, and its addresses if it is running.",
         "lab": "Run experiments with many nodes in one place, and report on them.",
         "bench": "Measure speed and traffic.",

@@ -48,7 +48,6 @@ def evaluate(
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, evenly spread.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Questions answered at a time; default: what fits.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file for every completion with its scores.")] = None,
     json: JsonOption = False,
@@ -56,7 +55,7 @@ def evaluate(
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
     if base is not None and not compare:
         raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
-    flags = common.parse_pairs(set_ or []) | ({"device": device} if device else {})
+    flags = common.parse_pairs(set_ or [])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.export.record import record_of
     from ftis_node.tasks import load_evaluation, scoring, with_columns

@@ -26,9 +26,9 @@ def run(
     seeds: Annotated[str, typer.Option(help="Only these of the file's seeds, for example 0,1,2.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, help="So many steps in place of the file's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the plan, the memory and the hours.")] = False,
-    vram: Annotated[float, typer.Option(min=1, help="GB of the GPU that --dry-run plans for.")] = 24.0,
-    tflops: Annotated[float, typer.Option(min=1, help="Its bf16 matrix rate, in 10^12 a second.")] = 165.0,
-    bandwidth: Annotated[float, typer.Option(min=1, help="Its memory bandwidth, in GB a second.")] = 1008.0,
+    vram: Annotated[
+        float, typer.Option(min=1, help="GB of the GPU that --dry-run plans for, otherwise an RTX 4090.")
+    ] = 24.0,
     json: JsonOption = False,
 ) -> None:
     """Run an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
@@ -40,7 +40,7 @@ def run(
         from ftis_node.lab.forecast import forecast, in_words
         from ftis_node.lab.step_seconds import Card
 
-        report = forecast(experiment, Card(vram=vram, tflops=tflops, bandwidth=bandwidth))
+        report = forecast(experiment, Card(vram=vram))
         print_answer(report, *in_words(report).splitlines(), json=json)
         return
     if out is None:
@@ -94,7 +94,6 @@ def simulate(
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
     success: Annotated[float | None, typer.Option(min=0, max=1, help="Chance of a right answer.")] = None,
-    eager: Annotated[bool, typer.Option("--eager", help="Nodes greet all they hear of.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Simulate swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
@@ -110,6 +109,6 @@ def simulate(
         def progress(now: float, count: int = count) -> None:
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
-        scenario = Scenario(nodes=count, seconds=seconds, seed=seed, eager=eager)
+        scenario = Scenario(nodes=count, seconds=seconds, seed=seed)
         results.append(Simulation(scenario if success is None else scenario.with_success(success)).run(progress))
     print_answer({"simulations": results}, *table(results).splitlines(), json=json)

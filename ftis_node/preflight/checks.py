@@ -149,7 +149,6 @@ CHECKS: Sequence[Check] = (
     Check("home", place.checkpoints, views=_EVERY_START),
     Check("data", _data, views=_START),
     Check("data", _own_data, views=_START),
-    Check("tokenizer", models.letters, views=_START),
     Check("addresses", _addresses, views=_START),
     Check("python", machine.python),
     Check("libraries", machine.libraries),

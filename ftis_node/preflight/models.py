@@ -155,21 +155,6 @@ def checkpoints(case: Case) -> None:
         refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, kind))
 
 
-def letters(case: Case) -> None:
-    """Refuse a model in a folder here that can write no question of the task. Raises UsageError."""
-    from tokenizers import Tokenizer
-
-    from ftis_node.tokenizer.fingerprint import refuse_unwritable
-
-    if case.task is None:
-        return
-    try:
-        words = Tokenizer.from_file(str(Path(resolve(case.settings.model)) / "tokenizer.json"))
-    except Exception:  # a missing or damaged file; a later check says so
-        return
-    refuse_unwritable(words, case.settings.model, [case.task.prompt(row) for row in case.task.train])
-
-
 def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.availability import described

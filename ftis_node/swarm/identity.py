@@ -87,7 +87,7 @@ class Identity:
             return self.from_bytes(path.read_bytes())
         except ValueError as error:
             what = f"The key file {path} is damaged: {error}."
-            fix = "Remove it; then give the home its key again with `ftis-node keys import`, or let it take a new one."
+            fix = "Put your copy of the key in its place; or remove it, and the home takes a new one."
             raise UserError(what, fix) from error
 
     @classmethod

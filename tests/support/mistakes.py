@@ -111,7 +111,7 @@ ROWS = {
     # the home
     "a home that is a file": Row("join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1),
     "a home that is a file, in earnest": Row("join --home {tmp}/file", "home .* cannot be used", "--home", 1),
-    "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
+    "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "your copy", 1, files={"home/identity.key": "x"}),
     "a home of another run": Row(
         f"{JOIN} --run {{tmp}}/other.toml", "belongs to run", "another --home", run=((GROUP, "group = 7"),)
     ),
@@ -119,14 +119,6 @@ ROWS = {
     "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "asking where nothing is": Row("status --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
     "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "that was started"),
-    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another"),
-    "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
-    "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
-    "a key that is none": Row(
-        "keys import {tmp}/file --home {tmp}", "holds no key", "keys export", files={"file": "x"}
-    ),
-    "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
-    "a key into a file": Row("keys import {tmp}/other.key --home {tmp}/file", "file.* cannot be used", "path", 1),
     # run files
     "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
     "a run file without a run": Row(CHECK, r"no \[run\]", "run new"),
