@@ -218,7 +218,6 @@ class Demo:
         if self.task != TASK:
             threads = max(1, len(os.sched_getaffinity(0)) // len(self.members))  # more than there are cost most of all
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "FTIS_PATIENCE": "90"}
-        environment["TOKENIZERS_PARALLELISM"] = "false"
         environment[PARENT] = str(os.getpid())
         for index, member in enumerate(self.members):
             place = ("--port", str(port)) if member is first else ("--peers", address)

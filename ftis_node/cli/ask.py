@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,14 +43,10 @@ def ask(
     """
     if task is not None and question is not None:
         raise UsageError("A question and --task contradict one another.", "Leave one of them out.")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils.logging import disable_progress_bar
-
     from ftis_node.export.record import record_of
     from ftis_node.observe.terminal import shown_work
     from ftis_node.tasks.templates import as_trained
 
-    disable_progress_bar()
     loaded, example = _example(task, row, reward)
     with contextlib.ExitStack() as stack:
         with shown_work():

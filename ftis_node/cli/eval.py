@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +55,6 @@ def evaluate(
     if base is not None and not compare:
         raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
     flags = common.parse_pairs(set_ or [])
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.export.record import record_of
     from ftis_node.tasks import load_evaluation, scoring, with_columns
     from ftis_node.tasks.templates import as_trained
@@ -72,11 +70,8 @@ def evaluate(
         examples = chosen.asked(prompts)
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
-        from transformers.utils.logging import disable_progress_bar
-
         from ftis_node.observe.terminal import shown_work
 
-        disable_progress_bar()  # transformers shows a bar even for work that takes no time
         stack.enter_context(shown_work())
         first = _choose(checkpoint, found, record, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,7 +41,6 @@ def export(
     The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
     LoRA layers are merged, or alone with --adapter.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if (to is None) == (gguf is None):
         what = "One place to write to is wanted: a folder, or a GGUF file."
         raise UsageError(what, "Name --to FOLDER, or --gguf FILE; either goes to the hub by `hf upload ORG/NAME PATH`.")
@@ -53,8 +51,6 @@ def export(
         label = parse_label((newest_facts(place / "checkpoints") or {}).get("model"))
         if label is not None and label[1] == "full":
             raise UsageError(f"{place} was trained in full: there is no adapter.", "Leave out --adapter.")
-    from transformers.utils.logging import disable_progress_bar
-
     from ftis_node.export.gguf import export_gguf
     from ftis_node.export.model import export as write
     from ftis_node.observe.terminal import shown_work
@@ -73,7 +69,6 @@ def export(
         flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype and to else {}) | {"device": "cpu"}
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
-        disable_progress_bar()
         with shown_work():
             if gguf is not None:
                 file = gguf.expanduser()

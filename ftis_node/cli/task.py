@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -221,9 +220,6 @@ def opened(
     """
     if task.turns > 1:
         raise UsageError(f"Episodes of {task.name} have several answers.", "Name a task of single answers.")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils.logging import disable_progress_bar
-
     from ftis_node.evaluate.greedy import batch_that_fits, tokenised
     from ftis_node.export.record import run_of
     from ftis_node.observe.terminal import shown_work
@@ -233,7 +229,6 @@ def opened(
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained, settings_for
 
-    disable_progress_bar()
     cap = completion_tokens or task.completion_tokens
     flags = parse_pairs(pairs or [])
     run = run_of(checkpoint) if "chat" not in flags else None

@@ -23,8 +23,10 @@ QUIET: Mapping[str, str] = {
 
 
 def be_quiet() -> None:
-    """Set `QUIET` for this process and those that it starts."""
+    """Set `QUIET` for this process and those that it starts; and let tokenizers, which see one text at a time here,
+    start no threads unless the owner wants them: they warn of each fork then."""
     os.environ.update(QUIET)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import constants, get_session
+from huggingface_hub.utils.tqdm import enable_progress_bars
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, first_line
@@ -32,6 +34,9 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import TEXTS, ready
 from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.tokenizer.declared import declare_ends
+
+disable_progress_bar()  # of transformers, which shows one for work that takes no time; `host.doing` tells of ours
+enable_progress_bars()  # of downloads
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
 _GROWTH = 256  # by what a tokenizer replaces

@@ -224,8 +224,6 @@ def weights(case: Case) -> None:
     Raises:
         UserError: they do not load, differ, or the vLLM server of the settings cannot be used.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from ftis_node.policy.availability import cached
     from ftis_node.policy.generate.vllm import KEY, Server
     from ftis_node.policy.load import load_policy
@@ -236,5 +234,4 @@ def weights(case: Case) -> None:
     if settings.engine == "vllm":
         Server.of(settings.vllm_url, str(case.home.vllm), os.environ.get(KEY))
     if Path(source).is_dir() or cached(source) is not None:
-        disable_progress_bar()
         load_policy(settings)

@@ -1,6 +1,5 @@
 """The rows of a task, before anybody trains on them: gold answers, doubles, empty rows, and whether prompts fit."""
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,7 +97,6 @@ def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int]
     from ftis_node.tokenizer.fingerprint import backend_of, unwritable
     from ftis_node.worker.formats import chat_in
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings, origins = collect(task=task.name, flags={})
     model, named = settings.model, origins["model"] != "default"
     try:

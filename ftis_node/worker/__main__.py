@@ -15,9 +15,6 @@ from ftis_node.host.loading import loading
 from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
 
 with loading():
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils.logging import disable_progress_bar
-
     from ftis_node.worker.parallel import Ranks
 
 # These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
@@ -76,8 +73,6 @@ class _Dispatcher:
 def main() -> None:
     # peft calls deprecated functions of transformers; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
-    disable_progress_bar()  # transformers shows one even for short work
-    enable_progress_bars()  # downloads still show theirs
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)
