@@ -3,10 +3,8 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
 from ftis_node.host import proxy
 from ftis_node.node.options import JoinOptions
-from ftis_node.policy.availability import Hub, ask_hub, cached, described, offered
+from ftis_node.policy.availability import Hub, cached, described, offered
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
@@ -221,32 +219,22 @@ def test_a_driver_that_refuses_growing_segments_gets_the_cure(tmp_path: Path, mo
     assert "nvidia-smi" in machine.smoke("cuda").advice
 
 
-# --- the hub and the clock --------------------------------------------------------------------------------------------
+# --- the hub ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, ahead: float = 0.0) -> Iterator[None]:
-    """A hub on loopback, `ahead` seconds ahead of this machine, with a status code for each path."""
+def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub on loopback with a status code for each path."""
 
     class Handler(Quiet):
         def do_HEAD(self) -> None:
             self.send_response_only(answers(self.path))
-            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
     with served(Handler) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)
         yield
-
-
-@pytest.mark.parametrize(("ahead", "verdict"), [(0.0, "ok"), (-900.0, "warn"), (4 * 3600.0, "fail")])
-def test_a_wrong_clock_is_told(ahead: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = a_case(tmp_path)
-    assert "Not known" in seen(models.clock, case)["warn"].text
-    with hub_that(lambda _: 200, monkeypatch, ahead):
-        case.hub = ask_hub()
-    assert case.hub.answers and list(seen(models.clock, case)) == [verdict]
 
 
 def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,8 @@
 import contextlib
 import json
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from huggingface_hub import constants, get_session, get_token, hf_hub_download, try_to_load_from_cache
@@ -30,31 +28,22 @@ class Hub:
     """The result of one request to the hub.
 
     answers: whether it did. switched_off: HF_HUB_OFFLINE is set, so it was not asked. trouble: why it did not answer.
-    behind: seconds by which this machine's clock is behind the hub's (less than a second of it means nothing); None if
-    the hub did not say.
     """
 
     answers: bool
     switched_off: bool = False
     trouble: str = ""
-    behind: float | None = None
 
 
 def ask_hub(seconds: float = HUB_SECONDS) -> Hub:
     """One HEAD request."""
     if constants.HF_HUB_OFFLINE:
         return Hub(False, switched_off=True)
-    began = time.time()
     try:
-        answer = get_session().head(constants.ENDPOINT, timeout=seconds)
+        get_session().head(constants.ENDPOINT, timeout=seconds)
     except Exception as error:  # no name service, no route, a refusal, silence: as many kinds as there are layers
         return Hub(False, trouble=first_line(error))
-    here = (began + time.time()) / 2
-    try:
-        behind = parsedate_to_datetime(answer.headers["date"]).timestamp() - here
-    except (KeyError, ValueError, TypeError):
-        behind = None
-    return Hub(True, behind=behind)
+    return Hub(True)
 
 
 def cached(source: str, *files: str) -> Path | None:

@@ -156,7 +156,6 @@ CHECKS: Sequence[Check] = (
     Check("gpu", machine.gpu, machine.SMOKE_SECONDS + 5.0),
     Check("limits", machine.limits),
     Check("hub", models.hub, _HEAVY),
-    Check("clock", models.clock, _HEAVY),
     Check("run", _run_of_peers, views=_DRY),
     Check("data", _large_data, views=_DRY),
     Check("memory", models.memory, _HEAVY, _MODEL),

@@ -1,4 +1,4 @@
-"""Checks of the model: its download, its memory, its home's checkpoints, its tokens; and of the clock, by the hub's."""
+"""Checks of the model: its download, its memory, its home's checkpoints, its tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from ftis_node.tasks.task import CAPS
 
 if TYPE_CHECKING:
     from ftis_node.policy.availability import Hub
-
-CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 
 
 def hub(case: Case) -> Iterator[Finding]:
@@ -57,25 +55,6 @@ def hub(case: Case) -> Iterator[Finding]:
         return
     advice += "; or download the model elsewhere, copy the folder here and pass --model FOLDER."
     yield fail(f"{source} is not in the local cache, and {why}.", advice)
-
-
-def clock(case: Case) -> Iterator[Finding]:
-    """The clock, compared with the hub's: peers refuse announcements of an author whose clock is hours off."""
-    from ftis_node.swarm.gossip import REPLAY_FENCE
-
-    behind = case.hub.behind if case.hub is not None else None
-    if behind is None:
-        text = "Not known: only the hub could be asked for the time, and it did not tell."
-        yield warn(text, "Make sure that this machine keeps its time (`timedatectl`).")
-        return
-    direction = "behind" if behind > 0 else "ahead of"
-    seconds = f"{abs(behind):.0f} s {direction} the hub's clock"
-    if abs(behind) <= CLOCK_SECONDS:
-        yield ok(f"It agrees with the hub's ({seconds}).")
-        return
-    complain = fail if abs(behind) >= REPLAY_FENCE else warn
-    text = f"It is {seconds}; peers refuse what a node announces that is {REPLAY_FENCE / 3600:g} hours off."
-    yield complain(text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
 
 
 def memory(case: Case) -> Iterator[Finding | UserError]:
