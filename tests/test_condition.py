@@ -10,7 +10,8 @@ import pytest
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.evaluate.greedy import GreedyResult, Judged
+from ftis_node.evaluate.greedy import GreedyResult
+from ftis_node.evaluate.judging import Judged
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.node.condition import DOWN_SECONDS, ENOUGH_GROUPS, IDLE_STEPS, Signs, State, condition
 from ftis_node.node.evaluation_schedule import EvaluationSchedule

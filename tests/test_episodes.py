@@ -11,7 +11,7 @@ from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
 from ftis_node.evaluate.episodes import Episodes
-from ftis_node.evaluate.greedy import judge
+from ftis_node.evaluate.judging import judge
 from ftis_node.packet import Completion, Group, Packet, decode, prompt_digests
 from ftis_node.policy.generate.turns import go_on
 from ftis_node.policy.packing import Prefixed

@@ -15,7 +15,9 @@ from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.evaluate.greedy import Judged, batch_that_fits, evaluate, judge, paired_figures, tokenised, wilson
+from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
+from ftis_node.evaluate.intervals import paired_figures, wilson
+from ftis_node.evaluate.judging import Judged, judge
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling
 from ftis_node.policy.policy import Policy

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
     from ftis_node.evaluate.evaluation import Evaluation
-    from ftis_node.evaluate.greedy import Judged
+    from ftis_node.evaluate.judging import Judged
     from ftis_node.export.record import TrainingRecord
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
@@ -202,12 +202,12 @@ def _teller(lines: IO[str] | None, of: Mapping[str, str]) -> Callable[[Sequence[
 
 def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[str, Any]:
     """The object of `--json`."""
-    from ftis_node.evaluate import greedy
+    from ftis_node.evaluate.intervals import paired
 
     compared = {}
     if other is not None:
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
-        compared["paired"] = to_builtins(greedy.paired(result.judged, other.judged))
+        compared["paired"] = to_builtins(paired(result.judged, other.judged))
     settings, task = result.chosen.settings, asked.task
     told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
     told |= {"task": task.name, "data": task.data, "reward": task.reward, "template": task.template}
@@ -245,16 +245,16 @@ def _how(chosen: _Chosen) -> str:
 
 
 def _print_comparison(result: _Result, other: _Result) -> None:
-    from ftis_node.evaluate import greedy
+    from ftis_node.evaluate.intervals import paired
 
-    paired = greedy.paired(result.judged, other.judged)
+    figures = paired(result.judged, other.judged)
     say("", f"beside it {other.chosen.name}{_how(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
-    low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
-    chance = f"p = {paired.p:.2g} (McNemar's exact test)"
-    say(f"  difference {100 * paired.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
-    apart = f"only the first {paired.only_checkpoint}, only the other {paired.only_base}"
-    say(f"  right      both {paired.both}, {apart}, neither {paired.neither}")
+    low, high = (f"{100 * bound:+.1f}" for bound in (figures.low, figures.high))
+    chance = f"p = {figures.p:.2g} (McNemar's exact test)"
+    say(f"  difference {100 * figures.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
+    apart = f"only the first {figures.only_checkpoint}, only the other {figures.only_base}"
+    say(f"  right      both {figures.both}, {apart}, neither {figures.neither}")
 
 
 def _rate(figures: Evaluation) -> str:

@@ -1,41 +1,27 @@
 """Greedy pass@1: what a policy makes of questions, scored and counted."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from dataclasses import dataclass
 
 from ftis_node.evaluate.episodes import Episodes
-from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
+from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.evaluate.intervals import wilson
+from ftis_node.evaluate.judging import Judged, judge
+from ftis_node.evaluate.playing import play
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
 from ftis_node.host.doing import doing
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.generate.turns import go_on
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
-from ftis_node.tasks import Example, Score, Scorer, Task
+from ftis_node.tasks import Example, Scorer, Task
 from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.tokenizer.chat import Chat
 
 LARGEST_BATCH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One question, what came of it, and the verdict on it. `tokens` counts sampled ones, an end token too."""
-
-    example: Example
-    text: str
-    tokens: int
-    finished: bool
-    score: Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +44,6 @@ class GreedyResult:
         return _evaluation(correct, len(self.judged), totals, self.seconds, self.batch)
 
 
-def wilson(correct: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
-    from scipy import stats  # a second to import, which a daemon should not take before its first step
-
-    if count == 0:
-        return 0.0, 1.0
-    interval = stats.binomtest(correct, count).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def merged(parts: Sequence[Evaluation]) -> Evaluation:
     """The figures of questions that were answered in parts side by side."""
     prompts, correct = sum(part.prompts for part in parts), sum(part.correct for part in parts)
@@ -83,38 +59,6 @@ def _evaluation(correct: int, prompts: int, totals: Mapping[str, float], seconds
     rates = {"pass_at_1": correct / count} | {name: total / count for name, total in totals.items()}
     low, high = wilson(correct, prompts)
     return Evaluation(**rates, low=low, high=high, correct=correct, prompts=prompts, seconds=seconds, batch=batch)
-
-
-def paired(first: Sequence[Judged], second: Sequence[Judged]) -> PairedFigures:
-    """Two policies' verdicts on the same questions in the same order."""
-    pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
-    return paired_figures(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
-
-
-def paired_figures(both: int, first: int, second: int, neither: int) -> PairedFigures:
-    """The difference of pass@1, and how likely it is by chance, where so many were right by both, by one, by none."""
-    from scipy import stats
-
-    count, discordant = both + first + second + neither, first + second
-    low, high = _newcombe(both, first, second, neither)
-    p = stats.binomtest(first, discordant).pvalue if discordant else 1.0
-    return PairedFigures((first - second) / max(1, count), low, high, float(p), both, first, second, neither)
-
-
-def _newcombe(a: int, b: int, c: int, d: int) -> tuple[float, float]:
-    """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""
-    n = a + b + c + d
-    if n == 0:
-        return -1.0, 1.0
-    p1, p2, difference = (a + b) / n, (a + c) / n, (b - c) / n
-    (l1, u1), (l2, u2) = wilson(a + b, n), wilson(a + c, n)
-    margins = (a + b) * (c + d) * (a + c) * (b + d)
-    product = a * d - b * c
-    corrected = max(product - n / 2, 0) if product > 0 else product
-    phi = corrected / math.sqrt(margins) if margins else 0.0
-    below, above = (p1 - l1, u2 - p2), (u1 - p1, p2 - l2)
-    reach = [math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (below, above)]
-    return difference - reach[0], difference + reach[1]
 
 
 def evaluate(
@@ -162,71 +106,6 @@ def evaluate(
             if tell is not None:
                 tell(done)
     return GreedyResult(judged, time.perf_counter() - began, room.size)
-
-
-def play(
-    policy: Policy,
-    episodes: Episodes,
-    prompts: Sequence[Sequence[int]],
-    first: Sequence[Sequence[Completion]],
-    examples: Sequence[Example],
-    scorer: Scorer,
-    sampling: Sampling,
-    *,
-    room: Room,
-    noise: Tensor | None = None,
-) -> list[list[Completion]]:
-    """The episodes that begin with these first answers to each prompt, which is of one example.
-
-    Args:
-        noise: that the first answers were drawn with, see `generate`: later ones go on in it.
-
-    Raises:
-        FtisError: a single context does not fit into memory, or the weights have diverged.
-    """
-
-    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], cap: int) -> list[Completion]:
-        capped = replace(sampling, max_new_tokens=cap)
-        mine = None if noise is None else torch.stack([noise[number, at : at + cap] for number, at in places])
-        groups = fitting(
-            lambda some: generate(policy, contexts, group=1, sampling=capped, noise=mine, batch=some),
-            room,
-            there=len(contexts),
-            least=1,
-        )
-        return [group[0] for group in groups]
-
-    return go_on(
-        prompts,
-        first,
-        answering=answering,
-        following=lambda number, episode: episodes.following(episode, examples[number], scorer),
-        turns=episodes.turns,
-        cap=sampling.max_new_tokens,
-    )
-
-
-def judge(
-    tokenizer: PreTrainedTokenizerBase,
-    completion: Completion,
-    example: Example,
-    scorer: Scorer,
-    episodes: Episodes | None = None,
-) -> Judged:
-    """The verdict on one completion."""
-    text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
-    if episodes is not None:
-        scorer.begin()  # `following` counts a group's answers; each question is a group of its own here
-        score = episodes.score(completion, example, scorer) or Score(0.0, formatted=False, lenient=False)
-    else:
-        score = verdict(text, completion.finished, example, scorer)
-    return Judged(example, text, completion.sampled, completion.finished, score)
-
-
-def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Score:
-    """The score of a completion's text; an unfinished one earns nothing."""
-    score = scorer(text, example.answer)
-    return score if finished else replace(score, reward=0.0, formatted=False)
 
 
 def tokenised(

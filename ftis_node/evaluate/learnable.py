@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ftis_node.evaluate.greedy import Judged, judge
+from ftis_node.evaluate.judging import Judged, judge
 from ftis_node.host.doing import doing
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate

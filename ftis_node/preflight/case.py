@@ -6,9 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import functools
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -246,22 +244,17 @@ def _guarded(check: Check, case: Case) -> Iterator[Finding]:
 
 def _bounded(check: Check, found: Iterator[Finding], seconds: float) -> Iterator[Finding]:
     """The findings of a thread, which is left behind if a name service, a disk or a driver hangs."""
-    ready: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
+    known: list[Finding] = []
 
     def look() -> None:
         for finding in found:
-            ready.put(finding)
-        ready.put(None)
+            known.append(finding)
 
-    threading.Thread(target=look, daemon=True).start()
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            finding = ready.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            advice = "Something hangs: a disk, a name service or a driver. Mend that and ask again."
-            yield Finding(check.subject, "fail", f"It was not known within {seconds:g} s.", advice)
-            return
-        if finding is None:
-            return
-        yield finding
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    hangs = thread.is_alive()
+    yield from known
+    if hangs:
+        advice = "Something hangs: a disk, a name service or a driver. Mend that and ask again."
+        yield Finding(check.subject, "fail", f"It was not known within {seconds:g} s.", advice)

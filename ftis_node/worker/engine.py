@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings
-from ftis_node.evaluate import greedy
 from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.evaluate.judging import verdict
+from ftis_node.evaluate.playing import play
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.doing import advance, doing, now
@@ -424,7 +425,7 @@ class Engine:
         )
         if asked.episodes is None:
             return made
-        return greedy.play(
+        return play(
             policy,
             asked.episodes,
             prompts,
@@ -448,6 +449,6 @@ class Engine:
             return of.episodes.rewards(completions, example, scorer)
         texts = reading.texts()
         scorer.begin()
-        scores = [greedy.verdict(written.text, written.finished, example, scorer) for written in texts]
+        scores = [verdict(written.text, written.finished, example, scorer) for written in texts]
         self._columns.add(packet, [score.columns for score in scores])
         return [score.reward for score in scores]

@@ -39,7 +39,8 @@ import msgspec
 import torch
 
 from ftis_node.config.settings import Settings
-from ftis_node.evaluate.greedy import judge, wilson
+from ftis_node.evaluate.intervals import wilson
+from ftis_node.evaluate.judging import judge
 from ftis_node.evaluate.learnable import TriedRow
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.tasks import Example, Score, Scorer, load_evaluation, score, scoring
