@@ -48,7 +48,8 @@ def test_a_flag_counts_more_than_set(words: str, values: dict[str, Any], app: ty
 
 def test_every_declared_flag_is_an_option_with_its_help(app: typer.Typer) -> None:
     helps = {option.name: getattr(option, "help", None) for option in typer.main.get_command(app).params}
-    assert {name: flag.help for name, flag in FLAGS.items()}.items() <= helps.items()
+    assert FLAGS.keys() <= helps.keys() and all(helps[name] for name in FLAGS)
+    assert helps["upload_mbit"] == "Mbit/s: Limit of the payload that this node sends to peers; 0: none."
 
 
 def test_a_value_that_a_setting_does_not_take_is_told(app: typer.Typer, given: list[Given], tmp_path: Path) -> None:

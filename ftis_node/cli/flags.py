@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,12 +103,16 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
 
 def _option(name: str, flag: Flag) -> Any:
     """The option of a flag: of the setting's type, and None if it is not given. The settings check its value."""
-    kind: Any = Settings.model_fields[name].annotation
+    setting = Settings.model_fields[name]
+    kind: Any = setting.annotation
+    text = " ".join((setting.description or "").split())
+    text = re.sub(r"^\[(.+?)\] ", r"\1: ", text)  # its unit
     if get_origin(kind) is tuple:
         kind = list[str]
+        text += " Repeatable."
     elif get_origin(kind) is Literal:
         kind = str
     elif get_args(kind):
         kind = next(part for part in get_args(kind) if part is not NoneType)
     spellings = flag.spelling.split() or [f"--{name.replace('_', '-')}"]
-    return Annotated[kind | None, typer.Option(*spellings, help=flag.help)]
+    return Annotated[kind | None, typer.Option(*spellings, help=text)]

@@ -33,10 +33,9 @@ HOME_VARIABLE = "FTIS_HOME"  # has the prefix and is no setting; any other such 
 
 @dataclass(frozen=True)
 class Flag:
-    """A setting's own flag of `join`, beside --set. spelling: where it is not the setting's name with dashes; several
-    are separated by a space."""
+    """A setting's own flag of `join`, beside --set; its help is the setting's text. spelling: where it is not the
+    setting's name with dashes; several are separated by a space."""
 
-    help: str
     spelling: str = ""
 
 
@@ -65,9 +64,7 @@ class Settings(BaseModel):
 
     model: str = "tiny-a"
     """A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c."""
-    lora: Annotated[
-        bool | None, Flag("Train LoRA layers only, or everything; default: what fits.", "--lora/--full")
-    ] = None
+    lora: Annotated[bool | None, Flag("--lora/--full")] = None
     """Train LoRA layers only (true) or everything (false). Default: what fits."""
     lora_rank: int = Field(128, ge=1)
     """Rank of the LoRA layers."""
@@ -75,7 +72,7 @@ class Settings(BaseModel):
     """LoRA layers are scaled by alpha / rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Linear modules that get LoRA layers, or `all-linear`: every one but the output head."""
-    device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto; several: cuda:0,cuda:1.", "--device --devices")] = "auto"
+    device: Annotated[str, Flag("--device --devices")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one. Several train one model together: cuda:0,cuda:1."""
     sharded: bool | None = None
     """Each of several devices keeps a part of the layers' weights and of their state: full training beyond one card.
@@ -85,9 +82,7 @@ class Settings(BaseModel):
     quantisation: Literal["none", "nf4"] | None = None
     """nf4 holds frozen weights in four bits, beside LoRA layers; needs bitsandbytes. Default: on a GPU, if LoRA would
     not fit or crawl otherwise."""
-    vram_gb: Annotated[float | None, Flag("GB of the GPU's memory to use; default: what is free.", "--vram")] = Field(
-        None, gt=0, allow_inf_nan=False
-    )
+    vram_gb: Annotated[float | None, Flag("--vram")] = Field(None, gt=0, allow_inf_nan=False)
     """[GB] Memory of the GPU that the node may use (on a CPU main memory). Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
     """In place of vram_gb: a share of all memory there is, and no more than is free."""
@@ -108,10 +103,10 @@ class Settings(BaseModel):
     """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
     vllm_folder: str | None = None
     """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
-    seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
+    seed: Annotated[int, Flag()] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 
-    objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
+    objective: Annotated[str, Flag()] = "ftis"
     """The loss: a preset. Other settings replace parts of it."""
     advantage: str | None = None
     """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
@@ -151,15 +146,13 @@ class Settings(BaseModel):
     """Largest norm of a gradient; a longer one is scaled down to it."""
     batch_groups: int = Field(24, ge=1, le=4096)
     """[groups] Size of a step's batch, own and foreign. A group is a prompt with all its completions."""
-    own_share: Annotated[float | None, Flag("Part of each batch generated here; 0 only listens. Default: 1/nodes.")] = (
-        Field(None, ge=0, le=1)
-    )
+    own_share: Annotated[float | None, Flag()] = Field(None, ge=0, le=1)
     """Part of each batch that is generated here; 0 only listens. Default: 1/n among n nodes, at least a quarter."""
     own_data_share: float = Field(0.25, gt=0, le=0.9, allow_inf_nan=False)
     """Part of each batch on rows of --own-data, if there are any."""
     wait: float = Field(10.0, ge=0)
     """[s] Longest wait for others' groups at each step; never longer than making them here would take."""
-    steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
+    steps: Annotated[int | None, Flag()] = Field(None, ge=1)
     """[steps] The node ends after so many in all. Default: never."""
 
     # Defences: against authors see `swarm.reputation`, against their samples `learner.trust`
@@ -171,30 +164,24 @@ class Settings(BaseModel):
     eval_prompts: int = Field(256, ge=1)
     """[prompts] Most held-out prompts of an evaluation."""
 
-    host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
+    host: Annotated[str, Flag()] = "0.0.0.0"
     """The IP address to listen on for peers; 0.0.0.0: on all, of IPv6 too."""
-    port: Annotated[int, Flag("TCP and UDP port to listen on; 0 means any.")] = Field(0, ge=0, le=65535)
+    port: Annotated[int, Flag()] = Field(0, ge=0, le=65535)
     """TCP and UDP port to listen on for peers; 0: any that is free."""
     quic: bool = True
     """Listen on QUIC beside TCP."""
     listen: bool = True
     """Let peers dial this node. Off: it only dials."""
-    announce: Annotated[
-        tuple[str, ...], Flag("An address to tell others in place of its own, /ip4/…/tcp/…; repeatable.")
-    ] = ()
+    announce: Annotated[tuple[str, ...], Flag()] = ()
     """Addresses (/ip4/…/tcp/…) to announce in place of those that the node sees itself."""
-    relays: Annotated[
-        tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
-    ] = ()
+    relays: Annotated[tuple[str, ...], Flag("--relay")] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
-    lan: Annotated[bool, Flag("Meet nodes of the local network by mDNS; an open run is named there.")] = False
+    lan: Annotated[bool, Flag()] = False
     """Find nodes of the run on the local network by mDNS, and announce this one there; of a private run to members."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
     MiB and 30 minutes. The rate has no limit."""
-    upload_mbit: Annotated[
-        float, Flag("Mbit/s that peers may take from this node; 0: no limit. Default: 20.", "--upload")
-    ] = Field(20.0, ge=0, allow_inf_nan=False)
+    upload_mbit: Annotated[float, Flag("--upload")] = Field(20.0, ge=0, allow_inf_nan=False)
     """[Mbit/s] Limit of the payload that this node sends to peers; 0: none."""
     min_peers: int = Field(0, ge=0, le=64)
     """[peers] The first step waits for so many."""
@@ -206,14 +193,12 @@ class Settings(BaseModel):
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Limit of packets on disk; the oldest go first."""
 
-    hours: Annotated[str, Flag("Train within these hours only: 22-07, or mon-fri 19-07,sat-sun. Default: always.")] = ""
+    hours: Annotated[str, Flag()] = ""
     """Local hours in which the node trains, else it pauses: 22-07, 22:30-06:15, or mon-fri 19-07,sat-sun. Default:
     always."""
-    idle_only: Annotated[
-        bool, Flag("Pause on battery, and while another program uses the GPU.", "--idle-only/--always")
-    ] = False
+    idle_only: Annotated[bool, Flag("--idle-only/--always")] = False
     """Pause while the machine runs on its battery, and while another program uses this node's GPU."""
-    nice: Annotated[int, Flag("Scheduling priority, 0 to 19: 19 yields to everything else.")] = Field(0, ge=0, le=19)
+    nice: Annotated[int, Flag()] = Field(0, ge=0, le=19)
     """Scheduling priority of the compute process; at 19 it gives way to everything else. Peers are answered at once."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     """[GB] Limit of checkpoints, packets and logs; damaged checkpoints come on top. Default: none."""
@@ -226,7 +211,7 @@ class Settings(BaseModel):
     --name if there is one. private: in private runs only."""
     track: Annotated[
         Literal["none", "trackio", "wandb", "tensorboard"],
-        Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),
+        Flag(),
     ] = "none"
     """Write curves for one of these trackers into the home's folder `track`; docs/metrics.md lists the figures."""
     page: bool = True
@@ -237,7 +222,7 @@ class Settings(BaseModel):
     """TCP port of page and metrics; 0: any that is free."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important messages in the log."""
-    log_format: Annotated[Literal["text", "json"], Flag("text for people, json for programs.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Flag()] = "text"
     """Log lines for people (text), or one JSON object each for programs."""
 
     @field_validator("lora_targets", "announce", "relays", "defences", "betas", mode="before")
