@@ -71,7 +71,7 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     assert {name: shown[name] for name in expected} == expected
     answer = json.loads(cli("config", "show", "--origin", "--json", *flags)[1])
     assert {name: answer["origins"][name] for name in expected} == expected
-    assert (answer["settings"]["wait"], answer["settings"]["disk_gb"], answer["settings"]["vram_gb"]) == (3, 50, None)
+    assert (answer["settings"]["wait"], answer["settings"]["nice"], answer["settings"]["vram_gb"]) == (3, 10, None)
     assert "origins" not in json.loads(cli("config", "show", "--json", *flags)[1])
 
 
