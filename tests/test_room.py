@@ -1,5 +1,6 @@
 """A lack of memory: how it is recognised, that a passing one costs little, and that sizes grow again after it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ from ftis_node.policy import room
 from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import Sizes
 from tests.support.learners import OWN, assert_same, learner, vertical, weights_of
 from tests.support.small_models import arithmetic_run, arithmetic_settings, opened_engine
 from tests.support.steps import step_report, taken_step
@@ -161,8 +161,8 @@ def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends() -> Non
     engine.open(arithmetic_run(facts))
     room = engine.learner.room
     assert room.size == max(64, engine.run.prompt_tokens + engine.run.completion_tokens), "33 tokens saved nothing"
-    assert room.most == facts.sizes.micro_batch_tokens > room.size
-    assert (engine._generating.size, engine._generating.most) == (16, facts.sizes.generation_batch)
+    assert room.most == facts.plan.micro_batch_tokens > room.size
+    assert (engine._generating.size, engine._generating.most) == (16, facts.plan.generation_batch)
     for _ in range(10 * GROW_AFTER):
         room.fine()
     assert room.size == room.most
@@ -172,7 +172,9 @@ def test_what_has_grown_again_is_forgotten(tmp_path: Path) -> None:
     home = Home(tmp_path)
     process = ComputeProcess(JoinOptions(home), home, lambda: None)
     facts = Engine().load(arithmetic_settings(), "arithmetic")
-    process.loaded = msgspec.structs.replace(facts, sizes=Sizes(512, 64))
+    process.loaded = msgspec.structs.replace(
+        facts, plan=replace(facts.plan, micro_batch_tokens=512, generation_batch=64)
+    )
 
     def stepped(micro_batch_tokens: int, generation_batch: int) -> None:
         process.stepped(taken_step(report=step_report(micro_batch_tokens=micro_batch_tokens)), generation_batch)

@@ -179,7 +179,7 @@ class ComputeProcess:
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
         """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
-        self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.sizes, name)}
+        self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.plan, name)}
 
     async def failed(self, fault: FtisError) -> bool:
         """End what is left of the process and pause; return whether to try an older checkpoint.

@@ -45,7 +45,7 @@ from ftis_node.worker.facts import facts_of
 from ftis_node.worker.formats import Packets, Reading, Slot, chat_in, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
-from ftis_node.worker.planning import ceilings, settle
+from ftis_node.worker.planning import settle, starting_sizes
 from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -60,9 +60,9 @@ class Engine:
     The public attributes serve code that uses an engine in its own process; seeds of samples are drawn from `random`.
     """
 
-    def __init__(self, planned: Callable[[Settings, m.Sizes], None] = lambda settings, sizes: None) -> None:
+    def __init__(self, planned: Callable[[Settings], None] = lambda settings: None) -> None:
         """
-        planned: called by `load` with the settled settings and the largest batch sizes, before the model is loaded.
+        planned: called by `load` with the settled settings, before the model is loaded.
         """
         self._planned = planned
         self._settings: Settings
@@ -73,7 +73,7 @@ class Engine:
         self.random: torch.Generator
         self.usage = Usage()
         self._context: Context
-        self._sizes: m.Sizes  # see `planning.ceilings`
+        self._starting: dict[str, int]  # see `planning.starting_sizes`
         self._generating: Room  # sequences side by side
         self._crowded = False  # training has no room beside what generation keeps
         self.packets: Packets
@@ -122,20 +122,20 @@ class Engine:
             **(asked.caps or {}),
         }
         workload = Workload(**caps, batch_groups=settings.batch_groups)
-        learned = asked.remembered or {}
+        remembered = asked.remembered or {}
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(settings, self.task.name, workload.completion_tokens)
         shape = geometry(settings.model)
         self._context = shape.context
         refuse_run(settings.model, shape.context, workload.completion_tokens)
         use_device(settings.devices[0])
-        self._settings, plan = settle(settings, workload, learned, shape)
+        self._settings, plan = settle(settings, workload, remembered, shape)
         if asked.must_fit:
             refuse_shortage(settings, plan)
-        self._sizes = asked.sizes or ceilings(settings, workload, learned, shape, plan)
-        self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
+        self._starting = starting_sizes(remembered, workload)
+        self._generating = self._room("generation_batch")
         self._crowded = plan.budget < plan.memory.training + plan.memory.sampling + plan.memory.kv_cache
-        self._planned(self._settings, self._sizes)
+        self._planned(self._settings)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
         self.policy = replace(load_policy(self._settings, questions), server=server)
@@ -143,7 +143,7 @@ class Engine:
         known = bool(asked.caps)
         if not known and chat_in(None, self.policy.tokenizer, self.task.template, self._settings) is not None:
             self.task = self.task.in_chat()
-        return facts_of(self.policy, self.task, self.own_task, self._settings, plan, self._sizes)
+        return facts_of(self.policy, self.task, self.own_task, self._settings, plan)
 
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
@@ -178,8 +178,7 @@ class Engine:
         self.close()
         self.run = run
         self.packets = packets_of(run, policy.tokenizer, settings, policy.vocabulary)
-        room = Room(self._sizes.generation_batch, settings.generation_batch)
-        self.evaluations = Evaluations(run, self.packets, room)
+        self.evaluations = Evaluations(run, self.packets, self._room("generation_batch"))
         self._rows = self._open_rows(run)
         if self.own_task is not None:
             self._own_rows = self._open_own_rows(run, self.own_task)
@@ -192,7 +191,7 @@ class Engine:
             task=run.task,
             team=self._team,
         )
-        self.learner.room = Room(self._sizes.micro_batch_tokens, settings.micro_batch_tokens)
+        self.learner.room = self._room("micro_batch_tokens")
         alpha = None
         if policy.kind == "lora":
             alpha = {ALPHA: str(settings.lora_alpha)}
@@ -202,6 +201,10 @@ class Engine:
             policy.server.connect(policy, self.prompts[0], self._rows.text(0), longest, self.learner.steps)
         digests = [self.packets.digest(self._rows.text(row), ids) for row, ids in enumerate(self.prompts)]
         return m.OpenedRun(b"".join(digests), self.learner.objective.own_only)
+
+    def _room(self, name: str) -> Room:
+        """As much at a time as the plan has, or at first as an earlier process of this node had room for."""
+        return Room(getattr(self._settings, name), self._starting.get(name))
 
     def _open_rows(self, run: Run) -> TrainingRows:
         """The run's rows, and the evaluation on those held out."""

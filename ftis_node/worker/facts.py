@@ -16,7 +16,7 @@ from ftis_node.tokenizer.chat import Wanted, chat_wanted
 from ftis_node.tokenizer.codec import text_refusal
 from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable, unwritable
 from ftis_node.worker.formats import chat_in
-from ftis_node.worker.messages import ModelFacts, Sizes
+from ftis_node.worker.messages import ModelFacts
 
 
 def facts_of_run(task: Task, model: str, wanted: Wanted = "auto", *, thinking: bool = False) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def facts_of_run(task: Task, model: str, wanted: Wanted = "auto", *, thinking: b
     return task.facts() | facts_for(tokenizer, chat, task.turns)
 
 
-def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan, sizes: Sizes) -> ModelFacts:
+def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, plan: Plan) -> ModelFacts:
     """The facts of a policy and a task; own: of the owner's rows. Raises UsageError as `chat_in`, or as
     `refuse_unwritable`."""
     tokenizer = policy.tokenizer
@@ -62,5 +62,4 @@ def facts_of(policy: Policy, task: Task, own: Task | None, settings: Settings, p
         held_out=len(task.held_out),
         own_rows=len(own.train) if own is not None else 0,
         plan=replace(plan, reasons=(*plan.reasons, policy.way)),
-        sizes=sizes,
     )

@@ -39,13 +39,6 @@ def plan_row(plan: Plan) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """Batch sizes without learned limits: tokens of a micro-batch, sequences generated side by side."""
-
-    micro_batch_tokens: int
-    generation_batch: int
-
-
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a loaded model and task.
 
@@ -59,7 +52,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     settings          completed by the plan
     task … completion_tokens, turns  as in a run; rows, held_out: numbers of examples
     own_rows          number of the owner's own to train on
-    sizes             the largest batch sizes
     """
 
     tokenizer: str
@@ -89,7 +81,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     held_out: int
     own_rows: int
     plan: Plan
-    sizes: Sizes
 
     def shared(self) -> dict[str, object]:
         """The facts that a run must agree with, see `config.run.run_for`."""
@@ -152,12 +143,11 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
     """Load a task and a model.
 
     caps                    prompt_tokens, completion_tokens and group of the run, if it is known already
-    remembered              see `planning.settle`
+    remembered              see `planning.settle` and `planning.starting_sizes`
     reward, template, code  see `tasks.load_task`
     must_fit                at a node's start: refuse a model that cannot be trained in the available memory, and a task
                             that rewards answers without skill
     own_data                a JSONL file of rows that only this node trains on; own_reward: their rule
-    sizes                   the largest batch sizes, where another rank has planned them
     """
 
     op = "load"
@@ -173,7 +163,6 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
     must_fit: bool = False
     own_data: str | None = None
     own_reward: str = "integer"
-    sizes: Sizes | None = None
 
 
 class Open(Request[OpenedRun], frozen=True):

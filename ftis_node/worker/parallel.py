@@ -91,9 +91,9 @@ class Ranks:
                 shutil.rmtree(folder)
         return facts
 
-    def _load_others(self, settings: Settings, sizes: m.Sizes) -> None:
+    def _load_others(self, settings: Settings) -> None:
         """The ranks load with what was settled here: a plan of their own might be another."""
-        told = replace(self._load, remembered=None, must_fit=False, sizes=sizes)
+        told = replace(self._load, must_fit=False)
         for rank, device in zip(self._others, settings.devices[1:], strict=True):
             mine = settings.model_copy(update={"device": device})
             self._loading.append(rank.ask(replace(told, settings=mine)))

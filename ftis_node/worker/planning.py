@@ -20,16 +20,14 @@ from ftis_node.policy.load import choose_device, half_dtype
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.nf4 import kernels
 from ftis_node.text import GB
-from ftis_node.worker.messages import Sizes
 
 # The share of free main memory to plan with if the settings name no limit.
 CPU_SHARE = 0.8
 
-# The settings that checkpoints were trained with, and sizes learned from failures.
-_TRAINED = ("lora", "optimiser", "quantisation")
-_LEARNED = ("micro_batch_tokens", "generation_batch")
+_TRAINED = ("lora", "optimiser", "quantisation")  # the settings that checkpoints were trained with
 _FOR_A_SERVER = {"lora": True, "quantisation": "none"}  # with engine=vllm, where nobody chose
-_PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing", "sharded")
+_SIZES = ("micro_batch_tokens", "generation_batch")
+_PLANNED = (*_TRAINED, *_SIZES, "dtype", "gradient_checkpointing", "sharded")
 
 
 def settle(
@@ -38,15 +36,15 @@ def settle(
     """Fill in the settings that are left to the plan.
 
     Args:
-        remembered: fixed values of the checkpoints (lora, optimiser) and learned ones of an earlier compute process
-            (micro_batch_tokens, generation_batch). A person's present settings take precedence.
+        remembered: values of the checkpoints (lora, optimiser, quantisation). A person's present settings take
+            precedence.
         shape: of the model, where it is known already.
 
     Raises:
         UsageError: a setting cannot be had on this machine, or a vLLM server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
-    asked = question(settings, workload, _sensible(remembered, workload), shape)
+    asked = question(settings, workload, remembered, shape)
     if asked.wishes.optimiser == "adamw8bit":
         eight_bit()  # raises before anything is loaded
     chosen = asked.answer()
@@ -63,26 +61,10 @@ def settle(
     return settings.model_copy(update=settled), chosen
 
 
-def ceilings(
-    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry, chosen: Plan
-) -> Sizes:
-    """The largest sizes, up to which batches may grow again: the plan's sizes without learned limits.
-
-    Args:
-        chosen: the plan of `settle` for the same arguments.
-    """
-    trained = {name: remembered[name] for name in _TRAINED if name in remembered}
-    plain = question(settings, workload, trained, shape).answer()
-    return Sizes(**{name: max(getattr(plain, name), getattr(chosen, name)) for name in _LEARNED})
-
-
-def _sensible(remembered: Mapping[str, Any], workload: Workload) -> Mapping[str, Any]:
-    """Raise remembered sizes to one sequence, or one group, because smaller ones save no memory."""
+def starting_sizes(remembered: Mapping[str, Any], workload: Workload) -> dict[str, int]:
+    """Sizes learned from failures, by their names; at least one sequence, or one group: smaller ones save no memory."""
     least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
-    sensible = dict(remembered)
-    for name in least.keys() & remembered.keys():
-        sensible[name] = max(remembered[name], least[name])
-    return sensible
+    return {name: max(remembered[name], smallest) for name, smallest in least.items() if name in remembered}
 
 
 @dataclass(frozen=True)
@@ -120,8 +102,7 @@ def question(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> Question:
     """The planning question of `settle`, from the same arguments."""
-    names = (*_TRAINED, *_LEARNED)
-    known = {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
+    known = {name: remembered[name] for name in _TRAINED if name in remembered and getattr(settings, name) is None}
     budget = smallest_budget(settings)
     wanted = wishes(settings.model_copy(update=known))
     device = choose_device(settings.devices[0])
