@@ -42,6 +42,7 @@ KEYS = {
     "checkpoint_gb",
     "checkpoint_minutes",
     "checkpoints_gb_a_day",
+    "seconds",
 }
 
 
@@ -107,7 +108,7 @@ def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
     told = ("494,032,768 parameters", "KV cache", "It fits on a GPU.", "- Full training fits", "ftis-node join --model")
-    told += ("context, fragmentation, reserve", "- Kept free: 2% and at least 300 MB")
+    told += ("context, fragmentation, reserve", "- Kept free: 2% and at least 300 MB", "- A step takes about")
     assert all(part in out for part in told), out
 
 
@@ -120,7 +121,21 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
 
 
 def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:
-    assert answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")["budget_gb"] > 0.1
+    small = answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")
+    assert small["budget_gb"] > 0.1 and small["seconds"] is None, "no time to speak of"
+
+
+def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli) -> None:
+    model, caps = ("--model", "qwen2.5-0.5b", "--lora"), ("--completion-tokens", "32")
+    fast, slow, long = (
+        answer_of(fit, *model, "--vram", vram, *more)["seconds"]
+        for vram, more in (("80", caps), ("8", caps), ("8", ()))
+    )
+    for part in ("step_seconds", "first_evaluation_seconds"):
+        assert 0 < fast[part] < slow[part] < long[part]
+    assert answer_of(fit, *model, "--vram", "7")["seconds"] is None, "no card of that size is known"
+    here = answer_of(fit, *model, "--device", "cpu", *caps)["seconds"]
+    assert here["step_seconds"] > fast["step_seconds"]
 
 
 @real_data

@@ -13,6 +13,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, note, print_json, waiting
 from ftis_node.cli.flags import Given, with_settings
+from ftis_node.cli.pace import card_here, card_of, in_words, seconds_of
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import DISPLAY_BYTES, LEAST_RESERVE, RESERVE, Workload
@@ -86,10 +87,14 @@ def fit(
         return made, _command(model, made, task, devices, smallest, given.values)
 
     chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
+    card = card_here(device, chosen, shape) if smallest is None else card_of(device, smallest)
+    seconds = seconds_of(shape, chosen, workload, settings.eval_prompts, card)
     if json:
-        print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
+        print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"seconds": seconds, "command": command})
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
+        if seconds is not None:
+            say(f"- {in_words(seconds)}")
         say("")
         if chosen.fits:
             say(f"  {command}")

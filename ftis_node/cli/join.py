@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from ftis_node.cli import pace
 from ftis_node.cli.common import (
     AnswerOption,
     HomeOption,
@@ -260,11 +261,19 @@ async def _watched(node: Node, tail: Tail) -> int:
 def _print_report(case: Case, *, json: bool) -> None:
     """Print what a start would do. Raises the errors that it would end with."""
     from ftis_node.preflight.checks import refused
+    from ftis_node.preflight.models import workload
     from ftis_node.preflight.report import as_json, in_words
 
     problems = refused(case, "dry-run")
+    seconds = None
+    if case.plan is not None and case.shape is not None and case.task is not None and not problems:
+        questions = min(case.settings.eval_prompts, len(case.task.held_out))
+        card = pace.card_here(case.settings.devices[0], case.plan, case.shape)
+        seconds = pace.seconds_of(case.shape, case.plan, workload(case), questions, card)
     if json:
-        print_json(as_json(case, whole=True))
+        print_json(as_json(case, whole=True) | {"seconds": seconds})
     else:
         say(*in_words(case), flush=True)
+        if seconds is not None:
+            say(f"takes     {pace.in_words(seconds)}")
     raise_all(problems)

@@ -19,8 +19,8 @@ from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Device
 from ftis_node.fit.plan import Plan
 
-_READING = 0.8
-_MULTIPLYING = 0.6
+READING = 0.8
+MULTIPLYING = 0.6
 _SMALL_PRODUCTS = 0.25
 _TRAINING = 0.35
 _DRAWING = 6
@@ -44,7 +44,7 @@ class Card:
 
     def product(self, read: float, weights: float, rows: float) -> float:
         """Seconds of products of these rows with so many weights, of which `read` bytes are read."""
-        return max(read / (self.bandwidth * 1e9 * _READING), 2 * weights * rows / (self.tflops * 1e12 * _MULTIPLYING))
+        return max(read / (self.bandwidth * 1e9 * READING), 2 * weights * rows / (self.tflops * 1e12 * MULTIPLYING))
 
 
 CARDS = {
@@ -85,7 +85,7 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     weights = card.product(chosen.memory.weights + again, shape.parameters, rows)
     kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
     keys = kept * rows * (work.completion / 2 + work.prompt / work.group) / (rate * _SMALL_PRODUCTS)
-    drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * _READING)
+    drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * READING)
     return tokens * (weights + keys + drawing + _LAUNCHES * shape.layers * _KERNEL_SECONDS)
 
 
