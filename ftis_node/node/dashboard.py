@@ -144,7 +144,7 @@ class _Curves:
         async with self._lock:
             if await asyncio.to_thread(self._history.follow):
                 self._body = to_json(self._history.facts())
-        return json_response(request, self._body)
+        return json_response(self._body)
 
 
 class _Texts:

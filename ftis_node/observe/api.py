@@ -23,6 +23,13 @@ class NoDaemon(UserError):
         super().__init__("No ftis-node daemon is running on this home.", "Start one with `ftis-node join`.")
 
 
+def no_page(host: str, port: int, error: OSError) -> UserError:
+    """The error of a node or of the doctor where the page cannot be served."""
+    what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
+    fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
+    return UserError(what, fix)
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.observe.api import TOKEN_BYTES
+from ftis_node.observe.api import TOKEN_BYTES, no_page
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]])
     """A route that answers a JSON object."""
 
     async def handle(request: web.BaseRequest) -> web.Response:
-        return json_response(request, to_json(await answer()))
+        return json_response(to_json(await answer()))
 
     return Route(path, handle)
 
@@ -83,9 +83,9 @@ def to_json(value: Any) -> bytes:
     return json.dumps(finite).replace("<", "\\u003c").encode()
 
 
-def json_response(request: web.BaseRequest, body: bytes) -> web.Response:
-    """The body, or 304 where the browser has it already."""
-    return _unless_known(request, body, "application/json")
+def json_response(body: bytes) -> web.Response:
+    """The answer of a page with a body that is JSON already."""
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 class Web:
@@ -119,9 +119,7 @@ class Web:
             await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
         except OSError as error:
             await runner.cleanup()
-            what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
-            fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
-            raise UserError(what, fix) from error
+            raise no_page(host, port, error) from error
         bound, port = runner.addresses[0][:2]
         address = ipaddress.ip_address(bound)
         own = bound if not address.is_unspecified else "127.0.0.1" if address.version == 4 else "::1"
@@ -304,17 +302,9 @@ def _files(first: str) -> list[Route]:
 
 def _file_handler(body: bytes, kind: str) -> Handler:
     async def handle(request: web.BaseRequest) -> web.Response:
-        return _unless_known(request, body, kind)
+        return web.Response(body=body, content_type=kind, charset="utf-8")
 
     return handle
-
-
-def _unless_known(request: web.BaseRequest, body: bytes, kind: str) -> web.Response:
-    tag = hashlib.sha256(body).hexdigest()[:32]
-    headers = {"ETag": f'"{tag}"'}
-    if any(known.value == tag for known in request.if_none_match or ()):
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
 
 # --- the local API ----------------------------------------------------------------------------------------------------

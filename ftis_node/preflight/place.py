@@ -21,6 +21,7 @@ from ftis_node.host.files import bytes_under, existing_folder, free_bytes
 from ftis_node.node.checkpointing import wear
 from ftis_node.node.remembered import refuse_other_settings
 from ftis_node.node.run_source import with_remembered
+from ftis_node.observe.api import no_page
 from ftis_node.preflight.case import Case, Finding, fail, noted, ok, warn
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
@@ -240,9 +241,7 @@ def check_page(settings: Settings) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
             probe.bind((host, port))
     except OSError as error:
-        what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
-        fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
-        raise UserError(what, fix) from error
+        raise no_page(host, port, error) from error
 
 
 def _listener(number: int) -> str:
