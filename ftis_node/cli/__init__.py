@@ -89,7 +89,8 @@ _MEANT = {"chat": "ask", "talk": "ask", "generate": "ask", "train": "join", "sta
 @functools.cache
 def _made(name: str) -> Any:
     module, function = _PLACES.get(name, f"{name}.{name}").split(".")
-    found, alone = import_module(f"{__name__}.{module}"), typer.Typer(pretty_exceptions_enable=False)
+    found = import_module(f"{__name__}.{module}")
+    alone = typer.Typer(pretty_exceptions_enable=False)
     if hasattr(found, "app"):
         alone.add_typer(found.app, name=name)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +55,11 @@ def ask(
             answerers = list(_answerers(checkpoint, found, record, parse_pairs(set_ or []), compare=compare))
         if loaded is not None:
             loaded = as_trained(loaded, record.run, reward, None)
-        asked = [example.question] if example is not None else [question] if question is not None else _lines(json)
+        asked: Iterable[str] = _lines(json)
+        if example is not None:
+            asked = [example.question]
+        elif question is not None:
+            asked = [question]
         for one in asked:
             answers = {}
             for answerer in answerers:

@@ -98,7 +98,8 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 def seconds_in(text: str) -> int:
     """The seconds in a time such as 30m, 12h or 7d. Raises UsageError if it is none, or 2^31 seconds or more."""
-    number, unit = text[:-1], _UNITS.get(text[-1:])
+    number = text[:-1]
+    unit = _UNITS.get(text[-1:])
     if unit is None or not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) * unit < 1 << 31:
         raise UsageError(f"{text!r} is no time.", "Write minutes, hours or days: 30m, 12h, 7d.")
     return int(number) * unit

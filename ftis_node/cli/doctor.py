@@ -69,7 +69,8 @@ def net(
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
     chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
-    addresses, at = addresses_in(peers), Home(home.expanduser())
+    addresses = addresses_in(peers)
+    at = Home(home.expanduser())
     try:
         status = ask(at.api_socket(), "/status", Status) if not addresses else None
         known = ask(at.api_socket(), "/peers", Peers) if status else None

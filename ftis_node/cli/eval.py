@@ -184,7 +184,8 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     sampling = Sampling(asked.cap, 1.0, ends, greedy=True)
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
     outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)
-    trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
+    trained = policy.kind if chosen.found else None
+    dtype = str(policy.dtype).removeprefix("torch.")
     return _Result(chosen, outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
 
@@ -208,7 +209,8 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
     if other is not None:
         compared = {"base": other.chosen.row() | to_builtins(other.figures)}
         compared["paired"] = to_builtins(paired(result.judged, other.judged))
-    settings, task = result.chosen.settings, asked.task
+    settings = result.chosen.settings
+    task = asked.task
     told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
     told |= {"task": task.name, "data": task.data, "reward": task.reward, "template": task.template}
     told["completion_tokens"] = asked.cap
@@ -217,7 +219,8 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
 
 
 def _print(asked: _Questions, result: _Result, other: _Result | None) -> None:
-    chosen, figures = result.chosen, result.figures
+    chosen = result.chosen
+    figures = result.figures
     trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
     say(f"{chosen.name}{trained} on {asked.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")

@@ -49,8 +49,10 @@ def invite(
         raise UserError("This node may not invite to its run.", "Join by the founder's invitation with --may-invite.")
     if may_invite and run.founder not in ("", identity.peer_id):
         raise UserError("Only the founder can appoint inviters.", f"Leave out --may-invite, or ask {run.founder}.")
-    valid, stays = seconds_in(expires), seconds_in(membership) if run.founder else 0
-    at, now = address or ask_daemon(home, "/status", Status).addresses, unix_seconds()
+    valid = seconds_in(expires)
+    stays = seconds_in(membership) if run.founder else 0
+    at = address or ask_daemon(home, "/status", Status).addresses
+    now = unix_seconds()
     made = make_invitation(
         identity, run.id, at, now=now, seconds=valid, name=name, membership=stays, invites=may_invite
     )
@@ -77,10 +79,14 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """List the members of a private run that this node knows, and those removed."""
     place, identity, run = _of(home)
     book = _book(place, run)
-    heard, now, rows = _heard(place, run), unix_seconds(), []
-    names, looking = heard.names, heard.observers
+    heard = _heard(place, run)
+    now = unix_seconds()
+    rows = []
+    names = heard.names
+    looking = heard.observers
     for key in book.keys:
-        held, row = book.best(key, now), {"id": peer_id(key), "founder": key == book.founder}
+        held = book.best(key, now)
+        row = {"id": peer_id(key), "founder": key == book.founder}
         ends = held and min(one.expires for one in book.chain(held))
         row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
         row["observer"] = row["id"] in looking
@@ -233,7 +239,8 @@ def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
     try:
         return author_of(text)
     except ValueError as error:
-        now, known = unix_seconds(), book.keys
+        now = unix_seconds()
+        known = book.keys
         named = [one for one in known if names.get(peer_id(one)) == text and book.why_no_member(one, now) is None]
         if not named:
             what = f"No member calls itself {text!r}, and as a peer id it is {error}."

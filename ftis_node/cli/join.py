@@ -193,7 +193,8 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
     Args:
         view: show it on the terminal, in place of its log. as_json: write the log for programs.
     """
-    place, tail = options.home, Tail(LINES)
+    place = options.home
+    tail = Tail(LINES)
     first = not place.schema.exists()
     place.open()  # before what takes seconds to import: other commands then know that it is starting
     log_to(place.path, as_json=as_json, view=tail if view else None)

@@ -48,7 +48,8 @@ def ask_daemon(
     Raises:
         UserError: there is no such home, none runs on it, it does not answer, or refuses the order.
     """
-    place, deadline = Home(home.expanduser()), time.monotonic() + starting
+    place = Home(home.expanduser())
+    deadline = time.monotonic() + starting
     told = False
     while True:
         try:
@@ -90,7 +91,8 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
     answer = ask_daemon(home, "/status", Status)
     console().print(node_view(answer))
-    if (plan := answer.plan) is not None:
+    plan = answer.plan
+    if plan is not None:
         held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
         print_facts({"computes": [held, *plan.reasons[-1:]]})
     file = Home(home.expanduser()).run_file
@@ -271,7 +273,8 @@ def saved(home: Path) -> Status:
 
 def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
     """The node's answer; wait: that of a node that has paused, or trains again."""
-    answer, pausing = ask_daemon(home, f"/{name}", NodeState, action=True), name == "pause"
+    answer = ask_daemon(home, f"/{name}", NodeState, action=True)
+    pausing = name == "pause"
     while wait and (answer.state != "PAUSED" if pausing else answer.state in ("PAUSED", "LOADING")):
         if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
             raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")

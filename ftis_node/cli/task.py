@@ -91,7 +91,8 @@ def check(
         say(f"  empty rows    {found['empty']}")
         fits = "not checked" if found["longest"] is None else f"{found['longest']} tokens of {found['model']} at most"
         say(f"  prompts       {fits}, and {found['prompt_tokens']} are allowed")
-        if few := told_if_few(found["held_out"]):
+        few = told_if_few(found["held_out"])
+        if few:
             say(f"warning: {few}")
         for what in found["unchecked"]:
             say(f"not checked: {what}")

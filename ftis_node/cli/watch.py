@@ -59,7 +59,8 @@ def watch(
     if invited is not None:
         tell_invitation(invited)
         if invited.private and not place.run_file.exists():
-            own, lasts = Identity.load_or_create(place.key).peer_id, duration(invited.seconds)
+            own = Identity.load_or_create(place.key).peer_id
+            lasts = duration(invited.seconds)
             named = f"without a name: {own}, its key in {place.path}"
             say(f"It makes this observer a member for {lasts}, {named}.", error=True)
         keep_invitation(place, invited)
@@ -91,6 +92,8 @@ def in_words(facts: SwarmFacts) -> Iterator[str]:
     for node in facts.nodes:
         claims = node.claims or {}
         names = [claims[one] for one in ("name", "model") if claims.get(one)]
-        reached = f"pass@1 {passed:.3f}" if (passed := claims.get("pass_at_1")) is not None else "no pass@1 claimed"
+        reached = "no pass@1 claimed"
+        if claims.get("pass_at_1") is not None:
+            reached = f"pass@1 {claims['pass_at_1']:.3f}"
         told = f"step {node.step}, {counted(node.groups, 'group')} announced, {reached}"
         yield "  ".join([node.id, *names, told])

@@ -92,7 +92,9 @@ def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping
 
 
 def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
-    device, disk, quota = values["device"], values["disk_gb"], values["packet_quota_mb"]
+    device = values["device"]
+    disk = values["disk_gb"]
+    quota = values["packet_quota_mb"]
     yield from _devices(device.split(","), values, origins)
     if values["vram_gb"] is not None and values["vram_share"] is not None:
         what = f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory."
@@ -105,7 +107,8 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         yield UsageError(what, "Leave out quantisation, or train LoRA layers.")
     # A quota that nobody chose is not held against somebody's limit of the disk.
     if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
-        quota_of, disk_of = origins["packet_quota_mb"], origins["disk_gb"]
+        quota_of = origins["packet_quota_mb"]
+        disk_of = origins["disk_gb"]
         what = f"Packets alone may take {quota} MB ({quota_of}), but the home no more than {disk:g} GB ({disk_of})."
         yield UsageError(what, "Lower packet_quota_mb, or raise disk_gb.")
 
@@ -131,6 +134,7 @@ def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         what = f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}."
         yield UsageError(what, "Give port or http_port another one, or 0 for any.")
     if values["announce"] and not values["listen"]:
-        tells, hears = origins["announce"], origins["listen"]
+        tells = origins["announce"]
+        hears = origins["listen"]
         what = f"announce ({tells}) tells others where to dial, but listen is false ({hears})."
         yield UsageError(what, "Leave out one of them.")

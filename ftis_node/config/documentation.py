@@ -49,7 +49,8 @@ def in_tiers() -> Iterator[tuple[str, list[str]]]:
 def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str:
     """Return all settings in tiers as a settings file, unset ones as comments; beside them origins, or when."""
     values = settings.model_dump(mode="json")
-    lines, group = [], ""
+    lines = []
+    group = ""
     for title, name in ((title, name) for title, found in in_tiers() for name in found):
         if title != group:
             group = title

@@ -36,13 +36,19 @@ def _span(text: str) -> Span:
         raise ValueError(f"{text!r} is no time: write 22-07, 22:30-06:15 or mon-fri 19-07")
     first, last, *numbers = found.groups()
     from_hour, from_minute, to_hour, to_minute = (int(number or 0) for number in numbers)
-    start, end = 60 * from_hour + from_minute, 60 * to_hour + to_minute
+    start = 60 * from_hour + from_minute
+    end = 60 * to_hour + to_minute
     if numbers[0] is None:
-        start, end = 0, MINUTES
+        start = 0
+        end = MINUTES
     if max(from_minute, to_minute) > 59 or start >= MINUTES or end > MINUTES or start == end:
         raise ValueError(f"{text!r} is no time of day: 00:00 to 24:00, with an end other than its beginning")
     begin = DAYS.index(first) if first else 0
-    count = (DAYS.index(last) - begin) % 7 + 1 if last else 1 if first else 7
+    count = 7
+    if last:
+        count = (DAYS.index(last) - begin) % 7 + 1
+    elif first:
+        count = 1
     return Span(frozenset((begin + day) % 7 for day in range(count)), start, end)
 
 

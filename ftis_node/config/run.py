@@ -378,7 +378,8 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         if facts["task"] != run.task:  # all that differs follows from that
             return
     if facts["reward"] is not None and run.reward != facts["reward"]:
-        code, (package, colon, version) = run.reward.startswith(CODE), run.reward.partition(":")
+        code = run.reward.startswith(CODE)
+        package, colon, version = run.reward.partition(":")
         told = "code that judges answers" if code else "reward rule"
         same = "Use the very same files as the others in the run."
         same = f"Run: {to_install(f'{package}=={version}')}." if colon and not code else same
@@ -466,5 +467,9 @@ def _as_usage_error(error: ValidationError) -> UsageError:
             return UsageError(f"`{key}` is missing from {where}.", f"Add `{key} = …`.")
         case "model_type" if table:
             return UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
-    name = f"`{'.'.join(keys)}` in {where}" if keys else f"[{table}] of {where}" if table else where
+    name = where
+    if keys:
+        name = f"`{'.'.join(keys)}` in {where}"
+    elif table:
+        name = f"[{table}] of {where}"
     return UsageError(f"{name[0].upper()}{name[1:]} is wrong: {message}.", "Correct it, or ask for the right file.")

@@ -46,10 +46,12 @@ class GreedyResult:
 
 def merged(parts: Sequence[Evaluation]) -> Evaluation:
     """The figures of questions that were answered in parts side by side."""
-    prompts, correct = sum(part.prompts for part in parts), sum(part.correct for part in parts)
+    prompts = sum(part.prompts for part in parts)
+    correct = sum(part.correct for part in parts)
     means = ("formatted", "lenient", "finished", "mean_tokens")
     totals = {name: sum(getattr(part, name) * part.prompts for part in parts) for name in means}
-    seconds, batch = max(part.seconds for part in parts), sum(part.batch for part in parts)
+    seconds = max(part.seconds for part in parts)
+    batch = sum(part.batch for part in parts)
     return _evaluation(correct, prompts, totals, seconds, batch)
 
 

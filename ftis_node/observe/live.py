@@ -113,7 +113,8 @@ def _doing(status: Status) -> list[RenderableType]:
 
 
 def _figures(status: Status) -> Table:
-    before, now = number(status.pass_at_1_before, ".3f"), number(status.pass_at_1, ".3f")
+    before = number(status.pass_at_1_before, ".3f")
+    now = number(status.pass_at_1, ".3f")
     foreign = sum(status.foreign_groups_used.values())
     seconds = status.last_step.seconds if status.last_step is not None else {}
     split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
@@ -133,7 +134,8 @@ def _figures(status: Status) -> Table:
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
     rows += [("gpu", gpu_line(status.gpu))] if status.gpu else []
-    if status.last_step is not None and (server := status.last_step.generator) is not None:
+    server = status.last_step.generator if status.last_step is not None else None
+    if server is not None:
         by = "vLLM" if server.away is None else "itself, vLLM is away"
         rows.append(("sampler", f"{by}; {number(server.mismatch, '.1g')} nats off"))
     rows += [("", "")] * (len(rows) % 2)
@@ -189,7 +191,8 @@ def sparkline(values: Sequence[float], width: int = 70) -> str:
 
 
 def _row(status: Status) -> list[str]:
-    before, now = number(status.pass_at_1_before, ".2f"), number(status.pass_at_1, ".2f")
+    before = number(status.pass_at_1_before, ".2f")
+    now = number(status.pass_at_1, ".2f")
     return [
         f"{status.name} {status.kind or ''}",
         status.model,

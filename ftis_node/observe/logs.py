@@ -128,7 +128,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if text := _traceback(self, record):
+        text = _traceback(self, record)
+        if text:
             told["exception"] = text
         return in_json(told)
 

@@ -57,9 +57,12 @@ class LogPart:
         try:
             with self._open() as file:
                 file.seek(start)
-                rest, left = b"", MOST_BYTES if isinstance(file, gzip.GzipFile) else math.inf
-                while block := cast(io.BufferedReader, file).read1(BLOCK):  # a damaged part's lines up to the damage
-                    if (left := left - len(block)) < 0 or len(rest) > PART_BYTES:
+                rest = b""
+                left = MOST_BYTES if isinstance(file, gzip.GzipFile) else math.inf
+                reader = cast(io.BufferedReader, file)
+                while block := reader.read1(BLOCK):  # a damaged part's lines up to the damage
+                    left -= len(block)
+                    if left < 0 or len(rest) > PART_BYTES:
                         raise OSError("it unpacks to too much")
                     *lines, rest = (rest + block).split(b"\n")
                     yield from (line + b"\n" for line in lines)
@@ -119,7 +122,8 @@ def opened(path: Path) -> Iterator[list[LogPart]]:
             present = []
             with suppress(FileNotFoundError, NotADirectoryError):
                 present = [files.enter_context(path.open("rb"))]
-            before, older = older, older_parts(path)
+            before = older
+            older = older_parts(path)
             if older == before:  # else the present file may be among them by now
                 break
         yield [*older, *(LogPart(_next_number(older), path, file) for file in present)]
@@ -134,7 +138,8 @@ def every_line(path: Path) -> Iterator[bytes]:
 
 def end_of_parts(path: Path, size: int) -> bytes:
     """Return the last `size` bytes in whole lines, from older parts too where the present file is shorter."""
-    data, left = b"", size
+    data = b""
+    left = size
     with opened(path) as parts:
         while parts and left > 0:
             part = parts.pop()
@@ -179,7 +184,12 @@ def _numbered(path: Path, ending: str) -> list[LogPart]:
     """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
     entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
-    return [LogPart(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
+    parts = []
+    for entry in entries:
+        told = name.fullmatch(entry.name)
+        if told:
+            parts.append(LogPart(int(told[1]), entry))
+    return parts
 
 
 def _next_number(older: list[LogPart]) -> int:
@@ -238,7 +248,8 @@ class MetricsLog:
     def _begin_part(self) -> None:
         """Raises OSError if the next file cannot be made, as on a full disk; the next line tries again."""
         set_aside(self._path)
-        whole, self._file = self._file, self._open()
+        whole = self._file
+        self._file = self._open()
         whole.close()
         self._tidy()
 

@@ -16,7 +16,8 @@ class Notifier:
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
         """Takes its variables out of the environment: what the node starts is not to speak in its name."""
         place = environment.pop("NOTIFY_SOCKET", "")
-        pid, microseconds = environment.pop("WATCHDOG_PID", ""), environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", "")
+        microseconds = environment.pop("WATCHDOG_USEC", "")
         self._place = "\0" + place[1:] if place.startswith("@") else place
         watched = microseconds.isdecimal() and int(microseconds) > 0 and pid in ("", str(os.getpid()))
         self.interval = int(microseconds) / 2e6 if watched else IDLE_SECONDS

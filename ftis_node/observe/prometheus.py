@@ -58,8 +58,11 @@ class Metric:
             found: Any = {value: at(told, path) for value, path in self.at.items()}
         else:
             found = at(told, self.at)
-        for value, number in (found or {}).items() if self.label else [("", found)]:
-            if (known := _number(number)) is not None:
+        if not self.label:
+            found = {"": found}
+        for value, number in (found or {}).items():
+            known = _number(number)
+            if known is not None:
                 yield ((str(value),) if self.label else ()), known
 
 

@@ -114,7 +114,8 @@ class Tracker:
 
     def take(self, event: str, facts: Mapping[str, Any]) -> None:
         """Pass the figures of an event on, or drop them if the child does not read."""
-        if not (found := figures(event, facts)):
+        found = figures(event, facts)
+        if not found:
             return
         line = json.dumps({"step": facts["step"], "figures": found}).encode() + b"\n"
         try:

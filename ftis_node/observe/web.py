@@ -122,8 +122,11 @@ class Web:
             raise no_page(host, port, error) from error
         bound, port = runner.addresses[0][:2]
         address = ipaddress.ip_address(bound)
-        own = bound if not address.is_unspecified else "127.0.0.1" if address.version == 4 else "::1"
-        shown = f"[{own}]" if ":" in own else own
+        shown = bound
+        if address.is_unspecified:  # on all: a browser here takes loopback
+            shown = "127.0.0.1" if address.version == 4 else "::1"
+        if ":" in shown:
+            shown = f"[{shown}]"
         self.address = f"http://{shown}:{port}/"
         names = frozenset(name.lower() for name in ("127.0.0.1", "localhost", "[::1]", shown, host))
         self._names = Names(names, port, any_address=not address.is_loopback)
@@ -208,7 +211,8 @@ class Names:
         """Whether a Host header names this page."""
         name, _, port = host.lower().rpartition(":")
         if self.port == HTTP_PORT and not (name and port.isdecimal()):
-            name, port = host.lower(), str(HTTP_PORT)
+            name = host.lower()
+            port = str(HTTP_PORT)
         if port != str(self.port):
             return False
         if name in self.names:

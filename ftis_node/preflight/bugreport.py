@@ -71,7 +71,9 @@ def pack(parts: Mapping[str, str], out: Path) -> None:
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name, text in parts.items():
             entry = tarfile.TarInfo(f"{folder}/{name}")  # owner and group stay at 0: no sender is named
-            entry.size, entry.mtime = len(content := text.encode(errors="replace")), int(time.time())
+            content = text.encode(errors="replace")
+            entry.size = len(content)
+            entry.mtime = int(time.time())
             archive.addfile(entry, io.BytesIO(content))
     write_private(out, data.getvalue(), "Name another file with --out")
 
@@ -98,8 +100,10 @@ def _secrets(case: Case) -> Iterator[str]:
 def _facts(case: Case) -> dict[str, object]:
     import torch
 
-    memory, place = psutil.virtual_memory(), existing_folder(case.home.path)
-    disk, home = shutil.disk_usage(place), bytes_under(case.home.path)
+    memory = psutil.virtual_memory()
+    place = existing_folder(case.home.path)
+    disk = shutil.disk_usage(place)
+    home = bytes_under(case.home.path)
     cuda = torch.cuda.is_available()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -84,7 +84,8 @@ class Case:
     @property
     def private(self) -> bool:
         """Whether the run to join, or to start, is for members."""
-        run, invited = self.run_file, self.options.invitation
+        run = self.run_file
+        invited = self.options.invitation
         return self.options.private or bool(run and run.run.founder) or bool(invited and invited.private)
 
     @property
@@ -124,7 +125,8 @@ def case_of(options: JoinOptions, layers: Layers) -> Case:
     Raises:
         UsageError: wrong settings or addresses, or a run file that cannot be read.
     """
-    case, place = Case(options, layers), options.home
+    case = Case(options, layers)
+    place = options.home
     named = load_run_file(options.run) if options.run is not None else None
     with suppress(UserError, OSError):  # the check of the home says that its file is damaged
         if place.run_file.exists():

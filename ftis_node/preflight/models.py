@@ -70,7 +70,8 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.worker.planning import settle
     from ftis_node.worker.shortage import refuse_shortage
 
-    settings, load = case.settings, workload(case)
+    settings = case.settings
+    load = workload(case)
     with described(settings.model, _hub(case)) as folder:
         case.shape = shape = replace(geometry(folder), name=settings.model)
     task = case.task.name if case.task is not None else ""
@@ -207,7 +208,8 @@ def weights(case: Case) -> None:
     from ftis_node.policy.generate.vllm import KEY, Server
     from ftis_node.policy.load import load_policy
 
-    settings, source = case.settled, resolve(case.settings.model)
+    settings = case.settled
+    source = resolve(case.settings.model)
     if settings is None or case.plan is None or not case.plan.fits or case.plan.sharded:
         return
     if settings.engine == "vllm":

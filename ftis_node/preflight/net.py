@@ -99,7 +99,8 @@ async def look_around(
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
         tried = () if targets else KnownAddresses.read(home.peers).tried(settings, read_book(home.members))
-        answered, known = 0, list(tried)
+        answered = 0
+        known = list(tried)
         for text, why in known:
             if why:
                 yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
@@ -109,8 +110,10 @@ async def look_around(
                 met(run_file)
             answered += finding.verdict == "ok"
             yield finding if targets or finding.verdict == "ok" else replace(finding, verdict="warn")
-            if run_file is not None and (told := await _time_of(transport, text)):
-                yield _clock(told - time.time(), f"the clock of {text}")
+            if run_file is not None:
+                told = await _time_of(transport, text)
+                if told:
+                    yield _clock(told - time.time(), f"the clock of {text}")
             if answered and not targets:
                 break
         else:

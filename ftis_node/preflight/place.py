@@ -43,8 +43,10 @@ def home(case: Case) -> Iterator[Finding | UserError]:
     Raises:
         UserError: it cannot be used at all, or its key is damaged.
     """
-    place, parent = case.home, existing_folder(case.home.path)
-    if why := _unfit(parent):
+    place = case.home
+    parent = existing_folder(case.home.path)
+    why = _unfit(parent)
+    if why:
         raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
     if not place.path.exists():
         yield ok(f"{place.path} is new: `ftis-node join` makes it.")
@@ -196,7 +198,8 @@ def port(case: Case) -> Iterator[Finding | UserError]:
         return
     ours = any(f"/{settings.port}/" in text for text in (case.status.addresses if case.status else ()))
     where = f"{settings.port} on {settings.host}"
-    check, free = partial(check_port, settings.host, settings.port), f"{where} is free, for TCP and UDP."
+    check = partial(check_port, settings.host, settings.port)
+    free = f"{where} is free, for TCP and UDP."
     yield from _bound(where, settings.port, check, free, ours=ours)
 
 
@@ -225,7 +228,8 @@ def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours:
         if ours:
             yield ok(f"{where} is that of the daemon on this home.")
             return
-        cause, owner = error.__cause__, _listener(port)
+        cause = error.__cause__
+        owner = _listener(port)
         why = f"{owner} has it. " if owner else ""
         if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             why = "Only root may listen on ports below 1024. "
@@ -235,7 +239,8 @@ def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours:
 
 def check_page(settings: Settings) -> None:
     """Raise UserError if the page cannot be served where the settings say. The port is free again afterwards."""
-    host, port = settings.http_host, settings.http_port
+    host = settings.http_host
+    port = settings.http_port
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does

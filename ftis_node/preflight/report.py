@@ -24,7 +24,10 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     Args:
         whole: all checks of the dry run were made; else those of `join` alone, and they may have found wrong settings.
     """
-    run, home, own, file = _run(case), case.home.path, case.own_task, str(case.options.own_data)
+    run = _run(case)
+    home = case.home.path
+    own = case.own_task
+    file = str(case.options.own_data)
     report: dict[str, object] = {
         "run": run and _facts(*run),
         "task": _task(case) if case.task_known else None,
@@ -46,7 +49,10 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
 
 def in_words(case: Case) -> list[str]:
     """The report for people, line by line."""
-    chosen, run, task, plan = _chosen(case), _run(case), case.task, case.plan
+    chosen = _chosen(case)
+    run = _run(case)
+    task = case.task
+    plan = case.plan
     lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
     lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
     if not chosen:
@@ -101,9 +107,11 @@ def in_words(case: Case) -> list[str]:
 
 def _run(case: Case) -> tuple[Run, str, str] | None:
     """The run that would be joined or started; its id, empty if that hangs on a key still to be made; its origin."""
-    run, origin = case.to_start, "this node, which would start it"
+    run = case.to_start
+    origin = "this node, which would start it"
     if case.runs:
-        origin, run = _ORIGINS[case.runs[0][0]], case.runs[0][1].run
+        origin = _ORIGINS[case.runs[0][0]]
+        run = case.runs[0][1].run
     unknown = run is None or (case.options.private and not run.founder)
     return None if run is None else (run, "" if unknown else run.id.hex(), origin)
 
@@ -137,9 +145,11 @@ def _chosen(case: Case) -> dict[str, dict[str, object]]:
 
 def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
-    settings, port = case.settings, case.settings.port or case.home.last_port()
+    settings = case.settings
+    port = case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
-    options, book = case.options, read_book(case.home.members)
+    options = case.options
+    book = read_book(case.home.members)
     tried = KnownAddresses.read(case.home.peers).tried(settings, book, options.peers)
     dialled = (*options.bootstraps, *(text for text, why in tried if not why))
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
@@ -148,9 +158,11 @@ def _network(case: Case) -> dict[str, list[str]]:
 
 def _leaves(case: Case) -> str:
     settings = case.settings
-    whose, public = "Its", "public "
+    whose = "Its"
+    public = "public "
     if case.private:
-        whose, public = "To members of the private run alone: its", ""
+        whose = "To members of the private run alone: its"
+        public = ""
     sampled = "token ids"
     if case.run_file is not None and case.run_file.run.text:
         sampled = "text"

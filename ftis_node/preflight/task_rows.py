@@ -41,8 +41,10 @@ def checked(source: Source, task: Task) -> dict[str, Any]:
             judged[_accepts(task.reward, scorer, row)].append(row)
             advance(1)
         if not scorer.form and not judged[True]:  # its answers have another form than is tried here
-            judged[None], judged[False] = [*judged[None], *judged[False]], []
-    refused, undecided = judged[False], len(judged[None])
+            judged[None] = [*judged[None], *judged[False]]
+            judged[False] = []
+    refused = judged[False]
+    undecided = len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
     twice = len({row.question for row in several})
     model, named, sizes, lost, why = _measured(task, rows)
@@ -98,13 +100,15 @@ def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int]
     from ftis_node.worker.formats import chat_in
 
     settings, origins = collect(task=task.name, flags={})
-    model, named = settings.model, origins["model"] != "default"
+    model = settings.model
+    named = origins["model"] != "default"
     try:
         source = resolve(model)
         if not Path(source).is_dir() and cached(source, "tokenizer.json") is None:
             return model, named, [], [], f"{model} is not here"
         tokenizer = load_tokenizer(model)
-        chat, backend = chat_in(None, tokenizer, task.template, settings), backend_of(tokenizer)
+        chat = chat_in(None, tokenizer, task.template, settings)
+        backend = backend_of(tokenizer)
         letters = "".join(sorted({letter for row in rows for letter in row.question}))
         if unwritable(backend, letters) or unwritable(backend, task.template.replace("{question}", "")):
             return model, named, [], [row for row in rows if unwritable(backend, task.prompt(row))], ""
