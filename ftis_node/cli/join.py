@@ -31,7 +31,7 @@ from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.config.settings import FLAGS, HOME, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
-from ftis_node.observe.logs import Tail, begin_output, log_to, noting
+from ftis_node.observe.logs import begin_output, last_lines, log_to, noting
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -194,10 +194,9 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
         view: show it on the terminal, in place of its log. as_json: write the log for programs.
     """
     place = options.home
-    tail = Tail(LINES)
     first = not place.schema.exists()
     place.open()  # before what takes seconds to import: other commands then know that it is starting
-    log_to(place.path, as_json=as_json, view=tail if view else None)
+    log_to(place.path, as_json=as_json, quiet=view)
     if first:
         logging.getLogger(__name__).info(NOTICE, place.path)
     if view:
@@ -212,7 +211,7 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
 
     with noting(place.path):
         node = Node(options, lambda task: layers(task)[0])
-        sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
+        sys.exit(uvloop.run(_watched(node) if view else node.run()))
 
 
 def _detach(options: JoinOptions, invitation: str | None) -> None:
@@ -231,7 +230,7 @@ def _detach(options: JoinOptions, invitation: str | None) -> None:
         say(f"The daemon runs as process {pid} on {home.path}; it ends with `ftis-node stop{home.flag}`.")
 
 
-async def _watched(node: Node, tail: Tail) -> int:
+async def _watched(node: Node) -> int:
     """Run the node with a live view on the terminal, in place of its log."""
     from rich.live import Live
 
@@ -243,7 +242,8 @@ async def _watched(node: Node, tail: Tail) -> int:
 
     def look() -> RenderableType:
         peers = read(node.peers(), Peers)
-        return node_view(node.status(), peers, list(tail.lines), HINT % node.home.flag, height=terminal.height)
+        lines = last_lines(node.home.log, LINES)
+        return node_view(node.status(), peers, lines, HINT % node.home.flag, height=terminal.height)
 
     running = asyncio.create_task(node.run())
     try:
@@ -255,7 +255,7 @@ async def _watched(node: Node, tail: Tail) -> int:
         logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
     code = await running
     with contextlib.suppress(OSError):
-        say(*tail.lines, error=True)
+        say(*last_lines(node.home.log, LINES), error=True)
     return code
 
 

@@ -64,7 +64,7 @@ def watch(
             named = f"without a name: {own}, its key in {place.path}"
             say(f"It makes this observer a member for {lasts}, {named}.", error=True)
         keep_invitation(place, invited)
-    log_to(place.path, as_json=settings.log_format == "json", view=None)
+    log_to(place.path, as_json=settings.log_format == "json")
     with loading():
         import msgspec
         import uvloop

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis_node.observe.answers import CheckpointStatus, Peers, Status
+from ftis_node.observe.logs import as_text
 from ftis_node.observe.terminal import words
 from ftis_node.step_report import GpuFigures
 from ftis_node.text import counted, duration, name_of, number, rounded
@@ -60,7 +61,7 @@ def node_view(
     if peers.peers and most:
         parts.append([_peers(peers, most)])
     if lines:
-        parts.append([words(line, "dim", whole=False) for line in lines])
+        parts.append([words(as_text(line), "dim", whole=False) for line in lines])
     if hint:
         parts.append([words(hint, "dim")])
     shown = parts[0]

@@ -34,32 +34,20 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 _TEXT = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) (?P<message>.*)")
 
 
-class Tail(logging.Handler):
-    """Remembers the latest lines, for a view."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=count)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record's line, and forget the oldest beyond the number."""
-        self.lines.append(self.format(record))
-
-
-def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> None:
+def log_to(home: Path, *, as_json: bool = False, quiet: bool = False) -> None:
     """Logs go to stderr and, if the home can be written, to its node.log; of that 30 MB are kept at most.
 
     Args:
-        view: gets the lines in place of stderr, always as text.
+        quiet: not to stderr, where a view is.
     """
-    handlers: list[logging.Handler] = [view] if view is not None else []
-    if view is None and not _is_output(home):  # which nobody rotates, and would have all of it a second time
+    handlers: list[logging.Handler] = []
+    if not quiet and not _is_output(home):  # which nobody rotates, and would have all of it a second time
         handlers.append(logging.StreamHandler(sys.stderr))
     with suppress(OSError):  # opening the home will say what is wrong with it
         home.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(home / LOG, maxBytes=LOG_BYTES, backupCount=OLDER, encoding="utf-8"))
     for handler in handlers:
-        handler.setFormatter(JsonFormatter() if as_json and handler is not view else TextFormatter())
+        handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     logging.raiseExceptions = False  # a full disk costs lines, and prints nothing
     for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):

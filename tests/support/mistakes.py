@@ -186,7 +186,6 @@ ROWS = {
         f"{EVAL} tiny-a --task {ONES} --out {ONES}", "holds the questions", "--out", **a_task(GOOD, OTHER)
     ),
     "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
-    "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row("lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1),
     "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
