@@ -46,9 +46,12 @@ MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEPS, OWN_STEPS = 80, 12
 # Two nodes share the machine; a step is small enough that the first comes within minutes without a GPU.
-OWN_SETTINGS = {"vram_share": 0.45, "batch_groups": 4, "eval_prompts": 24, "max_age": 3600}
+OWN_SETTINGS = {"vram_share": 0.45, "batch_groups": 4, "eval_prompts": 16, "max_age": 3600}
 SUMS = 600
-SUM_TOKENS = 64
+SUM_TOKENS = 24
+# Few tokens are read and written, so that a step is short on a CPU; small instruct models forget the box at first.
+SUM_TEMPLATE = "{question} Reply with \\boxed{} around the number, and nothing else.\n"
+SUM_RULE = "integer-boxed"
 LATEST = 3  # steps whose rewards are a mean
 STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
@@ -178,10 +181,11 @@ class Demo:
         """
         began = time.monotonic()
         if self.task != TASK:
-            limit = (
-                f"It takes a step or more a minute, or on a CPU minutes a step; after {duration(self._limit)} it ends."
+            pace = "A step takes seconds on a GPU, and up to some minutes on a CPU"
+            told = (
+                f"Two nodes take {self.steps} steps on sums in words. {pace}; after {duration(self._limit)} they end."
             )
-            self.console.print(words(f"{self.steps} steps of two nodes, on sums in words. {limit}"), soft_wrap=True)
+            self.console.print(words(told), soft_wrap=True)
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
         before = {number: signal.signal(number, self._interrupt) for number in ENDING[: 2 if ignored else 3]}
         try:
@@ -351,13 +355,15 @@ class Demo:
         """Tell the owner of a model how to talk to it, and first what kept it from learning if it has not learned."""
         if self.task == TASK:
             return
-        if all(node.steps < self.steps for node in nodes):
-            steps = f"{nodes[0].steps} of {self.steps} steps"
-            yield f"The time was over after {steps}: this machine is slow for this model. Take a smaller one, or a GPU."
+        done = min(node.steps for node in nodes)
+        if done < self.steps:
+            slow = "this machine is slow for this model. Take a smaller one, or a GPU"
+            yield f"The time was over after {done} of {self.steps} steps: {slow}."
         if all(node.pass_at_1_after <= node.pass_at_1_before for node in nodes):
             advice = next((member.status.advice for member in self.members if member.status.advice), "")
             yield f"It answers no more questions right than before. {advice}".rstrip()
-            yield f"Why: ftis-node task check {self.task} --model {nodes[0].model}"
+            flags = f"--reward {SUM_RULE} --template '{SUM_TEMPLATE.strip()}' --completion-tokens {SUM_TOKENS}"
+            yield f"Why: ftis-node task check {self.task} --model {nodes[0].model} {flags}"
         yield f'Ask it: ftis-node ask --checkpoint {self.members[0].home.path} --compare "What is 47 plus 38?"'
 
     def _node_summary(self, member: _Member, authors: dict[str, str]) -> NodeSummary:
@@ -430,7 +436,8 @@ def run_of_sums(model: str, task: str) -> Run:
     """The run of such sums for a model, asked in its chat if it has one. Raises UserError as `load_tokenizer`."""
     from ftis_node.worker.facts import facts_of_run
 
-    return run_for(facts_of_run(load_task(task), model), group=8, completion_tokens=SUM_TOKENS)
+    asked = load_task(task, reward=SUM_RULE, template=SUM_TEMPLATE)
+    return run_for(facts_of_run(asked, model), group=8, completion_tokens=SUM_TOKENS)
 
 
 def text_run() -> Run:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ftis_node.config.run import load_run_file
 from ftis_node.demo import NodeSummary, in_words
 from ftis_node.host.loops import PARENT
 from tests.support.daemons import run_cli
@@ -62,6 +63,16 @@ def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path) -> None:
         assert int(row["answer"]) == int(first) + (1 if sign == "plus" else -1) * int(second)
     assert f"ftis-node ask --checkpoint {output / 'a'} --compare" in ended.stderr
     assert "answers no more questions right" in ended.stderr and "task check" in ended.stderr
+    assert "Two nodes take 2 steps on sums in words." in ended.stderr and "after 30 min 0 s they end" in ended.stderr
+    run = load_run_file(output / "run.toml").run
+    assert (
+        run.reward == "integer-boxed" and f"--reward {run.reward} --template '{run.template.strip()}'" in ended.stderr
+    )
+    assert "The time was over" not in ended.stderr
+    for node in nodes:
+        assert node["reward_before"] is not None and node["reward_after"] is not None
+        log = (output / node["name"].lower() / "node.log").read_text()
+        assert "is saved; the same command goes on from there." in log, "it ended in its own time, evaluation and all"
     refused = run_cli("demo", "--model", "tiny-bpe", "--mixed", "--output", str(output))
     assert refused.returncode == 2 and "Leave out --listener and --mixed." in refused.stderr
     gone = run_cli("demo", "--model", "nowhere/at-all", "--output", str(output))
