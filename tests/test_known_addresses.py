@@ -18,7 +18,7 @@ def next_start(path: Path) -> Alone:
     alice = Alone(cache=path / "peers.json")
     named = alice.addresses.trust([])
     alice.addresses.recall()
-    alice.addresses.look_for(named)
+    alice.addresses.hear(named)
     return alice
 
 

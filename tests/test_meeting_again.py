@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
-from ftis_node.swarm.address_book import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, TRIES_OF_NAMED
+from ftis_node.swarm.address_book import FIRST_PAUSE, NAMED_PAUSE, TIMES_OF_REFUSED, TRIES_OF_MET, TRIES_OF_NAMED
 from ftis_node.swarm.addresses import NetworkScope, free_port
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import KnownAddresses
@@ -213,17 +213,21 @@ async def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(tmp_
         alice.addresses.hear([NOWHERE])
         alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
         assert BOB.author in alice.refused and not alice.addresses.strangers()
-        now[0] = REFUSED_PAUSE
-        assert alice.addresses.strangers() == [BOB.author]
+        alice.addresses.hear([NOWHERE])
+        now[0] = NAMED_PAUSE
+        assert alice.addresses.strangers() == [BOB.author], "where it is named"
+        alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
+        now[0] += FIRST_PAUSE * 2.0 ** (TIMES_OF_REFUSED - 1)
+        assert alice.addresses.strangers() == [BOB.author], "and where it is not"
 
 
 async def test_the_peers_of_the_owner_are_never_given_up(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, now):
         named = alice.addresses.trust([NOWHERE])
         for _ in range(2 * TRIES_OF_MET):
-            alice.addresses.look_for(named)
+            alice.addresses.hear(named)
             assert alice.addresses.strangers() == [BOB.author]
             await alice.greet(BOB.author)
-            alice.addresses.look_for(named)
+            alice.addresses.hear(named)
             assert not alice.addresses.strangers() and alice.addresses.patience() <= NAMED_PAUSE
             now[0] += alice.addresses.patience()

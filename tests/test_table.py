@@ -1,6 +1,5 @@
 """The table holds what is fresh, a fair share of it from each first sender, and chooses authors by turns."""
 
-import math
 import random
 from collections import Counter
 from functools import cache
@@ -326,11 +325,7 @@ class TableMachine(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         table, known = self.table, list(self.table)
-        piles = (table._strange.all, table._vouched.all)
-        assert all([one.place for one in pile] == list(range(len(pile))) for pile in piles)
-        assert Counter(one.key for pile in piles for one in pile) == Counter(one.key for one in known)
         assert table._by_id == {one.id: one for one in known}
-        assert table._eldest <= min((one.born for one in known), default=math.inf)
         authors = table._authors, lambda one: one.announcement.author
         for shares, whose in ((table._first_sent, lambda one: one.first_sender), authors):
             held: dict[bytes, dict[tuple[bytes, int], Known]] = {}

@@ -262,7 +262,7 @@ def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation
 
 
 def test_an_observer_takes_nobodys_place(swarm: WatchedSimulation) -> None:
-    own = swarm.observer.membership.own_id
+    own = swarm.observer.membership.identity.peer_id
     for node in swarm.nodes.values():
         assert own not in {peer_id(peer) for peer in node.swarm.membership.active_view}
         assert own not in node.stepper.progress.foreign_groups_used

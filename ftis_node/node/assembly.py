@@ -307,7 +307,7 @@ def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, r
         raise UsageError(what, "Upgrade ftis-node there or here, so that both speak one protocol.")
     if named and run.founder and all(peer in membership.refused for peer in named):
         what = f"None of the peers takes this node into the private run: {membership.refused[named[0]]}."
-        raise UserError(what, f"Ask a member for an invitation; this node is {membership.own_id}.")
+        raise UserError(what, f"Ask a member for an invitation; this node is {membership.identity.peer_id}.")
     if named and all(peer in membership.refused for peer in named):
         what = f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}."
         raise UsageError(what, "Name a fresh --home to join their run, or leave out --peers.")

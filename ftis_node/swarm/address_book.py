@@ -35,7 +35,7 @@ FIRST_PAUSE = 1.0
 NAMED_PAUSE = 20.0
 TRIES_OF_MET = 12
 LONGEST_PAUSE = FIRST_PAUSE * 2.0**TRIES_OF_MET
-REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
+TIMES_OF_REFUSED = 9  # for 256 s: a peer of another run or protocol may have restarted in this one
 
 LASTING = 8 * ADDRESSES_TOLD  # addresses of peers that have left, kept before those of peers that came by themselves
 
@@ -68,22 +68,19 @@ class Referrers:
 class _Candidate:
     """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 
-    failures: greetings in a row without an answer, the last one at `last`. refused: the answer was that it belongs to
-    another run or protocol. alive: since then there was a sign that it is.
+    failures: greetings in a row without an answer, the last one at `last`; one that was refused counts as several.
+    alive: since then there was a sign that it is.
     """
 
     referrer: bytes | None = None
     addresses: dict[str, bytes | None] = field(default_factory=dict)
     failures: int = 0
     last: float = 0.0
-    refused: bool = False
     alive: bool = False
 
     @property
     def pause(self) -> float:
         """Seconds from the last greeting to the next."""
-        if self.refused:
-            return REFUSED_PAUSE
         longest = NAMED_PAUSE if self.alive else LONGEST_PAUSE
         return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
 
@@ -110,8 +107,7 @@ class AddressBook:
 
     def __post_init__(self) -> None:
         self.referrers = Referrers()
-        self.named: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self.owners: frozenset[bytes | None] = frozenset()  # and those that it was given
+        self.owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named, or was given
         self._passive_view: dict[bytes, _Candidate] = {}
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
@@ -138,7 +134,6 @@ class AddressBook:
         self.scope.trust(known.peers, known.given)
         found = list(dict.fromkeys((*known.peers, *known.given)))
         self._trusted = frozenset(found)
-        self.named = frozenset(map(peer_at, known.peers))
         self.owners = frozenset(map(peer_at, found))
         return found
 
@@ -210,14 +205,6 @@ class AddressBook:
         for text in addresses:
             self._on_lan[text] = None
         return self.hear(addresses, LAN)
-
-    def look_for(self, addresses: Sequence[str]) -> None:
-        """Add the bootstraps to the candidates again; a node without peers asks also those of another run."""
-        self.hear(addresses)
-        if not self.view:
-            named = set(map(peer_at, addresses))
-            for peer, candidate in self._passive_view.items():
-                candidate.refused &= peer not in named
 
     def called(self, peer: bytes) -> bool:
         """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
@@ -315,7 +302,6 @@ class AddressBook:
         candidate = self._passive_view.get(peer)
         if candidate is not None:
             candidate.failures = 0
-            candidate.refused = False
             if found:
                 self.referrers.note(candidate.referrer, met=True)
         if claims:
@@ -333,7 +319,6 @@ class AddressBook:
             return 0
         candidate.failures += 1
         candidate.last = self.clock()
-        candidate.refused = False
         candidate.alive = False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
@@ -355,9 +340,9 @@ class AddressBook:
         """Note that the peer belongs to another run or protocol."""
         candidate = self._passive_view.get(peer)
         if candidate is not None:
-            candidate.failures = TRIES_OF_MET
+            candidate.failures = TIMES_OF_REFUSED
             candidate.last = self.clock()
-            candidate.refused = True
+            candidate.alive = False
 
     def forget(self, peer: bytes) -> None:
         self._passive_view.pop(peer, None)

@@ -38,8 +38,8 @@ class Seen(msgspec.Struct):
     """Sightings of one node. first, heard, reported: unix seconds; the last is of its report. first_sender: of an
     announcement or report of it.
 
-    step: the last announced one. groups: announced since this node looks. completions, right: of these groups. round:
-    the newest that counts.
+    step: the last announced one. groups: announced since this node looks. right: completions in these. round: the
+    newest that counts.
     """
 
     first: float
@@ -49,7 +49,6 @@ class Seen(msgspec.Struct):
     reach: str = ""
     step: int = 0
     groups: int = 0
-    completions: int = 0
     right: int = 0
     report: SelfReport | None = None
     pass_at_1: Trend = msgspec.field(default_factory=lambda: Trend(NODE_ROWS))

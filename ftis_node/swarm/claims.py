@@ -35,32 +35,32 @@ class Claims:
     one by one from what is claimed, up to `objective.diagnostics.TOLERANCE` a token, and are judged whatever they hold
     themselves (`learner.batch.after_both`).
 
-    **Means** are shown, and fade: over about the last thousand samples. tokens … surprising: of judged tokens, with
-    x = min(ρ, 2) − 1. chunked …: of judged whole samples, with x = min(√W, 2) − 1. samples, likelihood: of all that was
-    trained on. `surprising` tokens are not punished, because an honest peer of another style has many.
+    **Means** are shown, and fade: over about the last thousand samples. judged, excess, squares: of judged tokens, with
+    x = min(ρ, 2) − 1, and of judged whole samples of another tokenizer, with x = min(√W, 2) − 1. samples, likelihood:
+    of all that was trained on. `surprising` tokens are not punished, because an honest peer of another style has many.
     """
 
     samples: float = 0.0
-    tokens: float = 0.0
+    judged: float = 0.0
     excess: float = 0.0
     squares: float = 0.0
     surprising: float = 0.0
     likelihood: float = 0.0
-    chunked: float = 0.0
-    chunk_excess: float = 0.0
-    chunk_squares: float = 0.0
     wealth: list[float] = field(default_factory=lambda: [1.0] * len(_ACCOUNTS))
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
-        """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept no `wealth`: it begins at 1."""
-        numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
-        kept = cls(**numbers)
+        """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept whole samples apart, and the oldest
+        no `wealth`: it begins at 1."""
         wealth = [float(value) for value in row.get("wealth", ())]
+        numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
+        if "tokens" in numbers:
+            numbers["judged"] = numbers.pop("tokens") + numbers.pop("chunked", 0.0)
+            numbers["excess"] += numbers.pop("chunk_excess", 0.0)
+            numbers["squares"] += numbers.pop("chunk_squares", 0.0)
+        kept = cls(**numbers)
         if len(wealth) == len(_ACCOUNTS):
             kept.wealth = wealth
-        elif not wealth:
-            kept.samples += kept.chunked  # they left these out
         return kept
 
     def add(self, figures: Mapping[str, float]) -> None:
@@ -69,33 +69,27 @@ class Claims:
         judged = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]
         self.samples = kept * self.samples + figures["samples"]
         self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
-        self.tokens = kept * self.tokens + figures.get("judged_tokens", 0.0)
-        self.excess = kept * self.excess + figures["excess"]
-        self.squares = kept * kept * self.squares + figures["excess_squares"]
         self.surprising = kept * self.surprising + figures["surprising"]
-        self.chunked = kept * self.chunked + judged[1]
-        self.chunk_excess = kept * self.chunk_excess + figures.get("chunk_excess", 0.0)
-        self.chunk_squares = kept * kept * self.chunk_squares + figures.get("chunk_excess_squares", 0.0)
+        self.judged = kept * self.judged + figures.get("judged_tokens", 0.0) + judged[1]
+        self.excess = kept * self.excess + figures["excess"] + figures.get("chunk_excess", 0.0)
+        squares = figures["excess_squares"] + figures.get("chunk_excess_squares", 0.0)
+        self.squares = kept * kept * self.squares + squares
         for place, (kind, name) in enumerate(_ACCOUNTS):
             paid = self.wealth[place] * math.exp(min(figures.get(name, 0.0), LARGEST_WIN))
             self.wealth[place] = min(paid + judged[kind] / STAKE_SAMPLES, MOST)
 
     @property
     def mean_weight(self) -> float:
-        """Mean of min(ρ, 2) over tokens; of min(√W, 2) over samples where all are of another tokenizer.
+        """Mean of min(ρ, 2) over tokens, and of min(√W, 2) over samples of another tokenizer.
 
         At most 1 of honest claims, up to chance.
         """
-        if self.tokens:
-            return 1.0 + self.excess / self.tokens
-        return 1.0 + self.chunk_excess / self.chunked if self.chunked else 1.0
+        return 1.0 + self.excess / self.judged if self.judged else 1.0
 
     @property
     def error(self) -> float:
         """Standard error of `mean_weight`."""
-        if self.tokens:
-            return math.sqrt(self.squares) / self.tokens
-        return math.sqrt(self.chunk_squares) / self.chunked if self.chunked else 0.0
+        return math.sqrt(self.squares) / self.judged if self.judged else 0.0
 
     @property
     def mean_likelihood(self) -> float | None:
@@ -112,8 +106,6 @@ class Claims:
         """The evidence that the claims are too low, in words."""
         if sum(self.wealth[: len(BETS)]) >= sum(self.wealth[len(BETS) :]):
             judged = "tokens, mean of min(ρ, 2)"
-            mean = 1 + self.excess / max(self.tokens, 1.0)
         else:
             judged = "whole samples, mean of min(√W, 2)"
-            mean = 1 + self.chunk_excess / max(self.chunked, 1.0)
-        return f"bets against them paid {self.paid:,.0f} to 1, over {judged} {mean:.3f}"
+        return f"bets against them paid {self.paid:,.0f} to 1, over {judged} {self.mean_weight:.3f}"

@@ -46,9 +46,9 @@ async def fetch_run(
     Raises:
         UserError: no bootstrap could be reached, or none sent a run file.
     """
-    reasons: dict[str, _NotYet] = {}
+    reasons: dict[str, _NoRun] = {}
     peers = {text: parse_address(text)[1] for text in bootstraps}
-    final: dict[bytes, _Final] = {}  # by peer: it speaks another protocol, or does not let this node in
+    final: dict[bytes, _NoRun] = {}  # by peer: it speaks another protocol, or does not let this node in
     clock = asyncio.get_running_loop().time
     began = clock()
     while True:
@@ -58,7 +58,7 @@ async def fetch_run(
         for text, found in zip(asked, answers, strict=True):
             if isinstance(found, RunFile):
                 return found
-            if isinstance(found, _Final):
+            if found.fix:
                 final[peers[text]] = found
                 continue
             limit = max(patience, starting) if found.connected else patience
@@ -84,22 +84,19 @@ async def fetch_run(
 
 
 @dataclass(frozen=True)
-class _Final:
-    """Why a peer will never give its run. fix: what a person can do about it."""
+class _NoRun:
+    """Why a peer gave no run when it was asked.
+
+    fix: what a person can do about it, where it never will. connected: it is there, and does not serve the protocol or
+    is late.
+    """
 
     why: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class _NotYet:
-    """Why a peer gave no run when it was asked. connected: it is there, and does not serve the protocol or is late."""
-
-    why: str
+    fix: str = ""
     connected: bool = False
 
 
-async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _Final | _NotYet:
+async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _NoRun:
     """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
     connected = False
@@ -111,19 +108,19 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
             hello.invitation = invitation.encoded
         answer = await shake(transport, peer, hello)
         if answer.major != PROTOCOL_MAJOR:
-            return _Final(other_protocol(answer.major), "Upgrade ftis-node there or here, so both speak one protocol.")
+            return _NoRun(other_protocol(answer.major), "Upgrade ftis-node there or here, so both speak one protocol.")
         if answer.refusal:
-            return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
+            return _NoRun(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
         run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
         if connected:
-            return _NotYet(f"it is there and serves no run yet; it may be loading its model ({error})", connected=True)
-        return _NotYet(str(error))
+            return _NoRun(f"it is there and serves no run yet; it may be loading its model ({error})", connected=True)
+        return _NoRun(str(error))
     except UsageError as error:
-        return _NotYet(plain(error.what, 200))
+        return _NoRun(plain(error.what, 200))
     if run_file.run.id == answer.run_id:
         return run_file
-    return _NotYet("the run file that it sent is not of the run that it names")
+    return _NoRun("the run file that it sent is not of the run that it names")
 
 
 def other_protocol(theirs: int) -> str:

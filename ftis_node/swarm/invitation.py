@@ -57,11 +57,6 @@ class Invitation(Signed, frozen=True, array_like=True, kw_only=True, forbid_unkn
         """The line that the inviter passes on."""
         return PREFIX + base64.urlsafe_b64encode(self.encoded).decode().rstrip("=")
 
-    @property
-    def encoded(self) -> bytes:
-        """Its bytes, as a peer presents them."""
-        return msgspec.msgpack.encode(self)
-
 
 class _Beginning(msgspec.Struct, array_like=True):
     """The fields that invitations of all versions begin with."""

@@ -61,7 +61,6 @@ class Known:
     size: int = field(init=False)  # bytes that it takes
     every: int = field(init=False)  # bit mask of all its packets
     vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
-    place: int = field(default=-1, init=False)  # in its pile
 
     def __post_init__(self, data: bytes) -> None:
         self.id = announcement_id(data)

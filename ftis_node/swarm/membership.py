@@ -111,12 +111,6 @@ class Membership:
         self._places = Places(self.run_file.run.id, self.identity, self.roster)
         self._run_text = run_file_as_json(self.run_file)
         self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
-        self._warned = set[bytes]()  # peers whose silence is in the log
-
-    @property
-    def own_id(self) -> str:
-        """This node's peer id in base58."""
-        return self.identity.peer_id
 
     def outside(self) -> list[bytes]:
         """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
@@ -193,20 +187,16 @@ class Membership:
             raise Unreachable(known.skipped().get(peer, "no address of it is known"))
         await self.transport.connect(peer, addresses)
         links = (await self._links()).get(peer, [])
-        if peer in known.named:  # the connection shows that its name leads there; a peer may also have come itself
-            hosts = await self._hosts_of(peer)
-            known.scope.widen(link for link in links if host_of(link) in hosts)
+        hosts = await self._hosts_of(peer)  # a peer may also have come itself, from elsewhere
+        known.scope.widen(link for link in links if host_of(link) in hosts)
         return links
 
     async def _unreachable(self, peer: bytes, error: Unreachable) -> None:
         """Note that a greeting failed; of whom the owner named, or while there are no peers, the log says so once."""
-        level = logging.DEBUG
-        if (peer in self.addresses.owners or not self.active_view) and peer not in self._warned:
-            level = logging.WARNING
-            if len(self._warned) < PASSIVE_VIEW_MAX:
-                self._warned.add(peer)
-        logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
         times = self.addresses.failed(peer, up=self.transport.up)
+        matters = peer in self.addresses.owners or not self.active_view
+        level = logging.WARNING if matters and times == 1 else logging.DEBUG
+        logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
         if times and peer not in self.active_view and times % HALF_DEAD_AFTER == 0:
             # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
             await self.transport.disconnect(peer)
@@ -372,7 +362,6 @@ class Membership:
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
         self.refused.pop(peer, None)
         self.majors.pop(peer, None)
-        self._warned.discard(peer)
         session = self.sessions.begin(peer, OWN.shared_with(hello.limits), observer=hello.observer)
         session.note_time(hello.time)
         if hello.observer:

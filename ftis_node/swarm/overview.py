@@ -178,7 +178,6 @@ class Overview:
         seen.round = max(seen.round, announcement.round)
         groups = len(announcement.packets)
         seen.groups += groups
-        seen.completions += groups * self._run.group
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
         if heard - (known.heard - known.born) >= self._began:
             self._groups += groups
@@ -195,7 +194,7 @@ class Overview:
             reach=plain(seen.reach, 64),
             step=seen.step,
             groups=seen.groups,
-            success=seen.right / seen.completions if seen.completions else None,
+            success=seen.right / (seen.groups * self._run.group) if seen.groups else None,
             reported=max(0.0, now - report.at) if report is not None else None,
             claims=_claims(report) if report is not None else None,
             curve=seen.pass_at_1.rows,

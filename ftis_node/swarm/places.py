@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-import msgspec
-
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.addresses import varied
 from ftis_node.swarm.identity import Identity, peer_id
@@ -36,11 +34,6 @@ class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_f
     def addresses(self) -> list[str]:
         """Whole multiaddrs of the member."""
         return [f"{text}/p2p/{peer_id(self.member)}" for text in self.dial[:DIAL_MAX]]
-
-    @property
-    def encoded(self) -> bytes:
-        """Its bytes, as members pass it on."""
-        return msgspec.msgpack.encode(self)
 
 
 @dataclass

@@ -255,8 +255,6 @@ class Pulling:
         """Admit one packet with the right hash; the author is to blame for any further fault."""
         author = target.key[0]
         target.known.done |= 1 << target.index
-        if self.trade.store.seen(*target.key):
-            return None
         verdict = admit_target(self.trade.context, target, data)
         if isinstance(verdict, Group):
             return verdict

@@ -268,7 +268,7 @@ class Reputation:
             weight=self.weight(peer),
             mean_importance=claims.mean_weight,
             mean_importance_error=claims.error,
-            surprising_tokens=claims.surprising / claims.tokens if claims.tokens else 0.0,
+            surprising_tokens=claims.surprising / claims.judged if claims.judged else 0.0,
             likelihood=claims.mean_likelihood,
             mean_length=author.tokens / author.completions if author.completions else None,
             mean_reward=author.reward / author.rewarded if author.rewarded else None,

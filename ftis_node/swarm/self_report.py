@@ -103,7 +103,7 @@ class SelfReports:
         found = list(islice(new, REPORTS_TOLD))
         for report in found:
             told[report.author] = report.at
-        return {report.author: msgspec.msgpack.encode(report) for report in found}
+        return {report.author: report.encoded for report in found}
 
     def hear(self, reports: Iterable[bytes], peer: bytes) -> bool:
         """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now."""

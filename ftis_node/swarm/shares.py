@@ -1,28 +1,8 @@
-"""Parts of the table: the share of each author and of each first sender, and piles to draw from."""
+"""Parts of the table: the share of each author and of each first sender."""
 
 from collections import Counter
 
 from ftis_node.swarm.known import Known
-
-
-class Pile:
-    """A set of announcements; a draw, an insertion and a removal take constant time."""
-
-    def __init__(self) -> None:
-        self.all: list[Known] = []
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def put(self, known: Known) -> None:
-        known.place = len(self.all)
-        self.all.append(known)
-
-    def take(self, known: Known) -> None:
-        last = self.all.pop()
-        if last is not known:
-            self.all[known.place] = last
-            last.place = known.place
 
 
 class Shares:

@@ -40,6 +40,11 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_
         """What is signed before the fields."""
         return f"ftis/{cls.__name__.lower()}/1".encode()
 
+    @property
+    def encoded(self) -> bytes:
+        """Its bytes, as it is sent."""
+        return msgspec.msgpack.encode(self)
+
     def signed_by(self, identity: Identity) -> Self:
         """The same with this identity's signature."""
         return msgspec.structs.replace(self, signature=identity.sign(self._message()))

@@ -183,10 +183,10 @@ class Swarm:
         self._bootstraps = known.trust(bootstraps, given)
         self._hints = hints
         known.recall()
-        known.look_for([*self._bootstraps, *hints])
+        known.hear([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self._strangers()))
         await self._directory.join(self.membership.active_view, self.membership.outside())
-        self._greet_if(not self._settled() and bool(self._strangers()))
+        self._greet_if(bool(self._strangers()))
         self._to_exchange.set()
         for loop in (
             self._exchange_loop,
@@ -392,9 +392,9 @@ class Swarm:
                 await asyncio.sleep(1.0)
                 continue
             if not self._settled():
-                known.look_for(self._bootstraps)
+                known.hear(self._bootstraps)
             if not self.membership.active_view:
-                known.look_for(self._hints)
+                known.hear(self._hints)
                 known.recall()
                 await self._look_up()
             strangers = self._strangers()[: 1 if self._settled() else self._exchange_peers]

@@ -1,6 +1,5 @@
 """The announcement table: fresh announcements, their ages, and the holders of each packet."""
 
-import math
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,7 +11,7 @@ from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, Target
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.pool import Newcomers
-from ftis_node.swarm.shares import Pile, Shares
+from ftis_node.swarm.shares import Shares
 
 CAPACITY = 2048
 BYTES_MAX = 8 << 20  # bytes of all announcements together, as sent and as packed
@@ -58,14 +57,10 @@ class Table:
         self._free = [1 << number for number in range(PEERS_MAX)]
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
-        self._by_row: dict[int, dict[Known, int]] = {}  # row → the announcements of such packets → their bit mask
-        self._strange = Pile()
-        self._vouched = Pile()  # this node's own, and those of authors with a record
         share = max(1, self.capacity // FIRST_SENDER_PART)
         share_bytes = self.bytes_max // FIRST_SENDER_PART
         self._first_sent = Shares(share, share_bytes)
         self._authors = Shares(share, share_bytes)
-        self._eldest = math.inf  # a lower bound of `born` in the table
         self._latest = Bounded[bytes, float](self.capacity)  # by author: the newest `born`
         self._left = Bounded[tuple[bytes, int], float](2 * self.capacity)  # time of first receipt of removed ones
 
@@ -173,13 +168,10 @@ class Table:
             known.current &= ~bit
 
     def expire(self) -> None:
-        """Drop expired announcements; scan the table only if one may have expired."""
+        """Drop expired announcements."""
         limit = self.clock() - self.max_age
-        if self._eldest >= limit:
-            return
         for known in [known for known in self._known.values() if known.born < limit]:
             self._remove(known)
-        self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(
         self,
@@ -221,17 +213,21 @@ class Table:
         Rows of newcomers alone do not count while newcomers have a limit: with announcements alone they could keep
         others' packets out.
         """
+        by_row: dict[int, list[tuple[Known, int]]] = {}
+        for known in self.open_ones():
+            packets = known.unsettled & wanted(known)
+            for index, row in known.rows.items():
+                if packets >> index & 1:
+                    by_row.setdefault(row, []).append((known, 1 << index))
         found: dict[Known, Offer] = {}
         for place, row in enumerate(rows):
             if enough <= 0:
                 break
             counts = False
-            for known, packets in self._by_row.get(row, {}).items():
-                packets &= known.unsettled & wanted(known)
-                if packets:
-                    found.setdefault(known, Offer(known, 0, -place)).packets |= packets
-                    worth[row] = -place
-                    counts |= newcomers.room is None or not newcomers.is_one(known.announcement.author)
+            for known, packet in by_row.get(row, ()):
+                found.setdefault(known, Offer(known, 0, -place)).packets |= packet
+                worth[row] = -place
+                counts |= newcomers.room is None or not newcomers.is_one(known.announcement.author)
             enough -= counts
         return found.values()
 
@@ -262,15 +258,16 @@ class Table:
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
         few random ones it is that of the first sender with the largest share."""
-        while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
-            drawn = self.rng.choices(self._strange.all, k=VICTIMS)
+        everything = list(self._known.values())
+        strange = [known for known in everything if not known.vouched]
+        while strange and len(everything) - len(strange) <= len(everything) // RECORDED_PART:
+            drawn = self.rng.choices(strange, k=VICTIMS)
             known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
-            if not self._vouch(known):
+            known.vouched = self._vouch(known)
+            if not known.vouched:
                 return known
-            self._strange.take(known)  # its author has gained a record since
-            self._vouched.put(known)
-            known.vouched = True
-        return self.rng.choice(self._vouched.all)
+            strange.remove(known)  # its author has gained a record since
+        return self.rng.choice([known for known in everything if known.vouched])
 
     def _vouch(self, known: Known) -> bool:
         return known.first_sender is None or self.recorded(known.announcement.author)
@@ -296,27 +293,17 @@ class Table:
     def _put(self, known: Known) -> None:
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
-        (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
         self._date_author(known)
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
-        for index, row in known.rows.items():
-            answers = self._by_row.setdefault(row, {})
-            answers[known] = answers.get(known, 0) | 1 << index
-        self._eldest = min(self._eldest, known.born)
         self._bytes += known.size
 
     def _remove(self, known: Known) -> None:
         del self._known[known.key]
-        (self._vouched if known.vouched else self._strange).take(known)
         self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
-        for row in set(known.rows.values()):
-            del self._by_row[row][known]
-            if not self._by_row[row]:
-                del self._by_row[row]
         self._authors.take(known.announcement.author, known)
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
