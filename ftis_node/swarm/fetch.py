@@ -13,7 +13,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.known import Target
-from ftis_node.swarm.limits import OWN, Bounded, FewTimes, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Limits
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
@@ -60,13 +60,12 @@ class HolderBackoff:
 @dataclass
 class Uploads:
     """Serves packets: one upload per peer at a time, four in all, and as many besides to peers with a record. After
-    three seconds of waiting it answers "busy", and so it does to whoever had a packet eight times."""
+    three seconds of waiting it answers "busy"."""
 
     body: Callable[[bytes], bytes | None]
     traffic: Traffic
 
     def __post_init__(self) -> None:
-        self._given = FewTimes()
         self._active = set[bytes]()
         self._slots = asyncio.Semaphore(UPLOADS)
         self._kept_free = asyncio.Semaphore(UPLOADS)
@@ -88,7 +87,7 @@ class Uploads:
             for digest in digests:
                 delay = self.traffic.delay()
                 body = self.body(digest)
-                if slot.lost or delay > BUSY_AFTER or (body is not None and not self._given.may(peer, digest)):
+                if slot.lost or delay > BUSY_AFTER:
                     yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                     continue
                 chunk = ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)

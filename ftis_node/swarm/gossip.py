@@ -14,15 +14,14 @@ from ftis_node.swarm.announcement import Announcement, decode_announcement, teac
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, announcement_id
-from ftis_node.swarm.limits import OWN, Bounded, Budgets, FewTimes, Limits
+from ftis_node.swarm.limits import OWN, Bounded, Budgets, Limits
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Session, Sessions, Told
+from ftis_node.swarm.sessions import LACKING_MAX, Lacking, Sessions, Told
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.table import Table
 
 PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
 IDS_MAX = 4096
-ASKS_MAX = 3  # requests to one peer for one announcement
 # A node with so many announcements left to pull from requests only a few more at a time. A large swarm makes far more
 # than any node can use.
 ENOUGH_OPEN = 128
@@ -77,7 +76,6 @@ class Gossip:
         self._open = 0  # announcements left to pull from, at the time `_counted`
         self._counted = -math.inf
         self._checks = Budgets(self.table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._given = FewTimes()
         self._dealt = Bounded[int, None](IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -105,9 +103,7 @@ class Gossip:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
         request = ftis_pb2.ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
         session = self.sessions[peer]
-        request.again = session.missed or session.forgot
-        request.latest = session.missed and not session.forgot
-        session.missed = session.forgot = False
+        session.ask_again(request)
         session.asked = self.table.clock()
         self._tell(request, peer, limits, limits.entries)
         session.request = _told(request)
@@ -124,13 +120,15 @@ class Gossip:
             if not request.latest:
                 self.table.untell(peer)
         session.answer = Told()
+        owed = session.owed
+        session.owed = []
+        if not request.again:  # it has read what it was asked for, and gives it now or mentions it again
+            for id in owed:
+                session.lacking.pop(id, None)
         answer = ftis_pb2.ExchangeResponse()
         given = self._give(request.wanted, peer, limits)
         if not observer:
-            answer.again = self._hear(request, peer, len(session.owed))
-        if not request.again:
-            self._count_asks(session)
-        session.owed = []
+            answer.again = self._hear(request, peer, len(owed))
         if limits.room <= 0:
             return answer
         answer.entries.extend(given)
@@ -142,15 +140,6 @@ class Gossip:
             session.asked = self.table.clock()
             answer.wanted.extend(session.owed)
         return answer
-
-    def _count_asks(self, session: Session) -> None:
-        """Note that a peer has read what this node asked of it, and give up what it has not given a few times."""
-        for id in session.owed:
-            lacking = session.lacking.get(id)
-            if lacking is not None:
-                lacking.asks += 1
-                if lacking.asks == ASKS_MAX:
-                    del session.lacking[id]
 
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
@@ -166,27 +155,29 @@ class Gossip:
         entries = self._give(answer.wanted, peer, limits)
         further = ftis_pb2.ExchangeRequest(entries=entries, wanted=self._want(peer, limits, reserve=True))
         session.request = _told(further)
-        return further if further.entries or further.wanted else None
+        if not further.entries and not further.wanted:
+            return None
+        session.ask_again(further)
+        return further
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Undo the latest request, which was not sent, or may not have arrived: its contents count as unknown to the
         peer."""
         self._ask_others(request)
-        self._take_back(peer, self.sessions[peer].request)
+        session = self.sessions[peer]
+        session.missed |= request.again
+        session.forgot |= request.again and not request.latest
+        self._take_back(peer, session.request)
 
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
-        session = self.sessions[peer]
-        session.missed = True
-        session.forgot |= request.again and not request.latest
+        self.sessions[peer].missed = True
 
     def _take_back(self, peer: bytes, told: Told) -> None:
         """Count what a message held as unknown to the peer."""
         known = list(filter(None, map(self.table.find, told.announcements)))
         self.table.untell(peer, known)
-        if self._newest in known:  # pushed in vain again and again to a peer that is down, it must come later
-            self._given.forget(peer, self._newest.id)
         self.sessions[peer].take_back(told)
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -195,8 +186,8 @@ class Gossip:
         """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
         newest = self._newest
         if room > 0 and newest is not None and newest in self.table:
-            few = newest.knows.bit_count() < PUSHED and not newest.knows & self.table.bit(peer)
-            if few and self._given.may(peer, newest.id):
+            few = newest.knows.bit_count() < PUSHED
+            if few and not newest.knows & self.table.bit(peer):
                 message.entries.append(self._entry(newest, peer))
         for known in self.table.sample(limits.mentions, peer):
             self.table.tell(peer, known)
@@ -204,14 +195,14 @@ class Gossip:
             message.mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
-        """The wanted announcements for which there is room, but none that the peer was given a few times before."""
+        """The wanted announcements for which there is room."""
         given: list[ftis_pb2.Entry] = []
         size = 0
         for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
             size += known.length
             if limits.room <= 0 or (given and size > limits.room):
                 self.table.untell(peer, [known])  # so that it is mentioned again
-            elif self._given.may(peer, known.id):
+            else:
                 given.append(self._entry(known, peer))
         return given
 
@@ -230,9 +221,6 @@ class Gossip:
         """
         now = self.table.clock()
         session = self.sessions[peer]
-        if session.dropped and not session.lacking:
-            session.forgot = True
-            session.dropped = False
         mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
@@ -293,12 +281,10 @@ class Gossip:
             return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
         if mention.id not in self._dealt and mention.age <= self.table.max_age:
             session = self.sessions[peer]
-            enough = self._open >= self.enough
-            most = FEW_LACKING if enough else LACKING_MAX
+            most = FEW_LACKING if self._open >= self.enough else LACKING_MAX
             if mention.id not in session.lacking and len(session.lacking) >= most:
                 del session.lacking[next(iter(session.lacking))]  # the oldest makes room
-                session.forgot |= not enough
-                session.dropped |= enough
+                session.forgot = True
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 

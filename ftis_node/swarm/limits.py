@@ -13,8 +13,6 @@ from ftis_node.host.clocks import Clock
 from ftis_node.swarm import ftis_pb2
 
 PEERS_MAX = 1024  # with budgets
-TIMES = 8  # on a bad line four answers in a row may be lost
-GIVEN_MAX = 1 << 13
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -111,20 +109,3 @@ class Budgets:
         now = self.clock()
         left, at = self._left.get(peer, (self.burst, now))
         return min(self.burst, left + (now - at) * self.a_second)
-
-
-class FewTimes:
-    """Counts what was given to each peer: nothing goes to one more than eight times, as long as that is remembered."""
-
-    def __init__(self) -> None:
-        self._given = Bounded[int, int](GIVEN_MAX)  # by hash: half the memory
-
-    def may(self, peer: bytes, what: Hashable) -> bool:
-        """Count a further time; False if it was given often enough."""
-        key = hash((peer, what))
-        self._given[key] = times = min(self._given.pop(key, 0) + 1, TIMES + 1)
-        return times <= TIMES
-
-    def forget(self, peer: bytes, what: Hashable) -> None:
-        """Count from 0 again."""
-        self._given.pop(hash((peer, what)), None)

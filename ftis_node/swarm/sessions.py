@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import Bounded, Limits
 
 SESSIONS_MAX = 256
@@ -18,13 +19,11 @@ LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
 class Lacking:
     """A mentioned announcement that this node lacks.
 
-    held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None. asks:
-    answers that asked that peer for it so far.
+    held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None.
     """
 
     held: int
     born: float | None
-    asks: int = 0
 
 
 @dataclass(slots=True)
@@ -42,8 +41,8 @@ class Session:
 
     limits: of a message between both; None: they have not shaken hands. started: the peer's time when `boot_seconds`
     was 0, by its latest message: own corrections of the clock change nothing. missed: its latest answer was lost, or
-    this node left some of it. forgot: it mentioned more than this node would remember. dropped: so, while this node had
-    enough; it is asked again when that is used up. owed: announcements that this node requested in its last answer.
+    this node left some of it. forgot: it mentioned more than this node would remember; it is asked again when that is
+    used up. owed: announcements that this node requested in its last answer.
     asked: when either last asked the other for news, or they first shook hands (`boot_seconds`). lacking: announcements
     that the peer mentioned, by id. reports, records: what it was told: the time of each author's self-report; members'
     records. request, answer: what the latest of each told it; it is taken back if it did not arrive.
@@ -54,7 +53,6 @@ class Session:
     started: float | None = None
     missed: bool = False
     forgot: bool = False
-    dropped: bool = False
     owed: list[int] = field(default_factory=list)
     asked: float = 0.0
     lacking: Bounded[int, Lacking] = field(default_factory=lambda: Bounded(LACKING_MAX))
@@ -67,6 +65,14 @@ class Session:
         """Note the time that the peer sent (seconds since 1970); 0: it sent none."""
         if 0 < time < LATEST:
             self.started = time - boot_seconds()
+
+    def ask_again(self, request: ftis_pb2.ExchangeRequest) -> None:
+        """Ask in a request for what is to be told again: all announcements, or what the latest answer held."""
+        everything = self.forgot and not self.lacking
+        request.again = self.missed or everything
+        request.latest = self.missed and not everything
+        self.missed = False
+        self.forgot &= not everything
 
     def take_back(self, told: Told) -> None:
         """Count these self-reports and records as not told."""

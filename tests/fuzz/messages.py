@@ -6,7 +6,6 @@ An input is a conversation (`frames`): what one peer after another sends to one 
 import asyncio
 import contextlib
 import random
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.known import Known, Target
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
-from ftis_node.swarm.limits import TIMES, Limits
+from ftis_node.swarm.limits import Limits
 from ftis_node.swarm.membership import VIEW_SIZE, Membership
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
@@ -231,12 +230,10 @@ def serve(data: bytes) -> None:
     chunks = run_async(answers())
     answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
     require(answered == asked, "it does not answer what was asked")
-    given = Counter[bytes]()
     for chunk in chunks:
-        given[chunk.digest] += 1
-        held = chunk.digest in HELD and given[chunk.digest] <= TIMES
-        no = ftis_pb2.FetchChunk.BUSY if chunk.digest in HELD else ftis_pb2.FetchChunk.GONE
-        require(chunk.status == (ftis_pb2.FetchChunk.HERE if held else no), "it does not say what it holds")
+        held = chunk.digest in HELD
+        status = ftis_pb2.FetchChunk.HERE if held else ftis_pb2.FetchChunk.GONE
+        require(chunk.status == status, "it does not say what it holds")
         require(chunk.packet == (HELD[chunk.digest] if held else b""), "it serves another packet")
     require(not uploads._active and not service._streams, "a stream never ends")
 
