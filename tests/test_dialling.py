@@ -19,7 +19,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.address_book import AddressBook
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import invite, read_line
-from ftis_node.swarm.places import CHECKS_AT_ONCE, Place, Places
+from ftis_node.swarm.places import CHECKS_AT_ONCE, KEPT_MAX, Place, Places
 from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire import libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
@@ -172,13 +172,23 @@ def test_row_78_a_members_own_word_leads_into_the_local_networks_and_nowhere_els
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+async def test_row_78_what_a_stranger_makes_up_by_mdns_pushes_out_no_members_own_word(tmp_path: Path) -> None:
+    """It knows the run's id from an invitation, so its codes hold."""
+    async with member(1, tmp_path) as ann:
+        place = f"/ip4/127.0.0.1/tcp/%d/p2p/{EVE.peer_id}"
+        ann.swarm.membership.addresses.hear([place % 4001], EVE.author)
+        for port in range(5000, 5040):
+            ann.swarm.hear_member_on_lan(EVE.author, [place % port])
+        assert place % 4001 in (ann.swarm.membership.addresses.to_dial(EVE.author) or ())
+
+
 def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
     ann = identity(1)
     ben = identity(2)
     stranger = identity(3)
     run = make_run()
     members: Any = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
-    places = Places(run.id, EVE, members)
+    places = Places(run.id, EVE, members, {ann.author})
 
     def place(who: Identity, at: int, signer: Identity | None = None, dial: str = "10.1.0.9", **other: Any) -> bytes:
         fields = {"run_id": run.id, "member": who.author, "issued_at": at, "dial": (f"/ip4/{dial}/tcp/4001",)} | other
@@ -197,6 +207,11 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is() -> None:
     assert Place(run_id=run.id, member=ann.author, issued_at=6, dial=("/ip4/10.1.0.8/tcp/4001",)).signed_by(
         ann
     ) == places.of(ann.author)
+    for number in range(KEPT_MAX):
+        member = identity(1000 + number)
+        members.admits = (ann.author, ben.author, member.author).__contains__
+        heard(place(member, 5), member)
+    assert places.of(ann.author) and not places.of(identity(1000).author), "the view's places make room for nobody's"
     for _ in range(2 * int(CHECKS_AT_ONCE)):
         heard(place(ann, 99, ben), stranger)
     assert not heard(place(ann, 7), stranger) and heard(place(ann, 7), ben), "the liar's budget is used up, no other's"

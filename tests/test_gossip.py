@@ -92,6 +92,23 @@ def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice: Talker, bob:
     assert bob.knows(late)
 
 
+def test_row_68_what_was_left_of_an_answer_is_asked_for_with_the_second_question(
+    alice: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gossip, "CHECKS_A_SECOND", 1.0)
+    monkeypatch.setattr(gossip, "CHECKS_AT_ONCE", 1.5 * OWN.entries)
+    bob = Talker(BOB)
+    alice.fill(3 * OWN.entries)
+    bob.exchange(alice)
+    bob.now += gossip.ASKED_SECONDS
+    bob.exchange(alice)
+    assert len(bob.gossip.table) < 2 * OWN.entries, "so many signatures are checked for her at once"
+    for _ in range(4):
+        bob.now += OWN.entries
+        bob.exchange(alice)
+    assert len(bob.gossip.table) == 3 * OWN.entries
+
+
 def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker) -> None:
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)

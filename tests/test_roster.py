@@ -457,6 +457,28 @@ def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of
     assert not any(map(cara.admits, (BEN.author, keys[0].author))), "the founder's is checked whoever brings it"
 
 
+def test_row_67_what_is_refused_of_one_inviter_holds_up_no_other_inviters_removal(
+    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)
+    ben, told = roster_of(BEN), set[bytes]()
+    monkeypatch.setattr("ftis_node.swarm.roster.NEW_AT_ONCE", 8.0)
+    cara = roster_of(CARA)
+    appointed = [(certificate(FOUNDER, EVE),), ANNS]
+    crowd = [identity(1000 + number) for number in range(200)]
+    ben.hear([encode(record) for record in (*appointed, (*ANNS, certificate(ANN, BEN)))], ANN.author)
+    for one in crowd:
+        ben.hear([encode((*appointed[0], certificate(EVE, one))), encode(removal(EVE, one))], EVE.author)
+    ben.hear([encode(removal(ANN, BEN))], ANN.author)
+    assert cara.meet(BEN.author, encode((*ANNS, certificate(ANN, BEN)))) is None
+    for _ in range(100):
+        news = ben.news(told)
+        if cara.hear(news.values(), FOUNDER.author):
+            told.difference_update(news)
+    assert not cara.admits(BEN.author), "and Ben has not used up what is checked for him"
+    assert not cara.hear([encode((*ANNS, certificate(ANN, crowd[0])))], FOUNDER.author)
+
+
 def test_row_68_what_a_budget_left_is_told_again(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)
     cara = roster_of(CARA)

@@ -260,6 +260,12 @@ def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Cloc
     for number in range(2 * PEERS_MAX):
         calls.take(number.to_bytes(38, "big"))
     assert len(calls._left) == PEERS_MAX
+    slow = Budgets(clock, 0.2, 1.0)
+    asked = 0
+    for _ in range(600):
+        clock.now += 0.5
+        asked += slow.take(ALICE)
+    assert asked >= 50, "what was asked for in vain is regained all the same"
 
 
 # --- what is told and kept --------------------------------------------------------------------------------------------

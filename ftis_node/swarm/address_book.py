@@ -174,11 +174,12 @@ class AddressBook:
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
-    def hear(self, addresses: Sequence[str], referrer: bytes | None = None) -> bool:
+    def hear(self, addresses: Sequence[str], referrer: bytes | None = None, teller: bytes | None = None) -> bool:
         """Remember named addresses; ignore anything that is not an address of a peer.
 
         Args:
             referrer: the peer that named them; None: this node's own sources.
+            teller: who passed its signed word on; new peers take up that one's part of the room.
 
         Returns whether any of them is a new peer.
         """
@@ -192,7 +193,7 @@ class AddressBook:
             candidate = self._passive_view.get(peer)
             if candidate is None:
                 news |= peer not in self.view
-                candidate = self._add(peer, referrer)
+                candidate = self._add(peer, teller or referrer)
             candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
@@ -280,12 +281,13 @@ class AddressBook:
         return found
 
     def _why_not(self, address: str, referrer: bytes | None) -> str:
-        """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or a peer that the
-        owner named in a local network, may lie in the local networks too."""
+        """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or its code by
+        mDNS, or a peer that the owner named in a local network, may lie in the local networks too."""
         if address in self._on_lan:
             return ""
         why = self.scope.why_not(address)
-        if not why or referrer is None or referrer != peer_at(address):
+        peer = peer_at(address)
+        if not why or referrer is None or referrer not in (peer, LAN):
             return why
         if self.private or self.local.has(referrer, self._trusted):
             return self.local.why_not(address)

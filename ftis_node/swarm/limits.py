@@ -91,8 +91,10 @@ class Budgets:
     def take(self, peer: bytes, tokens: float = 1.0) -> bool:
         """Take so many tokens, or all that are left; False if the peer had none."""
         left = self.left(peer)
+        if left < 1.0:  # nothing is taken: who asks in vain regains its tokens all the same
+            return False
         self._left[peer] = max(0.0, left - tokens), self.clock()
-        return left >= 1.0
+        return True
 
     def wait(self, peer: bytes, tokens: float) -> float:
         """Take so many tokens, even more than are left. Return the seconds until the balance is no longer negative."""

@@ -108,7 +108,7 @@ class Membership:
             self.roster.private,
         )
         self.own_addresses: list[str] = []
-        self._places = Places(self.run_file.run.id, self.identity, self.roster)
+        self._places = Places(self.run_file.run.id, self.identity, self.roster, self.active_view)
         self._run_text = run_file_as_json(self.run_file)
         self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
 
@@ -335,7 +335,7 @@ class Membership:
         """Take at most so many places of members that a peer sends. Return whether any is of a new peer."""
         news = False
         for place in self._places.hear(places, most, peer):
-            news |= self.addresses.hear(place.addresses, place.member)
+            news |= self.addresses.hear(place.addresses, place.member, peer)
         known = self.active_view.get(peer)
         own = self._places.of(peer)
         if known is not None and own is not None:

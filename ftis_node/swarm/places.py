@@ -4,7 +4,7 @@ A member signs its place and members pass it on, so that two that were never con
 another is taken (`local_networks`). A public address needs none, for any peer may name it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +12,7 @@ from itertools import islice
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.addresses import varied
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.limits import Budgets
 from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
@@ -38,15 +38,19 @@ class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_f
 
 @dataclass
 class Places:
-    """This node's own place, and the newest that it knows of each other member; none in an open run."""
+    """This node's own place, and the newest that it knows of each other member; none in an open run.
+
+    view: fewer than 256 peers, whose places make room for nobody's.
+    """
 
     run_id: bytes
     identity: Identity
     roster: OpenRun
+    view: Container[bytes] = ()
 
     def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._kept = Bounded[bytes, Place](KEPT_MAX)  # by member
+        self._kept: dict[bytes, Place] = {}  # by member
         self._own: Place | None = None
 
     def own(self, addresses: Sequence[str]) -> bytes:
@@ -72,6 +76,8 @@ class Places:
             with suppress(Malformed):
                 place = decode(data, Place, PLACE_BYTES_MAX, "a member's place")
                 if self._is_new(place, peer) and self._checks.take(peer) and place.verify(place.member):
+                    if place.member not in self._kept and len(self._kept) >= KEPT_MAX:
+                        del self._kept[next(member for member in self._kept if member not in self.view)]
                     self._kept[place.member] = place
                     found.append(place)
         return found

@@ -8,6 +8,7 @@ does not hold is its lie.
 
 import contextlib
 import logging
+import random
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -281,14 +282,19 @@ class Roster(OpenRun):
 
     def news(self, told: set[bytes]) -> dict[bytes, bytes]:
         """Records that a peer was not told yet, by signature; they count as `told`. The founder's and this node's own
-        come first, so an inviter's certificate comes before what it signed."""
+        come first, so an inviter's certificate comes before what it signed; then removals; and what a peer has no room
+        for holds up nothing else, for the order is random beyond that."""
         book = self.book
-        issuers = dict.fromkeys((book.founder, self._me, *book.issuers))
-        trees = (kept.get(issuer, {}) for issuer in issuers for kept in (book.ended, book.issued))
+        trees = (tree for kept in (book.ended, book.issued) for tree in kept.values())
         records = {record.signature: record for tree in trees for record in tree.values()}
         if len(told) > 2 * len(records):
             told.intersection_update(records)
-        new = list(islice((signature for signature in records if signature not in told), RECORDS_TOLD))
+
+        def later(signature: bytes) -> tuple[bool, bool, float]:
+            record = records[signature]
+            return record.issuer not in (book.founder, self._me), isinstance(record, Certificate), random.random()
+
+        new = sorted((signature for signature in records if signature not in told), key=later)[:RECORDS_TOLD]
         told.update(new)
         return {signature: book.as_sent(records[signature]) for signature in new}
 
@@ -344,14 +350,17 @@ class Roster(OpenRun):
         first = isinstance(record, Removal) and issuer == book.founder
         if held is None and len(tree) >= RECORDS_MAX and not first:
             return f"nodes remember {RECORDS_MAX} members and {RECORDS_MAX} removals of {peer_id(issuer)}"
+        limited = peer is not None and issuer != book.founder
+        if limited and self._new.left(issuer) < 1.0:  # before a check, which is the teller's
+            return TOO_MANY_RECORDS
         if peer is not None and not first and not self._checks.take(peer):
             return TOO_MANY_CHECKS
         if not record.verify(issuer):
             if peer is not None:
                 self.lied(peer, "showed a forged record of members")
             return "a signature in its certificates is wrong"
-        if peer is not None and issuer != book.founder and not self._new.take(issuer):
-            return TOO_MANY_RECORDS
+        if limited:
+            self._new.take(issuer)
         book.kept(record).setdefault(issuer, {})[record.member] = record
         self._unsaved = True
         if isinstance(record, Removal):

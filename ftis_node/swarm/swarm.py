@@ -13,7 +13,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.address_book import ADDRESSES_TOLD
+from ftis_node.swarm.address_book import ADDRESSES_TOLD, LAN
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.chronicle import Chronicle
 from ftis_node.swarm.gossip import Gossip, Message
@@ -234,8 +234,8 @@ class Swarm:
         self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
     def hear_member_on_lan(self, member: bytes, addresses: Sequence[str]) -> None:
-        """Take addresses of a member of this private run, from mDNS: as if it had named them itself."""
-        self._greet_if(self.membership.addresses.hear(addresses, member))
+        """Take addresses of a member of this private run, from mDNS. Whoever knows the run may have made them up."""
+        self._greet_if(self.membership.addresses.hear(addresses, LAN))
 
     def wake(self) -> None:
         """Wake the loops because the node wants more."""
