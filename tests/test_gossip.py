@@ -70,8 +70,10 @@ def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody
     mine = made_by(ALICE, 5)
     theirs = made_by(ALICE, 5, packets=1)
     later = made_by(ALICE, 6)
+    forged = msgspec.structs.replace(theirs, signature=mine.signature)
+    replayed = made_by(ALICE, 7, issued_at=1000)
     alice.gossip.announce(mine)
-    for harmless in (mine, made_by(ALICE, 4), msgspec.structs.replace(theirs, signature=mine.signature)):
+    for harmless in (mine, made_by(ALICE, 4), forged, replayed):
         alice.hear([entry(harmless)], BOB.author)
         assert not alice.gossip.copied
     for sign in (theirs, later):

@@ -346,6 +346,8 @@ def test_row_69_of_two_holders_who_delivered_less_lately_is_asked_more_but_four_
     for _ in range(delivered):
         reputation.delivered(BOB)
     assert 40 < Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[BOB] < 100
+    fresh = [number.to_bytes(38, "big") for number in range(31)]
+    assert Counter(reputation.pick([BOB, *fresh], rng) for _ in range(300))[BOB] > 30, "fresh keys share one chance"
     for _ in range(3):
         reputation.failed(ALICE)
     assert Counter(reputation.pick([ALICE, BOB], rng) for _ in range(300))[ALICE] < 50, "a fault weighs more"

@@ -322,7 +322,8 @@ class Gossip:
         if announcement.packets.largest > self.run.packet_bytes_max:
             return Outcome.MALFORMED
         if announcement.author == self.own:
-            self.copied = self.copied or self._of_a_copy(announcement, first_sender)
+            fresh = abs(unix_seconds() - announcement.issued_at) <= REPLAY_FENCE
+            self.copied = self.copied or (fresh and self._of_a_copy(announcement, first_sender))
             return Outcome.UNWANTED
         if self.reputation.banned(announcement.author) is not None:
             return Outcome.UNWANTED

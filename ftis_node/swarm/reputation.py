@@ -241,14 +241,20 @@ class Reputation:
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
         """Draw a holder at random. What it served lately, beside the others, lowers its chance to a quarter at most, so
-        that none serves all and fresh keys do not replace it; faults lower it without end."""
+        that none serves all; those that have delivered nothing yet share one chance, so that fresh keys do not replace
+        it; faults lower it without end."""
         now = self._clock()
         unknown = Holder()
         books = [self.holders.get(holder, unknown) for holder in holders]
         served = [1.0 + book.served.now(now) for book in books]
         idle = min(served)
-        shares = [max(LEAST_SHARE, (idle / one) ** 4) for one in served]
-        weights = [share / (1.0 + 4.0 * book.faults.now(now)) ** 2 for share, book in zip(shares, books, strict=True)]
+        fresh = sum(not book.delivered for book in books)
+        weights = []
+        for book, one in zip(books, served, strict=True):
+            share = max(LEAST_SHARE, (idle / one) ** 4)
+            if not book.delivered:
+                share /= fresh
+            weights.append(share / (1.0 + 4.0 * book.faults.now(now)) ** 2)
         return rng.choices(holders, weights)[0]
 
     # --- reports and persistence ----------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ class Roster(OpenRun):
                 left |= why in LATER
                 held = self.book.kept(kept).get(kept.issuer, {}).get(kept.member)
                 if why is None and told is not None and kept == held:  # no forged older one
-                    told.add(kept.signature)
+                    told.add(held.signature)
         with contextlib.suppress(OSError):  # a full disk: at the next record, then
             self._save_changes()
         return left
