@@ -248,8 +248,8 @@ def home_of(tmp_path: Path) -> Callable[..., Path]:
         if run is not None:
             (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
         book = Book(run_id=PRIVATE.id, founder=FOUNDER.author, own=own)
-        for *_, last in members:
-            book.issued.setdefault(last.issuer, {})[last.member] = last
+        for one in (*own, *(chain[-1] for chain in members)):
+            book.issued.setdefault(one.issuer, {})[one.member] = one
         (home / "members").write_bytes(msgspec.msgpack.encode(book))
         return home
 

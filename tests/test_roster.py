@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import certificates
-from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
+from ftis_node.swarm.certificates import Certificate, Chain, Removal, decode, encode
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite, read_line
 from ftis_node.swarm.roster import Roster, read_book
@@ -340,23 +340,6 @@ def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitati
     joined(founder, ben, invitation(invites=True), BEN)
     assert ben.book.may_invite(BEN.author, NOW) and ben.ticket_for(FOUNDER.author) == b""
     assert "only the founder" in str(ben.why_no_ticket(invitation(BEN, invites=True), EVE.author))
-
-
-def test_an_older_home_goes_on_and_one_below_two_inviters_is_told_how(roster_of: Rosters, tmp_path: Path) -> None:
-    caras = (*BENS, certificate(BEN, CARA))
-    for who, own in ((FOUNDER, ()), (ANN, ANNS), (BEN, BENS), (CARA, caras)):
-        book = Book(PRIVATE.id, FOUNDER.author)
-        book.own = own
-        book.members = {BEN.author: BENS, CARA.author: caras}
-        book.removals = [removal(FOUNDER, EVE)]
-        (tmp_path / who.peer_id).mkdir()
-        (tmp_path / who.peer_id / "members").write_bytes(msgspec.msgpack.encode(book))
-    founder, ann, ben, cara = map(roster_of, (FOUNDER, ANN, BEN, CARA))
-    assert founder.is_member and ann.own == encode(ANNS) and ben.own == encode(BENS)
-    assert founder.admits(BEN.author) and not founder.admits(CARA.author)
-    assert "removed" in str(founder.why_no_ticket(invitation(), EVE.author))
-    assert "ask the founder for a new invitation" in cara.shut_out
-    assert joined(founder, cara, invitation(), CARA) is None and roster_of(CARA).is_member
 
 
 # --- three hostile members --------------------------------------------------------------------------------------------

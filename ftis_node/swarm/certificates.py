@@ -78,7 +78,6 @@ class Book(msgspec.Struct, omit_defaults=True):
 
     own: this node's chain. issued, ended: by issuer and member, the latest certificate and removal. redeemed: the key
     that used each invitation, by nonce. voided: invitations issued before this time, in unix seconds, are refused.
-    members, removals: only in files of earlier versions.
     """
 
     run_id: bytes
@@ -88,17 +87,8 @@ class Book(msgspec.Struct, omit_defaults=True):
     ended: dict[bytes, dict[bytes, Removal]] = {}
     redeemed: dict[bytes, bytes] = {}
     voided: int = 0
-    members: dict[bytes, Chain] = {}
-    removals: list[Removal] = []
 
     def __post_init__(self) -> None:
-        records: list[Certificate | Removal] = [one for chain in (*self.members.values(), self.own) for one in chain]
-        for record in (*records, *self.removals):
-            tree = self.kept(record).setdefault(record.issuer, {})
-            if record.member not in tree or tree[record.member].issued_at < record.issued_at:
-                tree[record.member] = record
-        self.members = {}
-        self.removals = []
         redeemed = Bounded[bytes, bytes](KEYS_MAX)
         redeemed.update(self.redeemed)  # no more than a file of this node's had
         self.redeemed = redeemed

@@ -22,8 +22,8 @@ MET_MAX = 128
 class KnownAddresses(msgspec.Struct):
     """Multiaddrs that end in a peer id, the latest first; `NetworkScope` says what may be dialled.
 
-    peers: the owner named them with ``--peers``. given: the owner was given them; earlier versions kept both here. met:
-    of the peers met last, as these claim.
+    peers: the owner named them with ``--peers``. given: the owner was given them. met: of the peers met last, as these
+    claim.
     """
 
     peers: list[str] = []
@@ -35,11 +35,8 @@ class KnownAddresses(msgspec.Struct):
         """What a home kept; nothing if the file is missing or damaged."""
         if file is None:
             return cls()
-        decode = msgspec.json.Decoder(KnownAddresses | list[str]).decode
-        found = kept(file, decode, "name peers again with --peers.")
-        if isinstance(found, list):  # the first homes kept one list
-            return cls(met=found[:MET_MAX])
-        return found or cls()
+        decode = msgspec.json.Decoder(KnownAddresses).decode
+        return kept(file, decode, "name peers again with --peers.") or cls()
 
     def write(self, file: Path) -> None:
         """Keep them, unless the file has the same."""
