@@ -11,13 +11,11 @@ import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.reporting.book import level
-from ftis_node.lab.reporting.figures import axis_places
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.statistics import mean_interval
-from ftis_node.lab.reporting.sweeps import sweeps
 from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
@@ -126,36 +124,6 @@ def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: 
     with pytest.raises(UsageError, match=r"No trial .* has finished.*Run"):
         write_report(lab.write())
     assert not (tmp_path / "report").exists()
-
-
-def test_swept_numbers_are_found_in_cells_that_are_equal_otherwise(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path, seeds=2).cell("alone", {"A": 0.5})
-    for divergence in ("k1", "k3"):
-        for threshold in (5, 0.5, "none"):
-            values = {"divergence": divergence, "threshold": threshold}
-            lab.cell(f"f-tis {divergence} {threshold}", {"A": 0.5, "B": 0.5}, values=values)
-    lab.cell("four", dict.fromkeys("ABCD", 0.5), values={"divergence": "k1", "threshold": 5})
-    nodes, threshold = sweeps(read_results(lab.write()))
-    assert (nodes.key, nodes.log) == ("nodes", False)
-    assert nodes.groups == {"": [(2.0, "f-tis k1 5"), (4.0, "four")]}
-    assert (threshold.key, threshold.log) == ("threshold", True)
-    assert threshold.groups["divergence k3"] == [(0.5, "f-tis k3 0.5"), (5, "f-tis k3 5"), (math.inf, "f-tis k3 none")]
-
-
-def test_cells_that_say_the_same_values_are_told_apart_by_name(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path, seeds=1)
-    for method in ("tis", "vis"):
-        for share in (0.25, 0.5):
-            lab.cell(f"{method} own_share={share}", {"A": 0.5}, values={"own_share": share})
-    (found,) = sweeps(read_results(lab.write()))
-    assert sorted(found.groups) == ["cell tis", "cell vis"]
-    assert [value for value, _ in found.groups["cell tis"]] == [0.25, 0.5]
-
-
-def test_no_limit_and_zero_have_places_beside_the_others() -> None:
-    assert axis_places([0, 1, 10, 100, math.inf], log=True) == {0: -1, 1: 0, 10: 1, 100: 2, math.inf: 3}
-    assert axis_places([0, 0.25, 0.5], log=False) == {0: 0, 0.25: 0.25, 0.5: 0.5}
-    assert axis_places([math.inf], log=True) == {math.inf: 1}
 
 
 def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: Path) -> None:

@@ -61,13 +61,6 @@ def test_each_verdict(found: list[Finding], line: tuple[str, float, float, str])
     assert finding.verdict == line[3] and finding.evidence.difference.mean == pytest.approx(line[1])
 
 
-def test_a_small_gain_is_said_to_be_small(tmp_path: Path) -> None:
-    lab = Laboratory(tmp_path).cell("base", {"A": 0.5}).cell("method", {"A": around(0.52)})
-    greater, same = judged(lab.claim("greater", "method", "base").claim("same", "method", "base"))
-    assert "smaller than the margin" in " ".join(greater.notes)
-    assert "within the margin" in " ".join(same.notes)
-
-
 def test_non_inferiority_is_the_one_sided_t_test() -> None:
     draw = np.random.default_rng(1)
     for shift in (-0.05, -0.01, 0.0, 0.02, 0.3):
@@ -84,10 +77,9 @@ def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path) ->
     for node in ("all", "B", "C"):
         lab.claim("greater", "three", "two", node=node)
     every, one, none = judged(lab)
-    assert every.evidence.difference.mean == pytest.approx(0.15) and "no certainty" in every.notes[0]
+    assert every.evidence.difference.mean == pytest.approx(0.15)
     assert one.evidence.difference.mean == pytest.approx(0.2)
     assert (none.verdict, none.evidence.difference.n) == ("inconclusive", 0)
-    assert "node C" in none.notes[0]
 
 
 def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path) -> None:
@@ -104,16 +96,14 @@ def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path) -> Non
     lab.cell("method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7])
     (finding,) = judged(lab.claim("greater", "method", "base"))
     assert finding.evidence.difference.n == 5 and finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
-    assert "0, 6, 7" in finding.notes[0]
 
 
-def test_too_few_seeds_are_told(tmp_path: Path) -> None:
+def test_with_too_few_seeds_no_permutation_decides(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
     lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
     greater, other = judged(lab)
-    assert greater.verdict == "inconclusive" and greater.evidence.p == greater.floor == 2 / 32
-    assert "too few seeds" in greater.notes[-1]
-    assert (other.verdict, other.floor) == ("reproduced", 0.0)
+    assert greater.verdict == "inconclusive" and greater.evidence.p == greater.adjusted_for == 2 / 32
+    assert other.verdict == "reproduced"
 
 
 def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path: Path) -> None:
@@ -137,7 +127,6 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     for finding in judged(lab):
         assert finding.verdict == "inconclusive"
         assert math.isnan(finding.evidence.difference.low)
-        assert "one seed" in finding.notes[0]
 
 
 def costly(tmp_path: Path, **facts: Any) -> Laboratory:
@@ -153,14 +142,15 @@ def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path: Path, m
     # the curve rises from 0.2 to its end in 15 steps, so it is at 0.5 after 15·0.3/(end − 0.2)
     steps = np.mean([4.5 / (x - 0.2) - 4.5 / (y - 0.2) for x, y in zip(around(0.9), around(0.6), strict=True)])
     assert reached.evidence.difference.mean == pytest.approx(per_step * steps) and reached.verdict == "reproduced"
-    assert censored.verdict == "inconclusive" and "FAST 8 of 8, NEVER 0 of 8" in censored.notes[0]
+    assert censored.verdict == "inconclusive" and censored.evidence.difference.n == 8
+    assert math.isnan(censored.evidence.difference.mean), "a seed that never got there has no cost"
 
 
 def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path) -> None:
     lab = costly(tmp_path)
     lab.claim("not worse", "fast", "slow", measure="time")
     without, within = judged(lab.claim("not worse", "fast", "slow", measure="time", margin=1.0))
-    assert without.verdict == "inconclusive" and "no margin" in without.notes[0]
+    assert without.verdict == "inconclusive" and math.isnan(without.evidence.margin)
     assert within.verdict == "reproduced"  # less time is better
 
 

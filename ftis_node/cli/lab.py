@@ -70,8 +70,6 @@ def report(
 @app.command("replay")
 def replay(
     home: Annotated[Path, typer.Argument(help="The home of a daemon that is not running; it is only read.")],
-    until: Annotated[int | None, typer.Option(min=0, help="The last step to take; default: the latest.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A new directory, for replay.jsonl and a checkpoint.")] = None,
     task: Annotated[str | None, typer.Option(help="Its task, where that is Python, which only you may name.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,7 +81,7 @@ def replay(
     from ftis_node.lab.replaying.compared import told
     from ftis_node.lab.replaying.replay import replay as replayed
 
-    report = replayed(home.expanduser(), until=until, out=out.expanduser() if out else None, task=task)
+    report = replayed(home.expanduser(), task=task)
     print_answer(report, *told(report).splitlines(), json=json)
     sys.exit(0 if report["identical"] or not report["exact"] else 1)
 

@@ -61,7 +61,6 @@ class Swarm:
         trade: Trade | None = None,
         peer_cache: Path | None = None,
         traffic: Traffic | None = None,
-        enough_peers: float = ENOUGH_PEERS,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
         roster: OpenRun | None = None,
@@ -74,7 +73,6 @@ class Swarm:
             reputation: the reputation of authors and holders, with bans.
             trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             traffic: with the limits of what the node sends; None: without `upload_mbit`.
-            enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of the run; None: it is open.
@@ -151,7 +149,6 @@ class Swarm:
         self._store = trade.store
         self._questions = WATCHED if observing else QUESTIONS
         self._exchange_peers = exchange_peers
-        self._enough_peers = enough_peers
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
@@ -421,7 +418,7 @@ class Swarm:
     def _settled(self) -> bool:
         """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
         each exchange names a new peer, and a node that greeted them all would do little else."""
-        return len(self.membership.active_view) >= self._enough_peers
+        return len(self.membership.active_view) >= ENOUGH_PEERS
 
     def _greet_if(self, news: bool) -> None:
         """While the node has few peers, greet at once whom others named."""

@@ -209,12 +209,6 @@ ROWS = {
         1,
         files={"metrics.jsonl": "{}\n", "metrics-00000002.jsonl": "{}\n"},
     ),
-    "a replay into the home": Row(
-        "lab replay {tmp}/home --out {tmp}/home/x", "lies in the home", "outside", files={"home/metrics.jsonl": "{}\n"}
-    ),
-    "a replay over a file": Row(
-        "lab replay {tmp}/home --out {tmp}/file", "not empty", "--out", files={"home/metrics.jsonl": "{}\n"}
-    ),
     "numbers that are none": Row("lab simulate --nodes x", "not a list of numbers", "--nodes 10"),
     "a demo over something else": Row(
         "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}

@@ -9,10 +9,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 
-from ftis_node.fit.memory import NF4_BYTES
 from ftis_node.lab.bench import model
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
 from ftis_node.lab.bench.model import TEMPERATURE, Size, own_work, random_prompts
@@ -34,25 +32,18 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
 
     Returns:
         Medians over `repeats` runs of each in turns after one to warm up; `*_spread` are minimum and maximum. `native`
-        is this project's engine. `nf4` is native on weights of four bits, of a full model, where
-        bitsandbytes is. `plain` is transformers' `generate` by itself: sampling at the same temperature, no log-probs.
-        `mixed` and `mixed_plain` are native and plain with room for half of the completions, and of lengths that are
-        geometric where the model is as good as random: an id in 0.6 of the cap ends one.
-        `ratio_*` is native over the other, per CPU-second on a CPU and per second on a GPU. On a GPU
-        `floor_tokens_per_s` is what reading weights and keys and values once a step allows, at the bandwidth of a copy,
-        and `over_floor` the time of native over that; None on a CPU.
+        is this project's engine. `nf4` is native on weights of four bits, of a full model, where bitsandbytes is.
+        `plain` is transformers' `generate` by itself: sampling at the same temperature, no log-probs.
+        `ratio_*` is native over the other, per CPU-second on a CPU and per second on a GPU; None where the other is
+        not measured.
 
     Raises:
         RuntimeError: one did not generate all tokens.
     """
     prompts = random_prompts(policy, size)
-    half = max(1, size.groups // 2) * size.group
-    ends = tuple(range(-(-policy.vocabulary * 10 // (6 * size.completion_tokens))))
     runs: dict[str, Callable[[], int]] = {
         "native": lambda: _engine(policy, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
-        "mixed": lambda: _engine(policy, size, half, ends),
-        "mixed_plain": lambda: _plain(policy, prompts, size, half, ends),
     }
     if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
         four_bits = _in_four_bits(policy)
@@ -64,10 +55,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         else:
             tell("a run to warm up")
         for name, run in runs.items():
-            expected: int | None = size.tokens
-            if name.startswith("mixed"):
-                expected = None  # as many as there are before an end
-            rate = _measured(run, expected, policy.device)
+            rate = _measured(run, size.tokens, policy.device)
             if repeat:
                 rates[name].append(rate)
     figures: dict[str, Any] = {}
@@ -76,23 +64,17 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         for unit, column in columns.items():
             figures[f"{name}_tokens_per_{unit}"] = statistics.median(column)
             figures[f"{name}_tokens_per_{unit}_spread"] = [min(column), max(column)]
-    unit = "cpu_s"
-    floor = over_floor = None
+    judged_by = "tokens_per_cpu_s"
     if policy.device.type == "cuda":
-        unit = "s"
-        floor = _floor(policy, size, batch)
-        over_floor = floor / figures["native_tokens_per_s"]
-    ours = figures[f"native_tokens_per_{unit}"]
-    over_nf4 = None
-    if "nf4" in runs:
-        over_nf4 = ours / figures[f"nf4_tokens_per_{unit}"]
+        judged_by = "tokens_per_s"
+    ratios: dict[str, float | None] = {}
+    for rival in ("plain", "nf4"):
+        ratios[f"ratio_{rival}"] = None
+        if rival in runs:
+            ratios[f"ratio_{rival}"] = figures[f"native_{judged_by}"] / figures[f"{rival}_{judged_by}"]
     return {
-        "ratio_plain": ours / figures[f"plain_tokens_per_{unit}"],
-        "ratio_mixed": figures[f"mixed_tokens_per_{unit}"] / figures[f"mixed_plain_tokens_per_{unit}"],
-        "ratio_nf4": over_nf4,
+        **ratios,
         **figures,
-        "floor_tokens_per_s": floor,
-        "over_floor": over_floor,
         "lean": policy.lean,
         "dtype": str(policy.dtype).removeprefix("torch."),
         "generation_batch": batch,
@@ -108,61 +90,39 @@ def _in_four_bits(policy: Policy) -> Policy:
     return four_bits
 
 
-def _measured(run: Callable[[], int], expected: int | None, device: torch.device) -> tuple[float, float]:
-    """Tokens a CPU-second and a second."""
+def _measured(run: Callable[[], int], expected: int, device: torch.device) -> tuple[float, float]:
+    """Tokens a CPU-second and a second of a run that generates so many. Raises RuntimeError if it does not."""
     gc.collect()
     began = time.process_time()
     tokens, wall = timed(run, device)
     cpu = time.process_time() - began
-    if expected not in (None, tokens):
+    if tokens != expected:
         raise RuntimeError(f"{tokens} tokens were generated in place of {expected}")
     return tokens / cpu, tokens / wall
 
 
-def _engine(policy: Policy, size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
-    return sum(len(completion) for group in own_work(policy, size, batch, ends).completions for completion in group)
+def _engine(policy: Policy, size: Size, batch: int) -> int:
+    """Generates with our engine; returns the number of tokens."""
+    work = own_work(policy, size, batch)
+    return sum(len(completion) for group in work.completions for completion in group)
 
 
 @torch.no_grad()
-def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int, ends: tuple[int, ...] = ()) -> int:
+def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
+    """Generates with transformers' `generate`; returns the number of tokens."""
     ids = torch.tensor(prompts, device=policy.device).repeat_interleave(size.group, 0)
+    whole_groups = max(1, batch // size.group) * size.group
     tokens = 0
-    for part in torch.split(ids, max(1, batch // size.group) * size.group):
-        whole = policy.causal_lm.generate(
+    for part in torch.split(ids, whole_groups):
+        sequences = policy.causal_lm.generate(
             input_ids=part,
             attention_mask=torch.ones_like(part),
             do_sample=True,
             temperature=TEMPERATURE,
             top_k=0,
             max_new_tokens=size.completion_tokens,
-            eos_token_id=list(ends) or policy.causal_lm.config.vocab_size,
+            eos_token_id=policy.causal_lm.config.vocab_size,  # none of its ids: nothing ends before the cap
             pad_token_id=0,
         )
-        drawn = whole[:, size.prompt_tokens :].cpu().numpy()
-        over = np.isin(drawn, ends).cumsum(1) - np.isin(drawn, ends) > 0  # an end came before
-        tokens += int((~over).sum())
+        tokens += sequences[:, size.prompt_tokens :].numel()
     return tokens
-
-
-def _floor(policy: Policy, size: Size, batch: int) -> float:
-    """Tokens a second if each step read every weight, each prompt's keys and values and each row's own once."""
-    config = policy.causal_lm.config
-    width = policy.dtype.itemsize
-    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token: int = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * width
-    embedding = policy.causal_lm.get_input_embeddings().weight
-    quantised = elements(policy.model)
-    read = policy.parameters() - quantised
-    if policy.causal_lm.get_output_embeddings().weight is not embedding:
-        read -= int(embedding.numel())  # of which a step reads some rows
-    weights = width * read + round(NF4_BYTES * quantised)
-    calls = -(-size.groups // max(1, batch // size.group))
-    kept = token * (size.groups * size.prompt_tokens + size.completions * size.completion_tokens // 2)
-    return size.tokens / (size.completion_tokens * (calls * weights + kept) / bandwidth(policy.device))
-
-
-def bandwidth(device: torch.device, size: int = 1 << 30) -> float:
-    """Bytes a second, read and written, of copying a tensor of `size` bytes, which should be larger than any cache."""
-    source = torch.empty(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / min(timed(lambda: target.copy_(source), device)[1] for _ in range(5))

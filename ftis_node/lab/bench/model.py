@@ -140,8 +140,8 @@ def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
     return rows
 
 
-def own_work(policy: Policy, size: Size, batch: int, ends: tuple[int, ...] = ()) -> Work:
-    """Completions of exactly `size.completion_tokens` tokens, unless some ids are said to end one.
+def own_work(policy: Policy, size: Size, batch: int) -> Work:
+    """Completions of exactly `size.completion_tokens` tokens.
 
     Args:
         batch: how many are decoded side by side at most.
@@ -151,7 +151,7 @@ def own_work(policy: Policy, size: Size, batch: int, ends: tuple[int, ...] = ())
         policy,
         prompts,
         group=size.group,
-        sampling=Sampling(size.completion_tokens, TEMPERATURE, ends or (policy.vocabulary,)),
+        sampling=Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,)),  # no id ends one
         generator=torch.Generator().manual_seed(0),
         batch=batch,
     )

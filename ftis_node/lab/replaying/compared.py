@@ -19,19 +19,16 @@ class Differences:
     largest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FIGURES, 0.0))
     first: dict[str, Any] | None = None
 
-    def compare(self, logged: LoggedStep, replayed: dict[str, Any]) -> bool:
-        """Whether a step is the same; a figure that is missing on one side, or not finite, differs without a size."""
-        same = True
+    def compare(self, logged: LoggedStep, replayed: dict[str, Any]) -> None:
+        """Notes where a step differs; a figure that is missing on one side, or not finite, differs without a size."""
         for name in (*FIGURES, "skipped"):
             told = getattr(logged, name)
             found = replayed[name]
             if told == found or str(told) == str(found) == "nan":
                 continue
-            same = False
             self.first = self.first or {"step": logged.step, "figure": name, "logged": told, "replayed": found}
             if name in self.largest and told is not None and found is not None and math.isfinite(told - found):
                 self.largest[name] = max(self.largest[name], abs(told - found))
-        return same
 
 
 def told(report: dict[str, Any]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ftis_node.config.settings import Settings, recorded
-from ftis_node.errors import UsageError, UserError, raise_all
+from ftis_node.errors import UserError, raise_all
 from ftis_node.methods.removed import refusals
 from ftis_node.store.checkpoints import labelled
 
@@ -126,75 +126,53 @@ class Link:
 
 @dataclass(frozen=True)
 class Lineage:
-    """links: the first is a fresh start. void: steps that were logged and whose weights were lost.
-    whole: to the daemon's last.
-    """
+    """links: the first is a fresh start. void: steps that were logged and whose weights were lost."""
 
     links: Sequence[Link]
     void: int
-    whole: bool
 
 
-def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Lineage:
-    """The chain from a fresh start to the weights after step `until`, by default the latest.
+def lineage(events: Iterable[Mapping[str, Any]]) -> Lineage:
+    """The chain from a fresh start to the latest weights.
 
     Args:
         events: those of the kinds `EVENTS`, in their order.
 
     Raises:
         UserError: the log is of a version that did not write down what a replay needs, or lacks a step.
-        UsageError: there is no step `until`.
     """
     history = _History()
-    start: Start | None = None
     for event in events:
-        history.logged += event["event"] == "step"
-        if event["event"] == "started":
-            start = _read(Start, event)
-            if start.fresh:
-                history.go_back(-1)
-            else:
-                history.go_back(start.step)
-            history.add(start.step, start.step, start)
-        elif start is None:
-            continue  # nothing can follow from what the log does not tell
-        elif event["event"] == "step":
-            count = _count(event)
-            history.add(count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()})
-        elif event["event"] == "changed":
-            new = _read(Changed, event)
-            start = start.model_copy(update={"settings": start.settings.model_copy(update=new.settings)})
-            history.add(new.step, new.step, start)
-        elif event["event"] == "resumed":
-            found = _read(Resumed, event)
-            history.go_back(found.step, found.branch)
-            history.add(found.step, found.step, start)
-        else:
-            back = _read(Restored, event)
-            history.go_back(back.weights_of_step)
-            history.add(back.step, back.weights_of_step, start)
+        history.follow(event)
     chain = history.chain()
-    if not chain or not chain[0][2].fresh or any(event and "batch" not in event for *_, event in chain):
+    if not chain or not chain[0].start.fresh or any(entry.line and "batch" not in entry.line for entry in chain):
         what = "This home was written by a version that kept no step log."
         raise UserError(what, "Homes that were begun with this version, or a later one, can be replayed.")
-    void = history.logged - sum(event is not None for *_, event in chain)
-    taken = _until(chain, until)
-    for (before, *_), (_, after, *_) in itertools.pairwise(taken):
-        if after != before:
-            what = f"The log has no line for step {before + 1}."
-            fix = "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until."
+    for before, entry in itertools.pairwise(chain):
+        if entry.after != before.step:
+            what = f"The log has no line for step {before.step + 1}."
+            fix = "Without it nothing after that step can be replayed; restore metrics.jsonl as the daemon wrote it."
             raise UserError(what, fix)
     links = []
-    for step, after, begun, told in taken:
+    for entry in chain:
         logged = None
-        if told:
-            logged = _read(LoggedStep, told)
-        links.append(Link(step, after, begun, logged))
-    return Lineage(links, void, len(taken) == len(chain))
+        if entry.line:
+            logged = _read(LoggedStep, entry.line)
+        links.append(Link(entry.step, entry.after, entry.start, logged))
+    taken = sum(link.logged is not None for link in links)
+    return Lineage(links, history.logged - taken)
 
 
-_Entry = tuple[int, int, Start, Mapping[str, Any] | None]  # as `Link`, with lines that were not read yet
-_Chain = list[_Entry]
+class _Entry(NamedTuple):
+    """As `Link`, with a line that was not read yet. before: the place of the one that it followed from, -1 for none."""
+
+    step: int
+    after: int
+    start: Start
+    line: Mapping[str, Any] | None
+    before: int
+
+
 _Model = TypeVar("_Model", bound=_Line)
 
 
@@ -202,42 +180,62 @@ class _History:
     """All that a log tells of, as a tree: weights that were given up may come back with a checkpoint of theirs."""
 
     def __init__(self) -> None:
-        self.logged = 0
-        self._entries: list[tuple[_Entry, int]] = []  # each with the place of the one before it, -1 for none
+        self.logged = 0  # steps
+        self._start: Start | None = None
+        self._entries: list[_Entry] = []
         self._latest: dict[tuple[int, int], int] = {}  # by branch and step, which is how a checkpoint names its own
         self._head = -1
 
-    def add(self, step: int, after: int, start: Start, event: Mapping[str, Any] | None = None) -> None:
-        """Something that followed from the present weights."""
-        self._entries.append(((step, after, start, event), self._head))
-        self._head = len(self._entries) - 1
-        self._latest[start.branch, step] = self._head
+    def follow(self, event: Mapping[str, Any]) -> None:
+        """The next line of the log. Raises UserError if it cannot be used."""
+        kind = event["event"]
+        self.logged += kind == "step"
+        if kind == "started":
+            start = _read(Start, event)
+            self._start = start
+            self._go_back(-1 if start.fresh else start.step)
+            self._add(start, start.step, start.step)
+        elif self._start is None:
+            return  # nothing can follow from what the log does not tell
+        elif kind == "step":
+            count = _count(event)
+            self._add(self._start, count, count - 1, {name: event[name] for name in _NEEDED & event.keys()})
+        elif kind == "changed":
+            change = _read(Changed, event)
+            settings = self._start.settings.model_copy(update=change.settings)
+            self._start = self._start.model_copy(update={"settings": settings})
+            self._add(self._start, change.step, change.step)
+        elif kind == "resumed":
+            resumed = _read(Resumed, event)
+            if resumed.branch is not None:
+                self._head = self._latest.get((resumed.branch, resumed.step), self._head)
+            self._go_back(resumed.step)
+            self._add(self._start, resumed.step, resumed.step)
+        else:
+            restored = _read(Restored, event)
+            self._go_back(restored.weights_of_step)
+            self._add(self._start, restored.step, restored.weights_of_step)
 
-    def go_back(self, step: int, branch: int | None = None) -> None:
-        """The present weights are those after `step`, on the way here or, if it is named, in a branch."""
-        if branch is not None:
-            self._head = self._latest.get((branch, step), self._head)
-        while self._head >= 0 and self._entries[self._head][0][0] > step:
-            self._head = self._entries[self._head][1]
-
-    def chain(self) -> _Chain:
+    def chain(self) -> list[_Entry]:
         """The way from the first to the present weights."""
         found = []
         place = self._head
         while place >= 0:
-            entry, place = self._entries[place]
+            entry = self._entries[place]
             found.append(entry)
+            place = entry.before
         return found[::-1]
 
+    def _add(self, start: Start, step: int, after: int, line: Mapping[str, Any] | None = None) -> None:
+        """Something that followed from the present weights."""
+        self._entries.append(_Entry(step, after, start, line, self._head))
+        self._head = len(self._entries) - 1
+        self._latest[start.branch, step] = self._head
 
-def _until(chain: _Chain, until: int | None) -> _Chain:
-    if until is None:
-        return chain
-    cut = [link for link in chain if link[0] <= until]
-    if not cut or cut[-1][0] != until:
-        what = f"There is no step {until} on the way to this home's weights."
-        raise UsageError(what, f"Give --until a step from {chain[0][0]} to {chain[-1][0]}.")
-    return cut
+    def _go_back(self, step: int) -> None:
+        """The present weights are those after `step`, on the way here."""
+        while self._head >= 0 and self._entries[self._head].step > step:
+            self._head = self._entries[self._head].before
 
 
 def _count(event: Mapping[str, Any]) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from safetensors.torch import load_file
 
@@ -20,17 +19,15 @@ from ftis_node.config.run import CODE, Run, load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.doing import doing
-from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
+from ftis_node.lab.replaying.compared import Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.lab.replaying.stored import StoredPackets
-from ftis_node.node.progress import Progress as Taken
-from ftis_node.node.remembered import facts_of, layers_of
 from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, step_groups
-from ftis_node.observe.metrics import MetricsLog, each_event, older_parts
+from ftis_node.observe.metrics import each_event, older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import Group
-from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
+from ftis_node.store.checkpoints import CheckpointError, verify
 from ftis_node.store.home import Home
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
@@ -46,41 +43,41 @@ NO_GPU_IS_EXACT = (
 )
 
 
-def replay(home: Path, *, until: int | None = None, out: Path | None = None, task: str | None = None) -> dict[str, Any]:
+def replay(home: Path, *, task: str | None = None) -> dict[str, Any]:
     """Takes the steps of the daemon of `home` again and compares with what it logged and saved.
 
     Args:
-        until: the last step to take, by default the latest.
-        out: a new directory for `replay.jsonl` (a line a step, with full diagnostics) and a checkpoint of the weights.
         task: that of the home, if it is Python code: nothing is imported that nobody here has named.
 
     Returns what `ftis-node lab replay --json` prints.
 
     Raises:
-        UsageError: there is no such home or step, a daemon is running on it, or `out` cannot be used.
-        UserError: the log, a packet, the data or the model are not there any more, or damaged. If it is about a later
-            step, those before it were replayed, and `out` holds them.
+        UsageError: there is no such home, or a daemon is running on it.
+        UserError: the log, a packet, the data or the model are not there any more, or damaged. If packets of a later
+            step are missing, those before it were replayed.
     """
     began = time.monotonic()
     place = Home(home)
     if not place.metrics.exists() and not older_parts(place.metrics):
         raise UsageError(f"{home} is no home of a daemon that has trained: it has no metrics.jsonl.", "Name another.")
-    if out is not None:
-        _refuse_out(out, home)
     with _unused(place):
         _refuse_dropped(place.metrics)
-        line = lineage(each_event(place.metrics, *EVENTS), until)
+        line = lineage(each_event(place.metrics, *EVENTS))
         packets = StoredPackets(place.store)
         try:
             gap = _first_gap(line, packets)
-            if gap and not any(link.logged for link in line.links[: gap.before]):
-                raise gap.error(place.store, None)
-            done = _Replay(place, line, packets, out, task).go(gap.before if gap else len(line.links), began)
+            links = line.links
+            if gap is not None:
+                links = line.links[: gap.before]
+                if not any(link.logged for link in links):
+                    raise gap.error(place.store, None)
+            report = _Replay(place, packets, links[0].start, task).go(links, whole=gap is None)
         finally:
             packets.close()
-    if gap:
-        raise gap.error(place.store, done)
-    return done
+    report |= {"void_steps": line.void, "seconds": time.monotonic() - began}
+    if gap is not None:
+        raise gap.error(place.store, report)
+    return report
 
 
 @dataclass(frozen=True)
@@ -128,32 +125,30 @@ def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
 class _Replay:
     """One replay: an engine, and what came of it so far."""
 
-    def __init__(self, home: Home, line: Lineage, packets: StoredPackets, out: Path | None, task: str | None) -> None:
+    def __init__(self, home: Home, packets: StoredPackets, start: Start, task: str | None) -> None:
+        """
+        Args:
+            start: what the first process of the daemon began with.
+            task: what the owner names, see `replay`.
+        """
         self._home = home
-        self._line = line
         self._packets = packets
-        self._out = out
         self._task = task
         self._run: Run = load_run_file(home.run_file).run
         self._engine = Engine()
         self._context: AdmissionContext
-        self._start: Start = line.links[0].start
+        self._start = start
         self._updates = 0  # as the engine counts them
-        self._taken = Taken()
         self._differences = Differences()
         self._compared: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._checkpoints = self._on_disk(home.checkpoints)
 
-    def go(self, count: int, began: float) -> dict[str, Any]:
-        """Follows the first `count` links, and reports."""
-        links = self._line.links[:count]
-        whole = self._line.whole and count == len(self._line.links)
+    def go(self, links: Sequence[Link], *, whole: bool) -> dict[str, Any]:
+        """Follows the links, and reports. whole: they lead to the daemon's last step."""
         threads = torch.get_num_threads()
-        log = _log(self._out)
         try:
-            self._load(links[0].start)
-            self._taken.step = links[0].step
+            self._load(self._start)
             self._compare_checkpoint(links[0].step)
             with shown_work():
                 for link in links[1:]:
@@ -161,16 +156,12 @@ class _Replay:
                         self._go_over(link)
                     else:
                         with doing(f"replaying step {link.step} of {links[-1].step}"):
-                            self._step(link.logged, log)
+                            self._step(link.logged)
                     self._compare_checkpoint(link.step)
-            if self._out is not None:
-                self._save(self._out)
         finally:
             self._engine.close()
             torch.set_num_threads(threads)
-            if log is not None:
-                log.close()
-        return self._report(links, whole, time.monotonic() - began)
+        return self._report(links, whole)
 
     # --- the engine -----------------------------------------------------------------------------------------------
 
@@ -184,19 +175,29 @@ class _Replay:
             raise UsageError(f"The task of this home is {start.task}, not {self._task}.", "Name that one, or none.")
         if start.run != self._run.id.hex():
             raise UserError(f"{self._home.run_file} is of another run than the log.", "Restore it as it was.")
-        settings = start.settings.model_dump(mode="json") | {"device": self._device(start), "sharded": None}
+        directory = Path(start.directory)
+        settings = start.settings.model_dump(mode="json")
+        settings["device"] = self._device(start)
+        settings["sharded"] = None
         settings["engine"] = "native"  # nothing is sampled here, and no server is to be disturbed
-        relative = Path(start.directory) / start.settings.model
-        if relative.is_dir():
-            settings["model"] = str(relative)
+        if (directory / start.settings.model).is_dir():
+            settings["model"] = str(directory / start.settings.model)
+        data = start.data
         file = source_of(start.task).file
-        data = start.data or (str(Path(start.directory) / file) if file is not None else None)
-        caps = self._run.caps
-        reward = None if self._run.reward.startswith(CODE) else self._run.reward
+        if not data and file is not None:
+            data = str(directory / file)
+        reward = None
+        if not self._run.reward.startswith(CODE):
+            reward = self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
-        code = self._task is not None
         facts = self._engine.load(
-            Settings(**settings), start.task, data=data, eval_data=start.eval_data, caps=caps, reward=reward, code=code
+            Settings(**settings),
+            start.task,
+            data=data,
+            eval_data=start.eval_data,
+            caps=self._run.caps,
+            reward=reward,
+            code=self._task is not None,
         )
         if any(getattr(facts, name) != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
             raise UserError(
@@ -204,7 +205,8 @@ class _Replay:
                 "were.",
                 "Put back the file, the code or the model that the daemon was started with.",
             )
-        self._context = AdmissionContext(run=self._run, prompt_digests=self._engine.open(self._run).prompt_digests)
+        opened = self._engine.open(self._run)
+        self._context = AdmissionContext(run=self._run, prompt_digests=opened.prompt_digests)
         self._start = start
         self._updates = 0
 
@@ -229,28 +231,29 @@ class _Replay:
             self._engine.restore(directory, steps=link.step)
         self._start = link.start
         self._updates = link.step
-        self._taken.step = link.step
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
-    def _step(self, logged: LoggedStep, log: MetricsLog | None) -> None:
-        there = logged.batch
-        own, others, replaced = map(self._read, (there.own, there.foreign, there.replaced))
-        foreign = [Scored(one.group, tuple(one.rewards), born=0.0) for one in others]
+    def _step(self, logged: LoggedStep) -> None:
+        """Takes a logged step again and compares its figures."""
+        own = self._read(logged.batch.own)
+        replaced = self._read(logged.batch.replaced)
+        foreign = [Scored(one.group, tuple(one.rewards), born=0.0) for one in self._read(logged.batch.foreign)]
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
-        step = StepBatch(own, foreign)
+        batch = StepBatch(own, foreign)
         if self._run.common:
-            step = step._replace(key=key_of)
-        groups = step_groups(step, weights)
-        report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
-        batch = describe(own, foreign)
-        self._taken.add_step(len(own), batch.authors, report)
+            batch = batch._replace(key=key_of)
+        report = self._engine.step(step_groups(batch, weights), micro_batch_tokens=logged.micro_batch_tokens)
         self._updates += 1
-        line = {"step": logged.step, **msgspec.to_builtins(batch), **msgspec.to_builtins(report)}
-        line["own_reward"] = describe([*own, *replaced], foreign).own_reward
-        same = self._differences.compare(logged, line)
-        if log is not None:
-            log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
+        rewards = describe([*own, *replaced], foreign)
+        found = {
+            "loss": report.loss,
+            "gradient_norm": report.gradient_norm,
+            "own_reward": rewards.own_reward,
+            "foreign_reward": rewards.foreign_reward,
+            "skipped": report.skipped,
+        }
+        self._differences.compare(logged, found)
 
     def _read(self, digests: Sequence[str]) -> list[OwnGroup]:
         """With rewards by the packets' own text; what the daemon once gave is not asked for."""
@@ -269,7 +272,7 @@ class _Replay:
             else:
                 why = ": it has the wrong hash"
         what = f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}."
-        raise UserError(what, "Replay a sound copy of the home, or the steps before with --until.")
+        raise UserError(what, "Replay a sound copy of the home.")
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -295,64 +298,64 @@ class _Replay:
         same = all(identical(one, other) for one, other in pairs)
         self._compared.append({"step": step, "identical": same, "max_difference": max_difference(*pairs[0])})
 
-    def _save(self, out: Path) -> None:
-        checkpoints = Checkpoints(out / "checkpoints")
-        directory = checkpoints.begin(self._taken.step)
-        self._engine.save(str(directory))
-        settings = self._start.settings
-        of = facts_of(self._start.label, settings.optimiser, settings.quantisation, layers_of(settings))
-        checkpoints.commit(directory, {**of, "progress": self._taken.facts()})
-
     # --- the report -----------------------------------------------------------------------------------------------
 
     def _note(self, sentence: str) -> None:
         if sentence not in self._notes:
             self._notes.append(sentence)
 
-    def _report(self, links: Sequence[Link], whole: bool, seconds: float) -> dict[str, Any]:
-        here = versions()
+    def _report(self, links: Sequence[Link], whole: bool) -> dict[str, Any]:
+        """What is printed as JSON, but for the seconds and the steps that were lost."""
         starts = [link.start for link in links]
-        other = {
-            name: [*dict.fromkeys(start.versions.get(name, "?") for start in starts), version]
-            for name, version in here.items()
-            if any(start.versions.get(name) != version for start in starts)
-        }
-        for name, found in other.items():
-            self._note(f"{name} was {', '.join(found[:-1])} and is {found[-1]}: the last bits may differ.")
-        several = any(len(start.settings.devices) > 1 for start in starts)
-        exact = not several and all(start.device == "cpu" for start in starts)
-        if several:
-            self._note("The daemon had several devices, whose sums have another order: the last bits may differ.")
-        elif not exact:
-            self._note(NO_GPU_IS_EXACT)
+        steps = [link.logged for link in links if link.logged is not None]
+        others = self._other_versions(starts)
+        exact = self._is_exact(starts)
         if not self._compared:
             self._note("None of these steps' checkpoints is on disk any more: compared by the log's figures alone.")
-        stray = [step for step in self._checkpoints if step <= links[-1].step or whole]
+        stray = [step for step in self._checkpoints if whole or step <= links[-1].step]
         for step in stray:
             self._note(f"The checkpoint of step {step} is of no step that the log tells of.")
-        steps = [link.logged for link in links if link.logged is not None]
+        foreign = sum(len(step.batch.foreign) for step in steps)
+        same_figures = self._differences.first is None
+        same_weights = all(entry["identical"] for entry in self._compared)
         return {
             "home": str(self._home.path),
             "run": self._run.id.hex(),
             "model": self._start.label,
             "steps": len(steps),
             "last_step": links[-1].step,
-            "packets": sum(len(step.batch.own) + len(step.batch.foreign) for step in steps),
-            "foreign_packets": sum(len(step.batch.foreign) for step in steps),
-            "void_steps": self._line.void,
-            "identical": self._differences.first is None
-            and all(entry["identical"] for entry in self._compared)
-            and not stray,
+            "packets": sum(len(step.batch.own) for step in steps) + foreign,
+            "foreign_packets": foreign,
+            "identical": same_figures and same_weights and not stray,
             "max_differences": self._differences.largest,
             "first_difference": self._differences.first,
             "checkpoints": self._compared,
             "exact": exact,
             "device": self._start.device,
             "threads": self._start.threads,
-            "other_versions": other,
+            "other_versions": others,
             "notes": self._notes,
-            "seconds": seconds,
         }
+
+    def _other_versions(self, starts: Sequence[Start]) -> dict[str, list[str]]:
+        """What the daemon ran with where that is not what runs here: its versions, then ours."""
+        found = {}
+        for name, version in versions().items():
+            theirs = dict.fromkeys(start.versions.get(name, "?") for start in starts)
+            if list(theirs) != [version]:
+                found[name] = [*theirs, version]
+                self._note(f"{name} was {', '.join(theirs)} and is {version}: the last bits may differ.")
+        return found
+
+    def _is_exact(self, starts: Sequence[Start]) -> bool:
+        """Whether the same bits are to be expected."""
+        if any(len(start.settings.devices) > 1 for start in starts):
+            self._note("The daemon had several devices, whose sums have another order: the last bits may differ.")
+            return False
+        if any(start.device != "cpu" for start in starts):
+            self._note(NO_GPU_IS_EXACT)
+            return False
+        return True
 
 
 @contextmanager
@@ -385,24 +388,6 @@ def _refuse_dropped(log: Path) -> None:
             "its place on the disk, and a replay has to begin at the first step.",
             "Give `join` a larger disk_gb for a training that is to be replayed, or put back the parts from a copy.",
         )
-
-
-def _refuse_out(out: Path, home: Path) -> None:
-    if out.resolve().is_relative_to(home.resolve()):
-        raise UsageError("--out lies in the home, which a replay leaves as it is.", "Name a directory outside of it.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is there already and not empty.", "Name a new directory with --out.")
-
-
-def _log(out: Path | None) -> MetricsLog | None:
-    """Raises UserError."""
-    if out is None:
-        return None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        return MetricsLog(out / "replay.jsonl")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}.", "Name another --out.") from error
 
 
 def _made_of(start: Start) -> tuple[Any, ...]:

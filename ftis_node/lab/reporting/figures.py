@@ -1,4 +1,4 @@
-"""How the lab draws: panels of lines with bands, dots with intervals, and a value against its effect.
+"""How the lab draws: panels of lines with bands, dots with intervals, grids, and differences by size.
 
 Colours are those of Okabe and Ito (2008), told apart by the colour-blind too, and a brown in place of their yellow;
 from the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -52,10 +52,6 @@ class Row:
     values: Sequence[float]
     around: Interval
     look: int
-
-
-Swept: TypeAlias = tuple[str, Sequence[tuple[float, str, Interval]]]
-"""One line of a sweep: its label, and (value, cell, interval of its effect) in order; a value may be inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,37 +154,6 @@ def heats(parts: Sequence[Heat]) -> Any:
 
 
 @drawn
-def sweep(parts: Mapping[str, Sequence[Swept]], *, x: str, log: bool, level: Mapping[str, float], named: str) -> Any:
-    """A panel a node: the effect against a value, a labelled line a group of cells; `axis_places` has inf and 0.
-
-    level: per panel, a level to compare with, drawn as a dashed line; named: what it is.
-    """
-    values = sorted({value for lines in parts.values() for _, points in lines for value, *_ in points})
-    places = axis_places(values, log=log)
-    reach = max(places.values()) - min(places.values()) or 1.0
-    columns = min(len(parts), 2)
-    figure, grid = _axes(len(parts), columns, [2.8] * -(-len(parts) // columns), share=True)
-    for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
-        if title in level:
-            axes.axhline(level[title], color="#777777", linestyle="--", linewidth=1, label=named)
-        for number, (label, points) in enumerate(lines):
-            shift = 0.012 * reach * (number - (len(lines) - 1) / 2)  # so that the bars do not hide one another
-            xs = [places[value] + shift for value, *_ in points]
-            means, low, high = (np.array([getattr(i, side) for *_, i in points]) for side in ("mean", "low", "high"))
-            colour, dash = look(number)
-            axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=label or None)
-            axes.vlines(xs, low, high, color=colour, linewidth=1.2)
-        ticks = ["∞" if math.isinf(value) else f"{value:g}" for value in values]
-        axes.set_xticks([places[value] for value in values], ticks)
-        axes.set_xlim(min(places.values()) - 0.06 * reach, max(places.values()) + 0.06 * reach)
-        axes.set_title(title)
-        axes.set_xlabel(x)
-        if place % columns == 0:
-            axes.set_ylabel("final pass@1")
-    return _finished(figure, grid)
-
-
-@drawn
 def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x: str) -> Any:
     """Panels of (label, place on a logarithmic axis, difference of pass@1 with its interval); a label has a colour."""
     figure, grid = _axes(len(parts), len(parts), [3.0], share=True)
@@ -208,16 +173,6 @@ def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x
     means = [around.mean for points in parts.values() for *_, around in points]
     grid[0].set(ylabel="difference of final pass@1", ylim=(min(means) - 0.05, max(means) + 0.05))
     return _finished(figure, grid, bounded=False)
-
-
-def axis_places(values: Sequence[float], *, log: bool) -> dict[float, float]:
-    """Where each value stands: itself or its log10; inf a step to the right of all, with `log` 0 one to the left."""
-    finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
-    at = {value: math.log10(value) if log else value for value in finite}
-    ordered = sorted(at.values())
-    step = (ordered[-1] - ordered[0]) / (len(ordered) - 1) if len(ordered) > 1 and ordered[-1] > ordered[0] else 1.0
-    left, right = (ordered[0], ordered[-1]) if ordered else (0.0, 0.0)
-    return {value: at.get(value, right + step if value > 0 else left - step) for value in values}
 
 
 def look(number: int) -> tuple[str, Any]:

@@ -1,13 +1,11 @@
 """The table of all claims: `python -m ftis_node.lab.reporting.index DIR` rewrites it in DIR/README.md.
 
 DIR holds a report's folder for each experiment. The table stands between two marks; what is around them is a person's.
-DIR/sizes.png shows what sharing brings to models of several sizes by the claims on a node that `SIZES` names, and
-DIR/peer.png what a node reaches that saw only some long demonstrations, by the report `peer`.
+DIR/sizes.png shows what sharing brings to models of several sizes, by the claims on a node that `SIZES` names.
 """
 
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,9 +41,6 @@ SIZES: dict[str, list[Compared]] = {
         *(("larger", f"{pair} nois", "twice", pair) for pair in _PAIRS),
     ],
 }
-SHARES = {"B0": 0.0, "B01": 0.1, "B1": 1.0, "B5": 5.0}  # of long demonstrations in a node's warm-up, in percent
-LEARNT = {"unshared": "alone", "ftis": "F-TIS", "ftis need": "F-TIS by need", "f-nois": "F-NoIS", "gated": "gated"}
-LEARNT |= {"graft": "GRAFT", "hacpo": "HACPO", "sgt all": "SGT of every group"}
 BEGIN = "<!-- claims: written by `make evidence` -->"
 END = "<!-- end of the claims -->"
 
@@ -69,10 +64,6 @@ def write_index(directory: Path) -> Path:
     parts = {title: _differences(reports, shown) for title, shown in SIZES.items()}
     if any(parts.values()):
         figures.save(figures.differences(parts, x="million parameters"), directory / "sizes.png")
-    if "peer" in reports:
-        lines = {"": _reached(reports["peer"]["final"])}
-        drawn = figures.sweep(lines, x="long demonstrations in the warm-up, %", log=True, level={}, named="")
-        figures.save(drawn, directory / "peer.png")
     return page
 
 
@@ -93,17 +84,6 @@ def _differences(
                 size = recipe.layers * 3 * (recipe.width**2 + recipe.width * recipe.mlp) / 1e6
                 found.append((pair, size, Interval(**claim["difference"])))
     return sorted(found, key=lambda point: point[1])
-
-
-def _reached(final: Sequence[Mapping[str, Any]]) -> list[figures.Swept]:
-    """A line a method of `LEARNT`: what each node of `SHARES` ends at."""
-    lines = defaultdict[str, list[tuple[float, str, Interval]]](list)
-    for row in final:
-        label = LEARNT.get(row["cell"].removeprefix(f"{row['node']} "))
-        if label and row["node"] in SHARES and row["set"] == HELD_OUT and row["n"]:
-            around = Interval(*(row[part] for part in ("mean", "low", "high", "n")))
-            lines[label].append((SHARES[row["node"]], row["cell"], around))
-    return list(lines.items())
 
 
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:

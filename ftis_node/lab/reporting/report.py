@@ -9,7 +9,7 @@ from typing import Any
 
 from ftis_node.host.files import replace_text
 from ftis_node.lab.events import mapped
-from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps
+from ftis_node.lab.reporting import attacks, outcomes, speed
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import Finding, judge
@@ -39,7 +39,6 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
     if not grid:
         speed.sooner(results, book)
-        sweeps.swept(results, book)
         outcomes.curves(results, book)
     outcomes.finals(results, book, drawn=not grid)
     _summary(findings, results, book, grid=grid)
@@ -113,8 +112,6 @@ def _claim_facts(finding: Finding) -> dict[str, Any]:
         "sameness": asdict(evidence.sameness),
         **{name: getattr(evidence, name) for name in ("p_not_worse", "p_for", "p_against")},
         **{name: getattr(finding, name) for name in ("adjusted_for", "adjusted_against")},
-        "least_possible": finding.floor,
-        "notes": list(finding.notes),
     }
 
 

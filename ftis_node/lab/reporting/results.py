@@ -16,7 +16,7 @@ from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.figures import PALETTE
-from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, reached
+from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, no_interval, reached
 
 _Key: TypeAlias = tuple[str, int]  # a cell and a seed
 Measure: TypeAlias = Literal["final", "time", "generated"]
@@ -151,7 +151,7 @@ class Results:
         """The final value's mean and interval over the seeds that did not collapse; nan for none."""
         fallen = self.collapsed(cell, node, on)
         kept = [value for seed, value in self.values(cell, node, on=on).items() if seed not in fallen]
-        return mean_interval(kept) if kept else Interval(math.nan, math.nan, math.nan, 0)
+        return mean_interval(kept) if kept else no_interval(0)
 
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
         """Seed → `TrialEvents.said`, without the seeds that have none."""

@@ -16,13 +16,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
 Sample: TypeAlias = NDArray[np.float64]
+Key = TypeVar("Key")
 
 MARGIN = 0.03  # of pass@1: what is called the same, stated before any run
 EXACT_UP_TO = 16  # pairs, of which all 2^16 flips are tried
@@ -54,6 +55,11 @@ class Equivalence:
     low: float
     high: float
     p: float
+
+
+def no_interval(n: int) -> Interval:
+    """Where no mean can be told of `n` values."""
+    return Interval(math.nan, math.nan, math.nan, n)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -114,32 +120,19 @@ def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
 def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> Equivalence:
     """Two one-sided paired t tests: is the mean of a−b within ±margin (Schuirmann 1987)?
 
-    With d̄ the mean of a−b and e = s/√n its standard error, p = max(P(T ≥ (d̄+margin)/e), P(T ≤ (d̄−margin)/e)) for T
-    of Student's t with n−1 degrees of freedom; p < 0.05 exactly where the 90 % interval lies within ±margin. `margin`
-    has the unit of the values and is stated before they are seen.
+    p is the larger one of `not_worse` either way round; p < 0.05 exactly where the 90 % interval lies within ±margin.
+    `margin` has the unit of the values and is stated before they are seen.
 
     One pair allows no test: p and the limits are nan. Differences that are all equal, as where both methods always
-    reach 1, have e = 0 and a p at its limit: 0 within the margin, 1 on it or beyond. This is no certainty; a report
-    says that nothing varied, which `low == high` tells.
+    reach 1, have a p at its limit: 0 within the margin, 1 on it or beyond, which is no certainty.
 
     Raises:
         ValueError: also for a margin that is not finite and above 0.
     """
-    if not (math.isfinite(margin) and margin > 0):
-        raise ValueError(f"a margin of {margin} is not finite and above 0")
-    differences, rounding = _pairs(a, b)
-    n = len(differences)
-    difference, low, high, _ = astuple(_student(differences, 0.9))
-    if n < 2:
-        return Equivalence(difference, low, high, math.nan)
-    if float(np.ptp(differences)) <= rounding:
-        p = 1.0
-        if abs(difference) < margin - rounding:
-            p = 0.0
-        return Equivalence(difference, difference, difference, p)
-    error = float(differences.std(ddof=1)) / math.sqrt(n)
-    # The larger p is that of the limit which the difference is nearer to.
-    return Equivalence(difference, low, high, float(stats.t.sf((margin - abs(difference)) / error, n - 1)))
+    p = max(not_worse(a, b, margin=margin), not_worse(b, a, margin=margin))
+    differences, _ = _pairs(a, b)
+    around = _student(differences, 0.9)
+    return Equivalence(around.mean, around.low, around.high, p)
 
 
 def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> float:
@@ -148,16 +141,18 @@ def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN)
     p < 0.05 exactly where the lower limit of the 90 % interval, a one-sided limit of 95 %, lies above −margin. nan for
     one pair; 0 or 1 where the differences do not vary.
     """
-    both = equivalent(a, b, margin=margin)
-    if math.isnan(both.p) or both.difference <= 0:
-        return both.p  # −margin is the nearer limit: TOST's p is that of this side
-    if both.low == both.high:
-        return 0.0
-    error = (both.high - both.low) / 2 / float(stats.t.ppf(0.95, len(a) - 1))
-    return float(stats.t.sf((both.difference + margin) / error, len(a) - 1))
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"a margin of {margin} is not finite and above 0")
+    differences, rounding = _pairs(a, b)
+    if len(differences) < 2:
+        return math.nan
+    if float(np.ptp(differences)) <= rounding:
+        within = float(differences.mean()) > rounding - margin
+        return 0.0 if within else 1.0
+    return float(stats.ttest_1samp(differences, -margin, alternative="greater").pvalue)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """Adjusted p of each claim of a family: to believe those ≤ α errs in a share α of families at most (Holm 1979).
 
     With p₁ ≤ … ≤ p_m the adjusted p_i is max over j ≤ i of min(1, (m−j+1)·p_j), in the order of `p_values`; the claims
@@ -169,13 +164,11 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     raw = _sample(list(p_values.values()))
     if raw.min() < 0 or raw.max() > 1:
         raise ValueError("a p value lies outside [0, 1]")
-    ascending = sorted(p_values, key=p_values.__getitem__)
-    adjusted = {}
-    largest = 0.0
-    for place, claim in enumerate(ascending):
-        largest = max(largest, min(1.0, (len(ascending) - place) * p_values[claim]))
-        adjusted[claim] = largest
-    return {claim: adjusted[claim] for claim in p_values}
+    order = np.argsort(raw, kind="stable")
+    factors = np.arange(len(raw), 0, -1)
+    adjusted = np.empty(len(raw))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * raw[order]))
+    return dict(zip(p_values, adjusted.tolist(), strict=True))
 
 
 def bands(curves: Sequence[Sequence[float]]) -> list[Interval]:

@@ -6,7 +6,7 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from ftis_node.config.run import RunFile
@@ -24,26 +24,14 @@ from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
+from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep
 
 RUN_FILE = RunFile(run=RUN)
-
-
-class ScaledTraffic(Traffic):
-    """Packets count as much as in `Network.packet_scale`."""
-
-    def __init__(self, upload_bytes: float, recorded: Callable[[bytes], bool], scale: float) -> None:
-        super().__init__(upload_bytes, recorded)
-        self._scale = scale
-
-    def packet(self, peer: bytes, size: int) -> None:
-        self.send(peer, round(size * self._scale))
 
 
 class SimulatedNode:
@@ -72,13 +60,11 @@ class SimulatedNode:
                 lambda: self.stepper.want(),
                 lambda arrived: self.stepper.source.inbox.on_groups(arrived),
             ),
-            traffic=ScaledTraffic(settings.upload_mbit * 1e6 / 8, reputation.established, network.packet_scale),
-            enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
+            traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
             decode=reader,
             rng=rng,
         )
         self.stepper = Rhythm(self, tally, rng)
-        self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None
 
     def start(self, bootstraps: Sequence[str], *, midway: bool) -> asyncio.Task[None]:
@@ -101,20 +87,10 @@ class SimulatedNode:
     def count_from_now(self) -> None:
         """Nothing before this counts for the figures."""
         self.transport.meter = Meter(boot_seconds())
-        self._counted = self.swarm.gossip.counts.copy()
-
-    def entries(self) -> tuple[int, int]:
-        """Announcements that came whole, and how many of them were new."""
-        counts = self.swarm.gossip.counts
-        came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
-        return came, counts[Outcome.NEW] - self._counted[Outcome.NEW]
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
         await self.swarm.start(bootstraps)
         await self.stepper.live(midway=midway)
-
-
-NO_ENTRIES = (Outcome.UNASKED, Outcome.OVER_LIMITS)  # of `Gossip.counts`
 
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:

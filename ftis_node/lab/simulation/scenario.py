@@ -24,8 +24,6 @@ class Scenario:
     bootstraps: nodes that a fresh one knows.
     arrival_seconds: within which the first nodes join, each in the middle of a step: a swarm in which everybody starts
         at once is none that would be met.
-    eager: not the daemon's membership, but one in which a node greets strangers as soon as it hears of any, several at
-        a time, however many peers it has, and greets again who has forgotten it.
     settings: of every node; what is not about the network and the step does not matter here.
     """
 
@@ -43,12 +41,14 @@ class Scenario:
     signal: float = 0.8
     bootstraps: int = 3
     arrival_seconds: float = 30.0
-    eager: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def with_success(self, chance: float) -> Scenario:
         """With the dead groups of `RUN_DEFAULTS["group"]` answers, each right with this chance (from 0 to 1)."""
-        return replace(self, signal=1 - chance ** RUN_DEFAULTS["group"] - (1 - chance) ** RUN_DEFAULTS["group"])
+        answers = RUN_DEFAULTS["group"]
+        all_right = chance**answers
+        all_wrong = (1 - chance) ** answers
+        return replace(self, signal=1 - all_right - all_wrong)
 
     @property
     def warmup(self) -> float:

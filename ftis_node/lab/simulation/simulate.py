@@ -109,7 +109,7 @@ class Simulation:
         now = self.network.loop.time()
         meter = node.transport.meter
         node.transport.meter = Meter(now)
-        return Presence(node.transport.machine, meter, now, *node.entries())
+        return Presence(node.transport.machine, meter, now)
 
 
 @contextmanager
