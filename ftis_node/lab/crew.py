@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -28,36 +28,10 @@ if TYPE_CHECKING:
     from ftis_node.lab.spec import TrialSpec
     from ftis_node.lab.starts import Start
 
+Progressed = Callable[[str, int], None]
+
 POLL_SECONDS = 0.3
 INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
-
-
-class Ledger:
-    """The work that is done and in all, in units; the time left is told from what this run has done so far."""
-
-    def __init__(self, work: Mapping[str, int], finished: Collection[str]) -> None:
-        """work: a job's name → units (node steps; a warm-up counts as so many). finished: jobs done before."""
-        self._work = work
-        self._done = {name: work[name] for name in finished}
-        self._before = self.finished
-        self._began = time.monotonic()
-        self.total = sum(work.values())
-
-    @property
-    def finished(self) -> int:
-        return sum(self._done.values())
-
-    def step(self, name: str, units: int) -> None:
-        self._done[name] = units
-
-    def finish(self, name: str) -> None:
-        self._done[name] = self._work[name]
-
-    def seconds_left(self) -> float | None:
-        new = self.finished - self._before
-        if not new:
-            return None
-        return (time.monotonic() - self._began) / new * (self.total - self.finished)
 
 
 class Crew:
@@ -100,8 +74,13 @@ class Crew:
     def run(self, spec: TrialSpec, directory: Path, models: Path, processes: bool) -> Future[None]:
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
-    def finish(self, jobs: dict[Future[None], str], ledger: Ledger, tick: Callable[[], None]) -> None:
-        """Waits for all jobs, each by its name in the ledger, which is told of steps and ends; a `tick` a moment.
+    def finish(self, jobs: Mapping[Future[None], str], units: Mapping[str, int], progressed: Progressed) -> None:
+        """Waits for all jobs.
+
+        Args:
+            jobs: each with its name.
+            units: of each name, how many make up the whole job.
+            progressed: is told the units that a job of this name has done so far.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
@@ -112,11 +91,11 @@ class Crew:
             ready, waiting = concurrent.futures.wait(waiting, timeout=POLL_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    ledger.step(*self._told.get_nowait())
+                    progressed(*self._told.get_nowait())
             for job in ready:
                 _check(job)
-                ledger.finish(jobs[job])
-            tick()
+                name = jobs[job]
+                progressed(name, units[name])
             if self._interrupts:
                 self._tell(INTERRUPTED)
                 self._stop.set()

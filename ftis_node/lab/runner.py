@@ -6,15 +6,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.crew import Crew, Ledger
+from ftis_node.lab.crew import Crew, Progressed
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
@@ -24,8 +23,7 @@ from ftis_node.policy.names import built_in
 from ftis_node.text import duration, escaped
 
 SPEAK_SECONDS = 10.0
-
-
+ESTIMATED_FROM = 3600.0  # seconds of work, the last ones, that the time left is told from
 WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
 
 
@@ -62,31 +60,36 @@ class Runner:
             KeyboardInterrupt: Ctrl-C; every trial that was running has saved where it was, if it can.
             UserError: a trial failed, for a reason that a person can mend.
         """
-        self.models.mkdir(parents=True, exist_ok=True)
-        self._write_manifest()
-        began = time.monotonic()
         from ftis_node.lab.starts import starts
         from ftis_node.lab.trial import finished
 
-        specs = list({spec.id: spec for spec in trials(self.experiment)}.values())
-        open_ones = [spec for spec in specs if not finished(self.directory(spec))]
-        warm = [start for start in starts(open_ones) if not (self.models / start.name).exists()]
-        work = dict.fromkeys([start.name for start in warm], WARM_UP_UNITS)
-        work |= {spec.id: spec.steps * len(spec.members) for spec in specs}
-        ledger = Ledger(work, {spec.id for spec in specs} - {spec.id for spec in open_ones})
-        threads = 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
+        self.models.mkdir(parents=True, exist_ok=True)
+        self._write_manifest()
+        began = time.monotonic()
+        specs = {spec.id: spec for spec in trials(self.experiment)}
+        left = {name: spec for name, spec in specs.items() if not finished(self.directory(spec))}
+        warm_ups = [start for start in starts(list(left.values())) if not (self.models / start.name).exists()]
+        units = {start.name: WARM_UP_UNITS for start in warm_ups}
+        for name, spec in specs.items():
+            units[name] = spec.steps * len(spec.members)
+        threads = max(1, (os.cpu_count() or 1) // self._jobs)
+        if self._processes:
+            threads = 1
         crew_of = Crew(self._jobs, threads, lambda line: self._console.print(words(line)))
-        with crew_of as crew, self._drawn(ledger) as draw:
-            crew.finish({crew.warm_up(start, self.models): start.name for start in warm}, ledger, draw)
-            jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
-            crew.finish(jobs, ledger, draw)
+        with crew_of as crew, self._shown(units, specs.keys() - left.keys()) as progressed:
+            warming = {crew.warm_up(start, self.models): start.name for start in warm_ups}
+            crew.finish(warming, units, progressed)
+            running = {
+                crew.run(spec, self.directory(spec), self.models, self._processes): name for name, spec in left.items()
+            }
+            crew.finish(running, units, progressed)
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
-            "finished_before": len(specs) - len(open_ones),
+            "finished_before": len(specs) - len(left),
             "seconds": time.monotonic() - began,
             "out": str(self.out),
-            "checkpoints": [str(path) for spec in specs for path in self._checkpoints(spec)],
+            "checkpoints": [str(path) for spec in specs.values() for path in self._checkpoints(spec)],
         }
 
     def _checkpoints(self, spec: TrialSpec) -> list[Path]:
@@ -96,27 +99,36 @@ class Runner:
     # --- what is drawn --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _drawn(self, ledger: Ledger) -> Iterator[Callable[[], None]]:
-        """A bar on a terminal, else a line now and then."""
-        text = partial(TextColumn, markup=False)
-        name, share, left = map(text, ("{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"))
-        columns = (name, BarColumn(), share, TimeElapsedColumn(), left)
-        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as bar:
-            task = bar.add_task(escaped(self.experiment.name), total=ledger.total, left="")
-            spoken = time.monotonic()
+    def _shown(self, units: Mapping[str, int], finished: Collection[str]) -> Iterator[Progressed]:
+        """A bar on a terminal, else a line now and then; yields what is told of progress.
 
-            def draw() -> None:
+        Args:
+            units: of each job by name, how much work it is: node steps, or those that a warm-up counts as.
+            finished: jobs that were done before.
+        """
+        done = {name: units[name] for name in finished}
+        name = self.experiment.name
+        by_line = not self._console.is_terminal
+        title = TextColumn("{task.description}", markup=False)
+        share = TextColumn("{task.percentage:3.0f} %", markup=False)
+        columns = (title, share, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        spoken = time.monotonic()
+        with Progress(*columns, console=self._console, disable=by_line, speed_estimate_period=ESTIMATED_FROM) as bar:
+            task = bar.add_task(escaped(name), total=sum(units.values()), completed=sum(done.values()))
+
+            def progressed(job: str, count: int) -> None:
                 nonlocal spoken
-                seconds = ledger.seconds_left()
-                rest = f"{duration(seconds)} left" if seconds is not None else ""
-                bar.update(task, completed=ledger.finished, left=rest)
-                if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
+                done[job] = count
+                bar.update(task, completed=sum(done.values()))
+                if by_line and time.monotonic() - spoken > SPEAK_SECONDS:
                     spoken = time.monotonic()
-                    done = ledger.finished / ledger.total if ledger.total else 1.0
-                    self._console.print(words(f"{self.experiment.name}: {done:.0%} {rest}"))
+                    shown = bar.tasks[0]
+                    line = f"{name}: {shown.percentage:.0f} %"
+                    if shown.time_remaining is not None:
+                        line += f" {duration(shown.time_remaining)} left"
+                    self._console.print(words(line))
 
-            yield draw
-            draw()
+            yield progressed
 
     # --- the manifest ---------------------------------------------------------------------------------------------
 
@@ -124,11 +136,7 @@ class Runner:
         """The manifest, which the report reads."""
         self.out.mkdir(parents=True, exist_ok=True)
         text = self._file.read_bytes()
-        kept = self.out / "experiment.toml"
-        if kept.exists() and kept.read_bytes() != text and kept.resolve() != self._file.resolve():
-            previous = hashlib.sha256(kept.read_bytes()).hexdigest()[:8]
-            kept.rename(self.out / f"experiment-{previous}.toml")  # results of both are told apart by their trials' ids
-        kept.write_bytes(text)
+        (self.out / "experiment.toml").write_bytes(text)
         experiment = self.experiment
         cells = experiment.all_cells()
         manifest = Manifest(
