@@ -41,8 +41,11 @@ class Book:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Appends a Markdown table."""
-        lines = [header, ["---"] * len(header), *rows]
-        self.write("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
+        lines = []
+        for row in [header, ["---"] * len(header), *rows]:
+            cells = [cell.replace("|", "\\|") for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        self.write("\n".join(lines))
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Writes `name`.csv."""
@@ -68,19 +71,27 @@ class Book:
 
 
 def number(value: float, digits: int = 3, sign: str = "") -> str:
-    return f"{value:{sign}.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+    if not math.isfinite(value):
+        return NONE
+    return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 signed = partial(number, sign="+")
 
 
 def probability(p: float) -> str:
-    return NONE if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if math.isnan(p):
+        return NONE
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.3f}"
 
 
 def limits(low: float, high: float, digits: int = 3, word: Callable[[float, int], str] = signed) -> str:
     """The limits of an interval in brackets, by default of a difference."""
-    return NONE if math.isnan(low) else f"[{word(low, digits)}, {word(high, digits)}]"
+    if math.isnan(low):
+        return NONE
+    return f"[{word(low, digits)}, {word(high, digits)}]"
 
 
 def difference(interval: Interval, digits: int = 3) -> str:
@@ -95,21 +106,28 @@ def level(interval: Interval, digits: int = 3) -> str:
 
 def pairs(settled: int, collapsed: int) -> str:
     """How many pairs a difference is of, and how many it leaves out."""
-    return f"{settled}, {collapsed} collapsed" if collapsed else str(settled)
+    if not collapsed:
+        return str(settled)
+    return f"{settled}, {collapsed} collapsed"
 
 
 def tallied(verdicts: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
     """What (name, verdict) say: name, their number, and how many of each verdict, the most frequent first."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts = defaultdict[str, Counter[str]](Counter)
     for name, verdict in verdicts:
-        found[name][verdict] += 1
-    words = {name: ", ".join(f"{n} {verdict}" for verdict, n in each.most_common()) for name, each in found.items()}
-    return [(name, str(each.total()), words[name]) for name, each in found.items()]
+        counts[name][verdict] += 1
+    told = []
+    for name, of_name in counts.items():
+        words = ", ".join(f"{count} {verdict}" for verdict, count in of_name.most_common())
+        told.append((name, str(of_name.total()), words))
+    return told
 
 
 def sentence_list(words: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def file_name(name: str) -> str:

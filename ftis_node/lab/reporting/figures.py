@@ -18,6 +18,9 @@ from ftis_node.lab.reporting.statistics import Interval
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
+COLUMNS = 2  # of panels
+DOTTED = 15  # points of a line, up to which each has a dot
+LETTERS = 110  # of a line of the legend
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -64,6 +67,22 @@ class Heat:
     high: float
     colours: str
 
+    def is_dark(self, value: float) -> bool:
+        """Whether black letters could not be read on the colour of this value."""
+        if self.low >= 0:
+            return value > 0.6 * self.high
+        middle = (self.low + self.high) / 2
+        return abs(value - middle) > 0.35 * (self.high - self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A difference with its interval, at a place on the x axis."""
+
+    label: str
+    x: float
+    around: Interval
+
 
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
     """Draws in this module's style, whatever the machine's own matplotlibrc says."""
@@ -92,18 +111,24 @@ def save(figure: Any, png: Path) -> None:
 @drawn
 def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
     """Panels of pass@1 by title in two columns, with one y axis for all, and one legend of all lines below."""
-    columns = min(len(parts), 2)
-    figure, grid = _axes(len(parts), columns, [2.8] * -(-len(parts) // columns), share=True)
+    columns = min(len(parts), COLUMNS)
+    rows = -(-len(parts) // columns)
+    figure, grid = _axes(len(parts), columns, [2.8] * rows, share=True)
     for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
         for line in lines:
             _draw(axes, line)
         axes.set_title(title)
-        if place % columns == 0:
+        leftmost = place % columns == 0
+        lowest = place + columns >= len(parts)
+        if leftmost:
             axes.set_ylabel("pass@1")
-        if place + columns >= len(parts):
+        if lowest:
             axes.set_xlabel(x)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    return _finished(figure, grid)
+    for axes in grid:  # after all is drawn, for axes that are shared must hold all of it
+        axes.set_ylim(_within_one(axes.get_ylim()))
+    _add_legend(figure, grid)
+    return figure
 
 
 @drawn
@@ -112,91 +137,109 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
 
     bounded: values are shares.
     """
-    columns = min(len(parts), 2)
+    columns = min(len(parts), COLUMNS)
     counts = [len(rows) for rows in parts.values()]
-    heights = [0.9 + 0.3 * max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
+    heights = [0.9 + 0.3 * max(counts[first : first + columns]) for first in range(0, len(counts), columns)]
     figure, grid = _axes(len(parts), columns, heights, share=False)
-    labels = [[row.label for row in rows] for rows in parts.values()]
+    before: list[str] = []
     for place, (axes, (title, rows)) in enumerate(zip(grid, parts.items(), strict=True)):
         for y, row in enumerate(rows):
-            colour = PALETTE[row.look % len(PALETTE)]
-            spread = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)  # below the bar, so that neither hides
-            axes.plot(row.values, spread, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
+            colour, _ = look(row.look)
+            below = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)  # the bar, so that neither hides
+            axes.plot(row.values, below, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
             if not math.isnan(row.around.low):
                 axes.plot([row.around.low, row.around.high], [y, y], color=colour, linewidth=2)
             axes.plot([row.around.mean], [y], "D", color=colour, markersize=5)
-        as_left = place % columns and labels[place] == labels[place - 1]
-        axes.set_yticks(range(len(rows)), [""] * len(rows) if as_left else labels[place])
+        labels = [row.label for row in rows]
+        shown = labels
+        if place % columns and labels == before:
+            shown = [""] * len(rows)  # they stand to the left
+        before = labels
+        axes.set_yticks(range(len(rows)), shown)
         axes.set(title=title, xlabel=x, ylim=(len(rows) - 0.4, -0.5))
         axes.xaxis.get_major_locator().set_params(nbins=5)
-        axes.set_xlim(_within_one(axes.get_xlim()) if bounded else (0, axes.get_xlim()[1]))
+        if bounded:
+            axes.set_xlim(_within_one(axes.get_xlim()))
+        else:
+            axes.set_xlim(left=0)
     return figure
 
 
 @drawn
 def heats(parts: Sequence[Heat]) -> Any:
     """Grids one below another, each with its numbers written into it."""
-    figure, grid = _axes(len(parts), 1, [1.3 + 0.28 * len(part.values) for part in parts], share=False)
+    heights = [1.3 + 0.28 * len(part.values) for part in parts]
+    figure, grid = _axes(len(parts), 1, heights, share=False)
     for axes, part in zip(grid, parts, strict=True):
+        rows = list(part.values)
         columns = list(dict.fromkeys(column for row in part.values.values() for column in row))
-        table = np.array([[row.get(column, math.nan) for column in columns] for row in part.values.values()])
+        table = np.array([[part.values[row].get(column, math.nan) for column in columns] for row in rows])
         axes.imshow(table, cmap=part.colours, vmin=part.low, vmax=part.high, aspect="auto")
         for (y, x), value in np.ndenumerate(table):
-            strong = abs(value - (part.low + part.high) / 2) > 0.35 * (part.high - part.low) and part.low < 0
-            dark = strong or (part.low >= 0 and value > 0.6 * part.high)
             if math.isfinite(value):
-                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if dark else "black")
+                colour = "white" if part.is_dark(value) else "black"
+                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color=colour)
         axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-        axes.set_yticks(range(len(part.values)), list(part.values))
+        axes.set_yticks(range(len(rows)), rows)
         axes.grid(visible=False)
         axes.set_title(part.title)
     return figure
 
 
 @drawn
-def differences(parts: Mapping[str, Sequence[tuple[str, float, Interval]]], *, x: str) -> Any:
-    """Panels of (label, place on a logarithmic axis, difference of pass@1 with its interval); a label has a colour."""
+def differences(parts: Mapping[str, Sequence[Point]], *, x: str) -> Any:
+    """Panels of differences of pass@1 on a logarithmic axis; a label has a colour."""
     figure, grid = _axes(len(parts), len(parts), [3.0], share=True)
-    labels = list(dict.fromkeys(label for points in parts.values() for label, *_ in points))
+    labels = list(dict.fromkeys(point.label for points in parts.values() for point in points))
     for axes, (title, points) in zip(grid, parts.items(), strict=True):
         axes.axhline(0, color="#777777", linewidth=1)
-        values = [value for _, value, _ in points]  # in order
-        for number, (label, value, around) in enumerate(points):
-            place = value * 1.1 ** (number - values.index(value) - (values.count(value) - 1) / 2)  # side by side
-            colour = PALETTE[labels.index(label)]
-            axes.plot([place], [around.mean], "o", color=colour, markersize=4, label=label)
-            axes.vlines([place], around.low, around.high, color=colour, linewidth=1.2)
+        places = [point.x for point in points]  # in order
+        for number, point in enumerate(points):
+            among_equals = number - places.index(point.x)
+            middle = (places.count(point.x) - 1) / 2
+            beside = point.x * 1.1 ** (among_equals - middle)
+            colour = PALETTE[labels.index(point.label)]
+            axes.plot([beside], [point.around.mean], "o", color=colour, markersize=4, label=point.label)
+            axes.vlines([beside], point.around.low, point.around.high, color=colour, linewidth=1.2)
         axes.set_xscale("log")
         axes.set_xticks([0.1, 1, 3], ["0.1", "1", "3"], minor=False)
         axes.set_xticks([], minor=True)
         axes.set(title=title, xlabel=x, xlim=(0.04, 6))
-    means = [around.mean for points in parts.values() for *_, around in points]
+    means = [point.around.mean for points in parts.values() for point in points]
     grid[0].set(ylabel="difference of final pass@1", ylim=(min(means) - 0.05, max(means) + 0.05))
-    return _finished(figure, grid, bounded=False)
+    _add_legend(figure, grid)
+    return figure
 
 
 def look(number: int) -> tuple[str, Any]:
     """Colour and dashes of the n-th line."""
-    return PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+    colour = PALETTE[number % len(PALETTE)]
+    return colour, DASHES[number // len(PALETTE) % len(DASHES)]
 
 
 def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tuple[Any, list[Any]]:
+    """A figure with so many axes, row by row. heights: of the rows, in inches. share: all have one y axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-    grid = list(figure.subplots(len(heights), columns, sharey=share, squeeze=False, height_ratios=heights).flat)
-    for axes in grid[count:]:
+    grid = figure.subplots(len(heights), columns, sharey=share, squeeze=False, height_ratios=heights)
+    every = list(grid.flat)
+    for axes in every[count:]:
         axes.remove()
-    return figure, grid[:count]
+    return figure, every[:count]
 
 
 def _draw(axes: Any, line: Line) -> None:
+    """A line with its band, and a dot at each point if there are few."""
     colour, dash = look(line.look)
-    mean, low, high = ([getattr(i, side) for i in line.around] for side in ("mean", "low", "high"))
-    marker = "o" if len(mean) <= 15 else None
-    axes.plot(line.x, mean, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
-    if mean:
-        axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    marker = None
+    if len(line.x) <= DOTTED:
+        marker = "o"
+    means = [around.mean for around in line.around]
+    axes.plot(line.x, means, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
+    low = [around.low for around in line.around]
+    high = [around.high for around in line.around]
+    axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
@@ -204,16 +247,16 @@ def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
     return max(limits[0], -0.02), min(limits[1], 1.02)
 
 
-def _finished(figure: Any, grid: Sequence[Any], *, bounded: bool = True) -> Any:
-    """After all is drawn, for axes that are shared must hold all of it: their limits, and a legend below."""
+def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
+    """One legend of all axes below them, in as many columns as its labels leave room for."""
     handles: dict[str, Any] = {}
     for axes in grid:
-        if bounded:
-            axes.set_ylim(_within_one(axes.get_ylim()))
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    if handles:
-        rows = -(-len(handles) // max(1, int(110 / (max(map(len, handles)) + 8))))
-        columns = -(-len(handles) // rows)
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
-    return figure
+    if not handles:
+        return
+    longest = max(map(len, handles))
+    in_a_row = max(1, LETTERS // (longest + 8))
+    rows = -(-len(handles) // in_a_row)
+    columns = -(-len(handles) // rows)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)

@@ -14,9 +14,10 @@ from ftis_node.errors import UsageError
 from ftis_node.host.files import replace_text
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.loading import find_experiment, load_experiment
-from ftis_node.lab.recipes import LARGER, RECIPES
+from ftis_node.lab.recipes import LARGER, RECIPES, Recipe
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import limits, pairs, signed, tallied
+from ftis_node.lab.reporting.figures import Point
 from ftis_node.lab.reporting.statistics import Interval
 
 Compared: TypeAlias = tuple[str, str, str, str]
@@ -67,23 +68,27 @@ def write_index(directory: Path) -> Path:
     return page
 
 
-def _differences(
-    reports: Mapping[str, Mapping[str, Any]], shown: Sequence[Compared]
-) -> list[tuple[str, float, Interval]]:
+def _differences(reports: Mapping[str, Mapping[str, Any]], shown: Sequence[Compared]) -> list[Point]:
     """Of each node: what its partner differs in, its million parameters without embeddings, and the difference."""
     found = []
-    for name, *cells, pair in shown:
+    for name, a, b, pair in shown:
         if name not in reports:
             continue
-        warm = {node.name: node.warm for node in load_experiment(find_experiment(name)).nodes}
+        warm_ups = {node.name: node.warm for node in load_experiment(find_experiment(name)).nodes}
         for claim in reports[name]["claims"]:
-            known = claim["node"] and claim["set"] == HELD_OUT and claim["difference"]["mean"] is not None
-            if known and [claim["a"], claim["b"]] == cells:
-                begun = warm[claim["node"]]
-                recipe = next(recipe for recipe in (*RECIPES, *LARGER) if begun and recipe.name == begun.recipe)
-                size = recipe.layers * 3 * (recipe.width**2 + recipe.width * recipe.mlp) / 1e6
-                found.append((pair, size, Interval(**claim["difference"])))
-    return sorted(found, key=lambda point: point[1])
+            difference = claim["difference"]
+            warm_up = warm_ups.get(claim["node"])
+            if (claim["a"], claim["b"], claim["set"]) != (a, b, HELD_OUT) or difference["mean"] is None:
+                continue
+            if warm_up is not None:
+                recipe = next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == warm_up.recipe)
+                found.append(Point(pair, _millions(recipe), Interval(**difference)))
+    return sorted(found, key=lambda point: point.x)
+
+
+def _millions(recipe: Recipe) -> float:
+    """Parameters of a model's layers, in millions."""
+    return recipe.layers * 3 * (recipe.width**2 + recipe.width * recipe.mlp) / 1e6
 
 
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ Only finished trials count (their events have an "end"); two cells are compared 
 import contextlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,25 +44,35 @@ class TrialEvents:
         """
         curve = self.evaluations.get((node, on), [])
         if measure == "final":
-            last = [evaluation["pass_at_1"] for evaluation in curve if evaluation["step"] > 0][-tail:]
-            return sum(last) / len(last) if last else None
+            after_start = [evaluation["pass_at_1"] for evaluation in curve if evaluation["step"] > 0]
+            last = after_start[-tail:]
+            if not last:
+                return None
+            return sum(last) / len(last)
         if not curve:
             return None
         cost = reached([(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve], target)
-        return math.inf if cost is None else cost
+        if cost is None:
+            return math.inf
+        return cost
 
     def start(self, node: str, on: str) -> float | None:
         """pass@1 before the first step; None where nobody looked."""
         curve = self.evaluations.get((node, on), [])
-        return curve[0]["pass_at_1"] if curve and curve[0]["step"] == 0 else None
+        if not curve or curve[0]["step"] > 0:
+            return None
+        return curve[0]["pass_at_1"]
 
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
         their mean `tokens`. None where nothing was counted."""
         told = [step["payloads"] for step in self.steps.get(node, []) if "payloads" in step]
-        late = told[-math.ceil(len(told) / LATE) :] if told else []
-        count = sum(one["completions"] for one in late)
-        return sum(one[what] * one["completions"] for one in late) / count if count else None
+        quarter = math.ceil(len(told) / LATE)
+        late = told[len(told) - quarter :]
+        completions = sum(one["completions"] for one in late)
+        if not completions:
+            return None
+        return sum(one[what] * one["completions"] for one in late) / completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,10 @@ class Results:
         return self._cells[name]
 
     def label(self, cell: str) -> str:
-        return (self._cells[cell].label or cell) if cell in self._cells else cell
+        known = self._cells.get(cell)
+        if known is None:
+            return cell
+        return known.label or cell
 
     def drawn(self, cell: str) -> tuple[str, str, int]:
         """How its curves are drawn: the group of cells whose panel they are in, "" for all; label; number of the look.
@@ -102,7 +116,9 @@ class Results:
         if len(self.cells) <= len(PALETTE):
             return "", self.label(cell), self.cells.index(cell)
         group, _, method = self.label(cell).rpartition(": ")
-        methods = dict.fromkeys(self.label(name).rpartition(": ")[2] for name in self.cells)
+        methods: dict[str, None] = {}
+        for name in self.cells:
+            methods[self.label(name).rpartition(": ")[2]] = None
         return group, method, list(methods).index(method)
 
     def seeds(self, cell: str) -> list[int]:
@@ -114,17 +130,27 @@ class Results:
 
     def nodes(self, *cells: str) -> list[str]:
         """The nodes that each of these cells evaluated (all cells if none is given: any of them), in order."""
-        found = [{node for trial in self.of(cell).values() for node, _ in trial.evaluations} for cell in cells]
-        everyone = {node for trial in self.trials.values() for node, _ in trial.evaluations}
-        known = [node.name for node in self.manifest.nodes]
-        shared = set.intersection(*found) if found else everyone
-        return [name for name in known if name in shared] + sorted(shared - set(known))
+        evaluated = defaultdict[str, set[str]](set)
+        for (cell, _), trial in self.trials.items():
+            evaluated[cell] |= {node for node, _ in trial.evaluations}
+        if cells:
+            found = set.intersection(*(evaluated[cell] for cell in cells))
+        else:
+            found = set().union(*evaluated.values())
+        known = [node.name for node in self.manifest.nodes if node.name in found]
+        return known + sorted(found - set(known))
 
     def node_label(self, node: str) -> str:
+        """The node with its model, and how it is trained if not in full."""
         for known in self.manifest.nodes:
-            if known.name == node:
-                facts = ", ".join(fact for fact in (known.model, known.kind if known.kind != "full" else "") if fact)
-                return f"{node} ({facts})" if facts else node
+            if known.name != node:
+                continue
+            facts = [known.model]
+            if known.kind != "full":
+                facts.append(known.kind)
+            told = ", ".join(filter(None, facts))
+            if told:
+                return f"{node} ({told})"
         return node
 
     def sets(self) -> list[str]:
@@ -151,7 +177,9 @@ class Results:
         """The final value's mean and interval over the seeds that did not collapse; nan for none."""
         fallen = self.collapsed(cell, node, on)
         kept = [value for seed, value in self.values(cell, node, on=on).items() if seed not in fallen]
-        return mean_interval(kept) if kept else no_interval(0)
+        if not kept:
+            return no_interval(0)
+        return mean_interval(kept)
 
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
         """Seed → `TrialEvents.said`, without the seeds that have none."""
@@ -167,16 +195,19 @@ class Results:
 
     def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
         """Seed → value of the claim's measure; a payload is that of its first cell."""
-        if claim.measure == "payload":
-            payload = self.payload(claim.a)
-            return self.said(cell, node, payload) if payload else {}
         if claim.measure == "tokens":
             return self.said(cell, node, TOKENS)
-        return self.values(cell, node, claim.measure, claim.on)
+        if claim.measure != "payload":
+            return self.values(cell, node, claim.measure, claim.on)
+        payload = self.payload(claim.a)
+        if payload is None:
+            return {}
+        return self.said(cell, node, payload)
 
     def commits(self) -> list[str]:
         """The commit of the code that ran the trials; the manifest's where they do not say."""
-        return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
+        told = {trial.commit for trial in self.trials.values() if trial.commit}
+        return sorted(told) or [self.manifest.commit]
 
     def cpu_hours(self) -> float:
         """CPU-hours of all trials that have finished."""
@@ -185,7 +216,9 @@ class Results:
 
 def over_nodes(by_node: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Seed → mean over the nodes, of each node's seed → value; a seed needs all of them."""
-    shared = set.intersection(*(set(values) for values in by_node)) if by_node else set()
+    if not by_node:
+        return {}
+    shared = set.intersection(*(set(values) for values in by_node))
     return {seed: sum(values[seed] for values in by_node) / len(by_node) for seed in sorted(shared)}
 
 
@@ -200,12 +233,15 @@ def read_results(out: Path) -> Results:
     missing = []
     for entry in manifest.trials:
         path = out / entry.directory / "events.jsonl"
-        trial = read_trial(path) if path.exists() else None
-        if trial is None or trial.seconds is None:
-            missing.append(Missing(entry.cell, entry.seed, "not started" if trial is None else "unfinished"))
-        else:
-            trial.commit = _commit_of(path.with_name("trial.json"))
-            trials[entry.cell, entry.seed] = trial
+        if not path.exists():
+            missing.append(Missing(entry.cell, entry.seed, "not started"))
+            continue
+        trial = read_trial(path)
+        if trial.seconds is None:
+            missing.append(Missing(entry.cell, entry.seed, "unfinished"))
+            continue
+        trial.commit = _commit_of(path.with_name("trial.json"))
+        trials[entry.cell, entry.seed] = trial
     if not trials:
         raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
     return Results(manifest, trials, missing)

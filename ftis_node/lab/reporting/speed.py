@@ -32,21 +32,25 @@ class Speed:
     def gain(self) -> Interval:
         """The geometric mean of the gains with its 95 % interval, of their logarithms."""
         logs = mean_interval([math.log(gain) for gain in self.gains.values()])
-        mean, low, high = (math.exp(value) for value in (logs.mean, logs.low, logs.high))
-        return Interval(mean, low, high, logs.n)
+        return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n)
 
 
 def speeds(results: Results) -> dict[str, Speed]:
     """By cell; nothing unless all cells have a free pace and one of them is the baseline."""
     if BASELINE not in results.cells or any(results.cell(cell).pace != "free" for cell in results.cells):
         return {}
-    times = {cell: _times(results, cell) for cell in results.cells}
-    return {cell: Speed(found, _gains(times[BASELINE], found)) for cell, found in times.items()}
+    alone = _times(results, BASELINE)
+    found = {}
+    for cell in results.cells:
+        times = _times(results, cell)
+        both = [seed for seed in times if seed in alone and _is_gain(alone[seed]) and _is_gain(times[seed])]
+        found[cell] = Speed(times, {seed: alone[seed] / times[seed] for seed in both})
+    return found
 
 
-def _gains(base: dict[int, float], times: dict[int, float]) -> dict[int, float]:
-    both = {seed: (base[seed], time) for seed, time in times.items() if seed in base}
-    return {seed: alone / time for seed, (alone, time) in both.items() if 0 < alone < math.inf and 0 < time < math.inf}
+def _is_gain(seconds: float) -> bool:
+    """Whether a node got to the target, and not before its first step."""
+    return 0 < seconds < math.inf
 
 
 def sooner(results: Results, book: Book) -> None:
@@ -64,9 +68,15 @@ def sooner(results: Results, book: Book) -> None:
     rows = []
     for cell, speed in found.items():
         reached = f"{len(speed.finite)} of {len(speed.times)}"
-        mean = say.level(mean_interval(speed.finite), 0) if speed.finite else say.NONE
-        median = f"{statistics.median(speed.times.values()):.0f}" if speed.times else say.NONE
-        gain = say.level(speed.gain(), 2) if speed.gains else say.NONE
+        mean = say.NONE
+        median = say.NONE
+        gain = say.NONE
+        if speed.finite:
+            mean = say.level(mean_interval(speed.finite), 0)
+        if speed.times:
+            median = f"{statistics.median(speed.times.values()):.0f}"
+        if speed.gains:
+            gain = say.level(speed.gain(), 2)
         rows.append((results.label(cell), reached, mean, median, gain, str(len(speed.gains))))
     book.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
     _draw(results, book, found)
@@ -84,7 +94,8 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
     shown = {title: rows for title, rows in parts.items() if rows}
     caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
     if shown:
-        book.picture("sooner", figures.dots(shown, x="", bounded=False), caption)
+        picture = figures.dots(shown, x="", bounded=False)
+        book.picture("sooner", picture, caption)
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:
