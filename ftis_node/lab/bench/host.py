@@ -62,7 +62,8 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
         async for chunk in requests:
             if self.keeps:
                 self._keep(context.remote_id.to_bytes(), chunk)
-            self.received += self.keeps or packet_digest(chunk.packet) == chunk.digest
+            if self.keeps or packet_digest(chunk.packet) == chunk.digest:
+                self.received += 1
             yield ftis_pb2.FetchRequest()
 
 
@@ -77,13 +78,11 @@ class BenchNode:
         self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES)
         self.pushed = PushedPackets(self._keep)
         self.admitted = 0
-        self.authors: set[bytes] = set()
-        self.ages: list[float] = []
         self.appetite = sys.maxsize  # how many it wants in all
-        self.steps = self.short = 0
+        self.steps = 0
         self.announced: dict[int, float] = {}  # round → when, on the machine's clock
         self._made = Round()
-        self._p2pd = 0.0, 0  # CPU-seconds and bytes, when it last was there
+        self._p2pd_seconds = 0.0  # of CPU, when it last was there
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
         """Starts p2pd."""
@@ -117,9 +116,7 @@ class BenchNode:
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
             reputation=Reputation(boot_seconds),
-            trade=Trade(
-                context, self.store, lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize), self._take
-            ),
+            trade=Trade(context, self.store, self._want, self._take),
         )
         self.swarm.interval = setup["interval"]
         return (await self.transport.addresses())[0]
@@ -176,10 +173,8 @@ class BenchNode:
             self.make(groups)
             self.announce(self.appetite - self.admitted)
             await asyncio.sleep(seconds * float(self.random.uniform(0.9, 1.1)))
-            used = min(batch, self.admitted - taken)
             self.steps += 1
-            self.short += batch - used
-            taken += used
+            taken += min(batch, self.admitted - taken)
             self.appetite = taken + 2 * batch  # this batch and the next
             self.swarm.wake()
 
@@ -189,11 +184,12 @@ class BenchNode:
         assert isinstance(verdict, Group)
         self.store.add([verdict], own=False)
 
+    def _want(self) -> Want:
+        return Want(self.appetite - self.admitted, Newcomers(), sys.maxsize)
+
     async def _take(self, arrived: Sequence[Arrival]) -> None:
         self.store.add([one.group for one in arrived], own=False)
         self.admitted += len(arrived)
-        self.authors |= {one.group.author for one in arrived}
-        self.ages += [boot_seconds() - one.born for one in arrived]
 
     def counts(self) -> dict[str, int]:
         """What may be waited for."""
@@ -203,8 +199,10 @@ class BenchNode:
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
-            process = psutil.Process(self.transport.pid)
-            self._p2pd = sum(process.cpu_times()[:2]), process.memory_info().rss
+            times = psutil.Process(self.transport.pid).cpu_times()
+            self._p2pd_seconds = times.user + times.system
+        now = boot_seconds()
+        heard = [known.announcement for known in self.swarm.gossip.table]
         return {
             "number": self.number,
             **self.counts(),
@@ -214,37 +212,26 @@ class BenchNode:
             "bytes_out": self.swarm.traffic.bytes_out,
             "rejections": dict(self.swarm.pulling.rejections),
             "author": self.identity.author.hex(),
-            "announced": [n for n, at in self.announced.items() if LATE_SECONDS < boot_seconds() - at < OLD_SECONDS],
-            "heard": [[known.announcement.author.hex(), known.announcement.round] for known in self.swarm.gossip.table],
-            "authors": len(self.authors),
-            "age_p50": _percentile(self.ages, 50),
-            "age_p95": _percentile(self.ages, 95),
+            "announced": [number for number, at in self.announced.items() if LATE_SECONDS < now - at < OLD_SECONDS],
+            "heard": [[announcement.author.hex(), announcement.round] for announcement in heard],
             "steps": self.steps,
-            "short": self.short,
-            "p2pd_cpu": self._p2pd[0],
-            "p2pd_memory": self._p2pd[1],
+            "p2pd_cpu": self._p2pd_seconds,
         }
-
-
-def _percentile(values: Sequence[float], percent: int) -> float | None:
-    """The value below which so many in a hundred lie; None of none."""
-    if not values:
-        return None
-    return sorted(values)[len(values) * percent // 100]
 
 
 class Host:
     """The commands, each for all nodes of this process."""
-
-    node = BenchNode
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
         self._nodes: list[BenchNode] = []
         self.paced: list[asyncio.Task[None]] = []
 
+    def make_node(self, number: int, tokens: int) -> BenchNode:
+        return BenchNode(number, tokens)
+
     async def start(self, numbers: list[int], tokens: int, setup: dict[str, Any]) -> dict[str, Any]:
-        self._nodes = [self.node(number, tokens) for number in numbers]
+        self._nodes = [self.make_node(number, tokens) for number in numbers]
         context = make_context(self._nodes[0].run)
         return {"addresses": [await node.start(self._stack, context, setup) for node in self._nodes]}
 
@@ -262,7 +249,11 @@ class Host:
 
     async def push(self, others: list[str]) -> dict[str, Any]:
         peers = [bytes.fromhex(other) for other in others]
-        await asyncio.gather(*(node.push([p for p in peers if p != node.identity.author]) for node in self._nodes))
+        pushes = []
+        for node in self._nodes:
+            but_itself = [peer for peer in peers if peer != node.identity.author]
+            pushes.append(node.push(but_itself))
+        await asyncio.gather(*pushes)
         return {}
 
     async def keep(self, pushed: bool) -> dict[str, Any]:
@@ -288,7 +279,6 @@ class Host:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
-            "memory": psutil.Process().memory_info().rss,
             "at": boot_seconds(),
             "nodes": [node.figures() for node in self._nodes],
         }

@@ -84,35 +84,48 @@ class Forked(Host):
 class MemoryNode(host.BenchNode):
     """A node of the benchmark on a simulated network."""
 
-    network: Network
-    record_bytes = 0  # in the DHT
+    def __init__(self, network: Network, number: int, tokens: int) -> None:
+        super().__init__(number, tokens)
+        self._network = network
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
-        who = self.identity
-        addresses = [f"/ip4/127.0.0.1/tcp/{50_000 + self.number}/p2p/{who.peer_id}"]  # as long as a real one here
-        transport: Any = MemoryTransport(self.network, who.author, Machine(1.0, 1.0, UPLINK, False), addresses)
+        machine = Machine(1.0, 1.0, UPLINK, False)
+        transport: Any = MemoryTransport(self._network, self.identity.author, machine, _addresses(self))
         transport.pid = os.getpid()
         self.transport = transport
-        record = OwnerSigned(who, self.run.id).sign("", addresses, RECORD_LIFETIME)
-        MemoryNode.record_bytes = len(pack_answer([record]))
 
 
 class MemoryHost(host.Host):
-    """Does in this process what others do in their own."""
+    """Does in this process what others do in their own: all nodes, on a network of their own."""
 
-    node = MemoryNode
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        super().__init__(stack)
+        self._network = Network(LATENCY, random.Random(0))
+        stack.callback(lambda: [task.cancel() for task in self.paced])
+
+    def make_node(self, number: int, tokens: int) -> host.BenchNode:
+        return MemoryNode(self._network, number, tokens)
 
     async def do(self, what: str, *, limit: float = 0.0, **arguments: Any) -> dict[str, Any]:
         answer: dict[str, Any] = await getattr(self, what)(**arguments)
         return answer
 
 
+def _addresses(node: host.BenchNode) -> list[str]:
+    """One address, as long as a real one here."""
+    return [f"/ip4/127.0.0.1/tcp/{50_000 + node.number}/p2p/{node.identity.peer_id}"]
+
+
+def _record_bytes(tokens: int) -> int:
+    """The size of a node's record in the DHT."""
+    node = host.BenchNode(0, tokens)
+    record = OwnerSigned(node.identity, node.run.id).sign("", _addresses(node), RECORD_LIFETIME)
+    return len(pack_answer([record]))
+
+
 async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
-    """All nodes, on a network of their own."""
-    MemoryNode.network = Network(LATENCY, random.Random(0))
-    begun = MemoryHost(stack)
-    stack.callback(lambda: [task.cancel() for task in begun.paced])
-    return cast(Host, begun)
+    """As `Host.start`."""
+    return cast(Host, MemoryHost(stack))
 
 
 def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
@@ -127,9 +140,9 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
         warmup=found["meet_seconds"] + 2 * pace["step_seconds"],
         seconds=pace["seconds"],
         fresh=True,
-        record_bytes=MemoryNode.record_bytes,
+        record_bytes=_record_bytes(plan.tokens),
     )
-    for name in ("cpu_per_s", "memory_bytes", "wire_bytes_per_s"):
+    for name in ("cpu_per_s", "wire_bytes_per_s"):
         del found[name]  # of the simulation, not of a node
     return found | {"dht_bytes_out_per_s": answers["directory_bytes_out_per_node_s"]}
 

@@ -119,7 +119,6 @@ class _Swarm:
         return {
             "at": max(answer["at"] for answer in told),
             "cpu": sum(answer["cpu"] for answer in told) + sum(node["p2pd_cpu"] for node in nodes),
-            "memory": sum(answer["memory"] for answer in told) + sum(node["p2pd_memory"] for node in nodes),
             "wire": self._bytes_sent(),
             "nodes": nodes,
         }
@@ -139,15 +138,20 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         if plan.uplink_mbit:
             places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit))
             per_process = 1
-        numbers = [list(range(plan.nodes))[i : i + per_process] for i in range(0, plan.nodes, per_process)]
+        every = list(range(plan.nodes))
+        numbers = [every[first : first + per_process] for first in range(0, plan.nodes, per_process)]
         began = boot_seconds()
         tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
         begin = plan.begin or Host.start
         hosts = []
         starting = []
         for index, some in enumerate(numbers):
-            setup = {"host": "127.0.0.1", "quic": False, "interval": plan.interval}
-            setup["exchange_peers"] = plan.exchange_peers
+            setup = {
+                "host": "127.0.0.1",
+                "quic": False,
+                "interval": plan.interval,
+                "exchange_peers": plan.exchange_peers,
+            }
             prefix: Sequence[str] = ()
             if places:
                 name, setup["host"] = places[index]
@@ -169,17 +173,27 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         yield swarm
 
 
-_Phase = list[tuple[float, float, float]]
-"""One way of giving everybody everything: seconds, CPU-seconds and bytes on the wire of each repetition."""
+class _Phase:
+    """One way of giving everybody everything: seconds, CPU-seconds and bytes on the wire of each repetition."""
 
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+        self.wire: list[float] = []
 
-def _spent(before: dict[str, Any], after: dict[str, Any], seconds: float) -> tuple[float, float, float]:
-    return seconds, after["cpu"] - before["cpu"], after["wire"] - before["wire"]
+    def add(self, before: dict[str, Any], after: dict[str, Any], seconds: float) -> None:
+        """A repetition, by the figures of all nodes around it."""
+        self.seconds.append(seconds)
+        self.cpu.append(after["cpu"] - before["cpu"])
+        self.wire.append(after["wire"] - before["wire"])
 
-
-def _medians(phase: _Phase, name: str, tokens: int) -> dict[str, float]:
-    seconds, cpu, wire = (statistics.median(column) for column in zip(*phase, strict=True))
-    return {f"{name}seconds": seconds, f"{name}cpu_seconds": cpu, f"{name}wire_bytes_per_token": wire / tokens}
+    def medians(self, name: str, tokens: int) -> dict[str, float]:
+        """Figures whose names begin with `name`. tokens: of a repetition."""
+        return {
+            f"{name}seconds": statistics.median(self.seconds),
+            f"{name}cpu_seconds": statistics.median(self.cpu),
+            f"{name}wire_bytes_per_token": statistics.median(self.wire) / tokens,
+        }
 
 
 async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -193,46 +207,53 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
     """
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
-        pulled: _Phase = []
-        pushes: dict[str, _Phase] = {"stream_push_": [], "stored_push_": []}
-        payload = ideal = count = 0
+        pulled = _Phase()
+        pushes = {"stream_push_": _Phase(), "stored_push_": _Phase()}
+        payload = 0.0
+        ideal = 0
+        pushed = 0
         for repetition in range(1, plan.repetitions + 1):
-            size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
+            made = await swarm.do("make", groups=plan.groups)
+            size = sum(answer["bytes"] for answer in made)
             ideal += size * (plan.nodes - 1)
             before = await swarm.figures()
             began = boot_seconds()
             await swarm.do("announce", wanted=everything)
             at = await swarm.wait("admitted", repetition * everything, plan.timeout)
             after = await swarm.figures()
-            pulled.append(_spent(before, after, at - began))
-            payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
+            pulled.add(before, after, at - began)
+            payload += _total(after, "bytes_in") - _total(before, "bytes_in")
             tell(f"{repetition} of {plan.repetitions}: {at - began:.2f} s")
             for name, phase in pushes.items():
-                await swarm.do("keep", pushed=name == "stored_push_")
-                if name == "stored_push_":
+                stored = name == "stored_push_"
+                await swarm.do("keep", pushed=stored)
+                if stored:
                     await swarm.do("make", groups=plan.groups)  # others, which are in no store yet
                 before = await swarm.figures()
-                count += everything
+                pushed += everything
                 began = boot_seconds()
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
-                at = await swarm.wait("pushed", count, plan.timeout)
-                phase.append(_spent(before, await swarm.figures(), at - began))
+                at = await swarm.wait("pushed", pushed, plan.timeout)
+                phase.add(before, await swarm.figures(), at - began)
         tokens = plan.nodes * everything * GROUP * plan.tokens
         result = {
             "nodes": plan.nodes,
             "repetitions": plan.repetitions,
             "packet_bytes": size // (plan.nodes * plan.groups),
-            **_medians(pulled, "", tokens),
-            "seconds_spread": [min(pulled)[0], max(pulled)[0]],
+            **pulled.medians("", tokens),
+            "seconds_spread": [min(pulled.seconds), max(pulled.seconds)],
             "amplification": payload / ideal,
             "rejections": _merged(after),
         }
         for name, phase in pushes.items():
-            ratios = [ours / push for (ours, *_), (push, *_) in zip(pulled, phase, strict=True)]
-            result |= _medians(phase, name, tokens) | {f"{name}ratio": statistics.median(ratios)}
+            ratios = [ours / push for ours, push in zip(pulled.seconds, phase.seconds, strict=True)]
+            result |= phase.medians(name, tokens)
+            result[f"{name}ratio"] = statistics.median(ratios)
         if plan.uplink_mbit is not None:
-            line = size / plan.nodes * (plan.nodes - 1) * 8 / 1e6 / plan.uplink_mbit
-            result |= {"line_seconds": line, "line_ratio": result["seconds"] / line}
+            bits_of_a_node = 8 * size / plan.nodes * (plan.nodes - 1)
+            line_seconds = bits_of_a_node / 1e6 / plan.uplink_mbit
+            result["line_seconds"] = line_seconds
+            result["line_ratio"] = result["seconds"] / line_seconds
         return result
 
 
@@ -248,49 +269,46 @@ async def steady(
         tell(f"measuring for {seconds:.0f} s")
         await asyncio.sleep(seconds)
         after = await swarm.figures()
-        elapsed = after["at"] - before["at"]
+        elapsed: float = after["at"] - before["at"]
 
-        def rate(key: str) -> list[float]:
-            return [(b - a) / elapsed for a, b in zip(_total(before, key), _total(after, key), strict=True)]
+        def rate(key: str) -> float:
+            """Of a mean node, a second."""
+            return (_total(after, key) - _total(before, key)) / elapsed / plan.nodes
 
-        steps = sum(_total(after, "steps")) - sum(_total(before, "steps"))
-        announced = [(node["author"], number) for node in after["nodes"] for number in node["announced"]]
-        heard = sum(len(set(map(tuple, node["heard"])) & set(announced)) for node in after["nodes"])
-        taken = rate("admitted")
-        packet_bytes = make_run(plan.tokens).packet_bytes_max - 80
-        groups = missing = None
+        steps = _total(after, "steps") - _total(before, "steps")
+        groups = None
         if steps:
-            groups = sum(taken) * elapsed / steps
-            missing = (sum(_total(after, "short")) - sum(_total(before, "short"))) / steps
+            groups = rate("admitted") * elapsed * plan.nodes / steps
+        announced = {(node["author"], number) for node in after["nodes"] for number in node["announced"]}
+        heard = sum(len(announced & set(map(tuple, node["heard"]))) for node in after["nodes"])
+        packet_bytes = make_run(plan.tokens).packet_bytes_max - 80
         return {
             "nodes": plan.nodes,
             "seconds": elapsed,
             "meet_seconds": swarm.met,
             "announcements": len(announced),
             "announcements_lost": len(announced) * plan.nodes - heard,
-            "bytes_in_per_s": statistics.mean(rate("bytes_in")),
-            "bytes_out_per_s": statistics.mean(rate("bytes_out")),
-            "busiest_bytes_out_per_s": max(rate("bytes_out")),
+            "bytes_in_per_s": rate("bytes_in"),
+            "bytes_out_per_s": rate("bytes_out"),
             "wire_bytes_per_s": (after["wire"] - before["wire"]) / elapsed / plan.nodes,
-            "overhead_bytes_per_s": statistics.mean(rate("bytes_in")) - statistics.mean(taken) * packet_bytes,
+            "overhead_bytes_per_s": rate("bytes_in") - rate("admitted") * packet_bytes,
             "cpu_per_s": (after["cpu"] - before["cpu"]) / elapsed / plan.nodes,
-            "memory_bytes": after["memory"] / plan.nodes,
             "groups_per_step": groups,
-            "missing_per_step": missing,
-            "authors": statistics.mean(_total(after, "authors")),
-            "age_p50": statistics.median(filter(None, _total(after, "age_p50"))),
-            "age_p95": statistics.median(filter(None, _total(after, "age_p95"))),
             "rejections": _merged(after),
         }
 
 
-def _total(figures: dict[str, Any], key: str) -> list[Any]:
-    """One figure of every node, by its number."""
-    return [node[key] for node in sorted(figures["nodes"], key=lambda node: node["number"])]
+def _total(figures: dict[str, Any], key: str) -> float:
+    """A figure of all nodes together."""
+    return sum(float(node[key]) for node in figures["nodes"])
 
 
 def _merged(figures: dict[str, Any]) -> dict[str, int]:
-    return dict(sum((Counter(node["rejections"]) for node in figures["nodes"]), Counter[str]()))
+    """The rejections of all nodes, by reason."""
+    merged = Counter[str]()
+    for node in figures["nodes"]:
+        merged.update(node["rejections"])
+    return dict(merged)
 
 
 def _loopback_bytes() -> int:
