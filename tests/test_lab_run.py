@@ -80,8 +80,7 @@ def test_the_manifest_says_what_was_run_and_by_what(out: Path) -> None:
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["versions"]["torch"] and manifest["versions"]["ftis-node"]
     assert [node["kind"] for node in manifest["nodes"]] == ["full", "lora"]
-    values = {cell["name"]: cell["values"] for cell in manifest["cells"]}
-    assert values["ftis"]["divergence"] == "k1" and values["ftis"]["threshold"] == 1.0
+    assert [cell["label"] for cell in manifest["cells"]] == ["alone", "F-TIS"]
     assert (out / "experiment.toml").read_text() == FILE
 
 

@@ -13,12 +13,11 @@ HELD_OUT = "held-out"  # the set that every evaluation without another name is o
 
 
 class Spent(TypedDict):
-    """A node, its steps so far, and their cost: simulated seconds, CPU-seconds, own completions, samples trained on."""
+    """A node, its steps so far, and their cost: simulated seconds, own completions, samples trained on."""
 
     node: str
     step: int
     time: float
-    cpu: float
     generated: int
     trained: int
 
@@ -60,4 +59,6 @@ def mapped(value: Any, leaf: Callable[[float], Any]) -> Any:
         return {key: mapped(part, leaf) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [mapped(part, leaf) for part in value]
-    return leaf(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return leaf(value)
+    return value

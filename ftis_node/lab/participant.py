@@ -38,6 +38,18 @@ from ftis_node.tasks import load_task
 from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
+_TOLD = (  # of a step's figures
+    "own_groups",
+    "foreign_groups",
+    "own_reward",
+    "foreign_reward",
+    "foreign_age",
+    "loss",
+    "gradient_norm",
+    "tokens",
+    "skipped",
+    "warnings",
+)
 SLOTS = 128  # of a horizontal run at a free pace, in an epoch
 
 
@@ -85,23 +97,27 @@ class Participant:
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
             await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+        own_only = opened.own_only or self.spec.collaboration == "alone"
+        at_own_pace = self.spec.pace == "free"
+        max_age = math.inf
+        if at_own_pace:
+            max_age = announced_age(run, self.settings.max_age)
+        clock = asyncio.get_running_loop().time
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
-        clock = asyncio.get_running_loop().time
-        own_only = opened.own_only or self.spec.collaboration == "alone"
         self.swarm = MemorySwarm(
             network,
             self._identity.author,
             Trade(
                 context,
                 store,
-                lambda: self.stepper.want(),
-                lambda arrived: self.stepper.source.inbox.on_groups(arrived),
+                want=lambda: self.stepper.want(),
+                on_groups=lambda arrived: self.stepper.source.inbox.on_groups(arrived),
             ),
             clock,
-            max_age=announced_age(run, self.settings.max_age) if self.spec.pace == "free" else math.inf,
+            max_age=max_age,
             rng=self._rng("table"),
-            on_demand=self.spec.pace == "free" and not own_only and not self.member.script,
+            on_demand=at_own_pace and not own_only and not self.member.script,
         )
         means = Means(
             context=context,
@@ -158,10 +174,12 @@ class Participant:
             return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.source.inbox.scored()
+        batch = means.batch_groups
         if means.run.parts > 1:  # in lock step the parts of one round and slot form a group
-            others = self.stepper.pool.take(means.batch_groups * (means.run.parts - 1), means.newcomers())
+            others = self.stepper.pool.take(batch * (means.run.parts - 1), means.newcomers())
             return StepBatch(own, others, key=lambda group: group.key[1:])
-        return StepBatch(own, self.stepper.pool.take(means.batch_groups - len(own), means.newcomers()))
+        others = self.stepper.pool.take(batch - len(own), means.newcomers())
+        return StepBatch(own, others)
 
     async def close(self) -> None:
         """Ends what it started."""
@@ -177,7 +195,6 @@ class Participant:
             "node": self.name,
             "step": self.stepper.progress.step,
             "time": asyncio.get_running_loop().time(),
-            "cpu": self.compute.cpu,
             "generated": self.meter.generated,
             "trained": self.meter.trained,
         }
@@ -191,13 +208,13 @@ class Participant:
 
     def told_step(self, taken: TakenStep) -> StepEvent:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
-        last = taken.row()
-        diagnostics = taken.report.diagnostics
-        plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
         event: dict[str, Any] = {"event": "step", **self.spent()}
         if self.meter.watch is not None:
             event["payloads"] = self.meter.watch.take()
-        event |= {name: last[name] for name in (*plain, "tokens", "skipped", "warnings")}
+        row = taken.row()
+        for name in _TOLD:
+            event[name] = row[name]
+        diagnostics = taken.report.diagnostics
         event["overall"] = diagnostics.overall
         event["own"] = diagnostics.sources.get("own", {})
         event["foreign"] = {}
@@ -212,13 +229,13 @@ class Participant:
         checkpoints = Checkpoints(directory / self.name)
         partial = checkpoints.begin(self.stepper.progress.step)
         await self.compute.call(Save(str(partial)))
-        counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
+        counts = {"generated": self.meter.generated, "trained": self.meter.trained, "round": self.swarm.next_round}
         facts = {
             "model": labelled(self.settings.model, self.facts.kind),
             "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
-            "lab": {**counts, "round": self.swarm.next_round},
+            "lab": counts,
             "standing": self.stepper.means.reputation.facts(),
         }
         checkpoints.commit(partial, facts)
@@ -237,7 +254,6 @@ class Participant:
         counts = facts["lab"]
         self.meter.generated = counts["generated"]
         self.meter.trained = counts["trained"]
-        self.compute.cpu = counts["cpu"]
 
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:

@@ -94,7 +94,9 @@ class Runner:
 
     def _checkpoints(self, spec: TrialSpec) -> list[Path]:
         """The checkpoints of a trial's nodes, where they are kept."""
-        return sorted((self.directory(spec) / "checkpoints").glob("*")) if spec.keep else []
+        if not spec.keep:
+            return []
+        return sorted((self.directory(spec) / "checkpoints").glob("*"))
 
     # --- what is drawn --------------------------------------------------------------------------------------------
 
@@ -159,13 +161,8 @@ class Runner:
         replace_text(self.out / "manifest.json", json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1))
 
     def _cell_facts(self, cell: CellSpec) -> Cell:
-        """A cell and what its settings come to; the divergence is named, for every figure must say which it shows."""
-        from ftis_node.learner import choose_objective
-
         spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
         trained = [member for member in spec.members if not member.script]
-        objective = choose_objective(spec.settings_of(trained[0]), spec.task, spec.run.get("completion_tokens", 1))
-        parts = {name: getattr(objective, name) for name in ("divergence", "reduction", "threshold")}
         fastest = max(member.speed for member in trained)
         return Cell(
             name=cell.name,
@@ -174,7 +171,7 @@ class Runner:
             pace=cell.pace,
             nodes=[member.name for member in spec.members],
             slower=[member.name for member in trained if member.speed < fastest],
-            values={**parts, **cell.settings, **cell.values},
+            values={**cell.settings, **cell.values},
         )
 
     def _relative(self, spec: TrialSpec) -> Path:
@@ -182,12 +179,17 @@ class Runner:
 
 
 def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
-    model = node.model or node.script or (node.warm.recipe if node.warm else "")
-    lora = node.settings.get("lora", experiment.settings.get("lora", False))
-    return Node(name=node.name, model=model, kind="lora" if lora else "full")
+    model = node.model or node.script
+    if not model and node.warm is not None:
+        model = node.warm.recipe
+    kind = "full"
+    if node.settings.get("lora", experiment.settings.get("lora", False)):
+        kind = "lora"
+    return Node(name=node.name, model=model, kind=kind)
 
 
 def _side_by_side(experiment: Experiment) -> int:
     """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
-    small = all(node.model == "" or node.model in built_in() for node in experiment.nodes)
-    return (os.cpu_count() or 1) if small else 1
+    if all(node.model == "" or node.model in built_in() for node in experiment.nodes):
+        return os.cpu_count() or 1
+    return 1

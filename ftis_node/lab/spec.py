@@ -47,22 +47,30 @@ class TrialSpec(BaseModel):
 
     def facts(self) -> dict[str, Any]:
         """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
-        fields = self.model_dump()
+        facts = self.model_dump()
         for later in ("payloads", "until"):
-            if not fields[later]:
-                del fields[later]
+            if not facts[later]:
+                del facts[later]
         if self.clock.per == "group":
-            del fields["clock"]["per"]
-        for warm in filter(None, (one["warm"] for one in fields["members"])):
-            if warm["long"] is None:
+            del facts["clock"]["per"]
+        for member in facts["members"]:
+            warm = member["warm"]
+            if warm is not None and warm["long"] is None:
                 del warm["long"]
-        named = {one.name: one.data or (one.task if Path(one.task).is_file() else "") for one in self.evaluate}
-        named |= {"data": self.data, "eval_data": self.eval_data}
-        named["task"] = self.task if Path(self.task).is_file() else ""
-        files = {name: _sha256(path) for name, path in named.items() if path}
-        rounds = {"rounds": "by seed"} if self.collaboration == "horizontal" else {}
-        # Gradients could be asked for once; ids stay what they were.
-        return {**fields, "gradients": None, **({"sha256": files} if files else {}), **rounds, "schema": TRIAL_SCHEMA}
+        files = self._files()
+        if files:
+            facts["sha256"] = {name: _sha256(path) for name, path in files.items()}
+        if self.collaboration == "horizontal":
+            facts["rounds"] = "by seed"
+        facts["gradients"] = None  # could be asked for once
+        facts["schema"] = TRIAL_SCHEMA
+        return facts
+
+    def _files(self) -> dict[str, str]:
+        """Paths of the files with the trial's data, by what they are of."""
+        named = {also.name: also.data or _if_file(also.task) for also in self.evaluate}
+        named |= {"data": self.data, "eval_data": self.eval_data, "task": _if_file(self.task)}
+        return {name: path for name, path in named.items() if path}
 
     def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences unless they are named.
@@ -80,6 +88,9 @@ def trials(experiment: Experiment) -> list[TrialSpec]:
 
 def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     """The trial of a cell with a seed."""
+    until = None
+    if experiment.until == "target" and cell.pace == "free":
+        until = experiment.target
     shared = ("task", "data", "eval_data", "steps", "seconds", "keep", "payloads", "clock", "evaluate")
     return TrialSpec(
         seed=seed,
@@ -87,13 +98,20 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
         **{name: getattr(cell, name) for name in ("collaboration", "pace")},
         run={**experiment.run, **cell.run},
         members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
-        until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
+        until=until,
     )
 
 
 def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
     settings = {**experiment.settings, **node.settings, **cell.settings, **cell.node.get(node.name, {})}
     return node.model_copy(update={"settings": settings, "speed": cell.speed.get(node.name, node.speed)})
+
+
+def _if_file(task: str) -> str:
+    """The task's name, if it is a file's."""
+    if Path(task).is_file():
+        return task
+    return ""
 
 
 def _sha256(path: str) -> str:

@@ -33,8 +33,11 @@ class Start:
 
     @property
     def name(self) -> str:
-        kept = {k: v for k, v in dataclasses.asdict(self.recipe).items() if (k, v) not in (("batch", 64), ("rise", 1))}
-        facts = json.dumps([START_SCHEMA, kept, self.seed, self.task])
+        recipe = dataclasses.asdict(self.recipe)
+        for later, usual in (("batch", 64), ("rise", 1)):
+            if recipe[later] == usual:
+                del recipe[later]
+        facts = json.dumps([START_SCHEMA, recipe, self.seed, self.task])
         return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
@@ -43,7 +46,9 @@ def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
     warm = member.warm
     if warm is None:
         return None
-    task = spec.task if ":" in spec.task else "arithmetic"  # a function of the lab; else what is built in
+    task = "arithmetic"
+    if ":" in spec.task:  # a function of the lab
+        task = spec.task
     return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}", task)
 
 
@@ -56,7 +61,9 @@ def starts(specs: list[TrialSpec]) -> list[Start]:
 def model_of(spec: TrialSpec, member: NodeSpec, models: Path) -> str:
     """What `Settings.model` is to be: a name, or the folder of the warm-up under `models`."""
     start = start_of(spec, member)
-    return (member.model or MODEL) if start is None else str(models / start.name)
+    if start is not None:
+        return str(models / start.name)
+    return member.model or MODEL
 
 
 def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lambda: False) -> None:
@@ -64,17 +71,17 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
     folder = models / start.name
     if folder.exists():
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     task = load_task(start.task, code=True)
     if start.recipe.style == "spelled":
         task = dataclasses.replace(task, completion_tokens=max(task.completion_tokens, 32))
-    partial = models / f"{start.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     made = warm_up(start.recipe, task, start.seed, told=False, stopping=stopping)
     torch.set_num_threads(threads)
     if made is None:
         return
+    partial = models / f"{start.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
     try:
         facts = save(start.recipe, *made, task, partial) | {"seed": start.seed}
         (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))

@@ -19,9 +19,15 @@ class Teacher:
         self._rng = rng
         self._errors = errors
         self._style = style
-        doubts = {sign: 0.55 if sign == weak else 0.05 for sign in "+-"} if weak else {"+": 0.3, "-": 0.3}
-        facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
-        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < errors * doubts[fact[1]]}
+        doubts = {"+": 0.3, "-": 0.3}
+        if weak:
+            doubts = {"+": 0.05, "-": 0.05, weak: 0.55}
+        self._off: dict[tuple[int, str, int], int] = {}  # facts that it believes, and by how much they are off
+        for x in range(19):
+            for sign in "+-":
+                for y in range(1, 10):
+                    if rng.random() < errors * doubts[sign]:
+                        self._off[x, sign, y] = rng.choice((-1, 1))
         self._forgetful = set(rng.sample(range(1, 10), forgetful))
 
     def completion(self, question: str) -> str:
@@ -29,12 +35,16 @@ class Teacher:
         first, *rest = list(question.removesuffix("="))
         operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
         values = [int(first)]
+        forgets = 0.1 * self._errors
+        if values[0] in self._forgetful:
+            forgets = 0.7
         for sign, operand in operations:
-            forgets = 0.7 if values[0] in self._forgetful else 0.1 * self._errors
-            if len(values) == len(operations) and self._rng.random() < forgets:
+            is_last = len(values) == len(operations)
+            if is_last and self._rng.random() < forgets:
                 break
             values.append(self._recall(values[-1], sign, operand))
-        return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
+        thought = " ".join(self._told(values, operations))
+        return f"<think>{thought}</think><answer>{values[-1]}</answer>"
 
     def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
         """The steps of the reasoning in this teacher's style."""
@@ -49,10 +59,12 @@ class Teacher:
         return told
 
     def _recall(self, x: int, sign: str, y: int) -> int:
+        """What it takes `x sign y` for, never below 0."""
         value = apply(x, sign, y)
         off = self._off.get((x, sign, y))
         if off is not None:
-            value += off if self._rng.random() < 0.7 else 0
+            if self._rng.random() < 0.7:
+                value += off
         elif self._rng.random() < self._errors * 0.08:
             value += self._rng.choice((-2, -1, 1, 2))
         return max(0, value)

@@ -160,32 +160,28 @@ def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> d
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Make all models, or those named by --only, and write the manifest."""
+    """Make all models and write the manifest."""
     parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.warmup", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
-    parser.add_argument("--only", choices=[r.name for r in RECIPES], action="append", help="make only this one")
-    parser.add_argument("--seed", type=int, default=SEED)
-    options = parser.parse_args(argv)
+    out = parser.parse_args(argv).out
     torch.set_num_threads(1)  # more threads would change the order of sums, and are slower at this size
     transformers.utils.logging.disable_progress_bar()
     task = load_task("arithmetic")
-    path = options.out / "manifest.json"
-    known = json.loads(path.read_text())["models"] if options.only and path.exists() else {}
+    models = {}
     for recipe in RECIPES:
-        if options.only is None or recipe.name in options.only:
-            started = time.monotonic()
-            made = warm_up(recipe, task, options.seed)
-            assert made is not None
-            known[recipe.name] = save(recipe, *made, task, options.out)
-            print(f"{recipe.name}: pass@1 {known[recipe.name]['pass_at_1']}, {time.monotonic() - started:.0f} s")
+        started = time.monotonic()
+        made = warm_up(recipe, task)
+        assert made is not None
+        models[recipe.name] = save(recipe, *made, task, out)
+        print(f"{recipe.name}: pass@1 {models[recipe.name]['pass_at_1']}, {time.monotonic() - started:.0f} s")
     versions = {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    manifest = {"seed": options.seed, "task_data": task.data, "versions": versions, "models": known}
-    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    manifest = {"seed": SEED, "task_data": task.data, "versions": versions, "models": models}
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 if __name__ == "__main__":
