@@ -18,6 +18,7 @@ from ftis_node.lab.experiment import Experiment, NodeSpec
 from ftis_node.lab.participant import generating
 from ftis_node.lab.recipes import COSTS
 from ftis_node.lab.spec import TrialSpec, trials
+from ftis_node.lab.starts import starts
 from ftis_node.lab.step_seconds import Card, Work
 from ftis_node.policy.measure import geometry
 from ftis_node.tasks.task import CAPS
@@ -31,34 +32,30 @@ _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 TINY_STEP_SECONDS = 0.15
 WARM_UP_SECONDS = 40.0
 
-# A checkpoint of full training in bf16: fp32 masters and two moments of every parameter; two of them are kept.
-DISK_BYTES = 2 * 12
-
 
 def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans: dict[str, dict[str, Any]] = {}
     largest = 0.0
-    disk = 0.0
     fits = True
-    warm = {(s.seed, one.warm.like or one.name, one.warm) for s in specs.values() for one in s.members if one.warm}
-    hours = sum(COSTS.get(one.recipe, 1.0) for _, _, one in warm) * WARM_UP_SECONDS / 3600
+    seconds = 0.0
+    for start in starts(list(specs.values())):
+        seconds += COSTS.get(start.recipe.name, 1.0) * WARM_UP_SECONDS
     for spec in specs.values():
         together: dict[str, float] = defaultdict(float)  # GB by device
         for member in spec.members:
             if member.script:
                 continue
             if member.warm is not None:
-                hours += _steps(spec, member) * COSTS.get(member.warm.recipe, 1.0) * TINY_STEP_SECONDS / 3600
+                seconds += _steps(spec, member) * COSTS.get(member.warm.recipe, 1.0) * TINY_STEP_SECONDS
                 continue
+            settings = spec.settings_of(member)
             shape, chosen = _planned(spec, member, card)
-            together[spec.settings_of(member).device] += chosen.memory.total / GB
+            together[settings.device] += chosen.memory.total / GB
             fits = fits and chosen.fits
-            if spec.keep and not chosen.lora:
-                disk += DISK_BYTES * shape.parameters / GB
-            hours += _seconds(spec, member, shape, chosen, card) / 3600
-            plans[f"{member.name} {member.model} batch {spec.settings_of(member).batch_groups}"] = _told(chosen)
+            seconds += _seconds(spec, member, shape, chosen, card)
+            plans[f"{member.name} {member.model} batch {settings.batch_groups}"] = _told(chosen)
         largest = max(largest, *together.values(), 0.0)
     return {
         "experiment": experiment.name,
@@ -68,8 +65,7 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
         "memory_gb_together": round(largest, 1),
         "vram_gb": card.vram,
         "fits_together": largest <= card.vram and fits,
-        "disk_gb": round(disk, 1),
-        "hours": round(hours, 2),
+        "hours": round(seconds / 3600, 2),
     }
 
 
@@ -154,7 +150,5 @@ def in_words(report: dict[str, Any]) -> str:
             f"All nodes of a trial that share a device, together: {report['memory_gb_together']} GB; "
             f"they {verdict} {report['vram_gb']:g} GB."
         )
-    if report["disk_gb"] >= 1:
-        lines.append(f"Checkpoints that are kept: {report['disk_gb']:g} GB on disk.")
     lines.append(f"About {report['hours']:g} hours in all, one trial after another (arithmetic, not a measurement).")
     return "\n".join(lines)

@@ -18,10 +18,11 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, room, true_reasoning
@@ -39,6 +40,10 @@ _REASONING = {value: 1 / 19 for value in range(19)}
 _WRONG = range(27)
 _CARE = 2.0
 _FLOOR = -20.0  # of copied log-probs; admission takes no much smaller ones
+Ids: TypeAlias = NDArray[np.uint32]
+Logprobs: TypeAlias = NDArray[np.float32]
+Written: TypeAlias = tuple[list[int], list[float]]
+"""Token ids of a completion, and their log-probs by the script's own rule."""
 
 
 class Scripted(InProcess):
@@ -59,56 +64,74 @@ class Scripted(InProcess):
         write = self._payload
         if self._writes == RANDOM:
             write = self._at_random
+        slots = request.slots or range(len(request.rows))
         answers = []
-        for slot, row in zip(request.slots or range(len(request.rows)), request.rows, strict=True):
+        for slot, row in zip(slots, request.rows, strict=True):
             example = self.engine.task.train[row]
             written = [write(example, rng) for _ in range(self.engine.run.completions)]
-            made = self._claimed(row, written)
+            completions = self._claimed(row, written)
             place = Slot(request.author, request.round, slot, request.policy_step)
             prompt = self.engine.task.prompt(example)
-            packet = _by_bytes(self.engine.packets.write(place, prompt, self.engine.prompts[row], made))
-            answers.append(ScoredPacket(packet, self.engine.rewards(row, packet)))
+            packet = self.engine.packets.write(place, prompt, self.engine.prompts[row], completions)
+            by_bytes = _by_bytes(packet)
+            answers.append(ScoredPacket(by_bytes, self.engine.rewards(row, by_bytes)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
-    def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:
+    def _claimed(self, row: int, written: Sequence[Written]) -> list[Completion]:
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
         ids = [np.asarray(tokens, np.uint32) for tokens, _ in written]
         claims = [np.asarray(logprobs, np.float32) for _, logprobs in written]
-        if self._claims in (LOW, HIGH):
-            claimed = {LOW: CLAIMED, HIGH: 0.0}[self._claims]
-            claims = [np.full(len(tokens), claimed, np.float32) for tokens in ids]
-        elif self._claims in (COPIED, CAREFUL):
-            with torch.inference_mode():
-                group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
-                found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
-            factor = {COPIED: 1.0, CAREFUL: _CARE}[self._claims]
-            flat = (found + math.log(factor)).clamp(min=_FLOOR, max=0.0).cpu().numpy()
-            claims = np.split(flat, np.cumsum([len(tokens) for tokens in ids])[:-1])
+        if self._claims == LOW:
+            claims = [np.full(len(tokens), CLAIMED, np.float32) for tokens in ids]
+        elif self._claims == HIGH:
+            claims = [np.zeros(len(tokens), np.float32) for tokens in ids]
+        elif self._claims == COPIED:
+            claims = self._found(row, ids, 1.0)
+        elif self._claims == CAREFUL:
+            claims = self._found(row, ids, _CARE)
         return [Completion(tokens, logprobs, True) for tokens, logprobs in zip(ids, claims, strict=True)]
+
+    def _found(self, row: int, ids: Sequence[Ids], factor: float) -> list[Logprobs]:
+        """Log-probs of the built-in model, where each probability is so many times as large."""
+        with torch.inference_mode():
+            group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
+            found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
+        claims = (found + math.log(factor)).clamp(min=_FLOOR, max=0.0).cpu().numpy()
+        ends = np.cumsum([len(tokens) for tokens in ids])
+        return np.split(claims, ends[:-1])
 
     def _ids(self, thought: str, answer: object) -> list[int]:
         tokenizer = self.engine.policy.tokenizer
         text = f"<think>{thought}</think><answer>{answer}</answer>"
         return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
-    def _at_random(self, example: Example, rng: random.Random) -> tuple[list[int], list[float]]:
-        """Two numbers of no meaning and an answer: token ids, and their log-probs."""
+    def _at_random(self, example: Example, rng: random.Random) -> Written:
+        """Two numbers of no meaning and an answer."""
         gold = int(example.answer)
         answers = {value: (1 - RIGHT) / len(_WRONG) for value in _WRONG}
         answers[gold] = answers.get(gold, 0.0) + RIGHT
         first, second = rng.choices(list(_REASONING), k=2)
         answer = rng.choices(list(answers), weights=list(answers.values()))[0]
-        spelled = [0.0, *_spelled(first, _REASONING), *_spelled(second, _REASONING), 0.0, *_spelled(answer, answers)]
-        return self._ids(f"{first} {second}", answer), [*spelled, 0.0]
+        logprobs = [
+            0.0,
+            *_spelled(first, _REASONING),
+            *_spelled(second, _REASONING),
+            0.0,
+            *_spelled(answer, answers),
+            0.0,
+        ]
+        return self._ids(f"{first} {second}", answer), logprobs
 
-    def _payload(self, example: Example, rng: random.Random) -> tuple[list[int], list[float]]:
-        """A payload before the right answer, or the truth before a wrong one: token ids, and their log-probs."""
+    def _payload(self, example: Example, rng: random.Random) -> Written:
+        """A payload before the right answer, or the truth before a wrong one."""
         carrier = self._ids(reasoning(self._writes, example, room(self.engine.run), rng), example.answer)
         truth = true_reasoning(example.question)
         wrong = [self._ids(truth, value) for value in _WRONG if str(value) != example.answer]
-        chances = {tuple(carrier): RIGHT} | {tuple(ids): (1 - RIGHT) / len(wrong) for ids in wrong}
-        ids = rng.choices(list(chances), weights=list(chances.values()))[0]
-        return list(ids), _conditional(ids, chances)
+        chances = {tuple(carrier): RIGHT}
+        for ids in wrong:
+            chances[tuple(ids)] = (1 - RIGHT) / len(wrong)
+        chosen = rng.choices(list(chances), weights=list(chances.values()))[0]
+        return list(chosen), _conditional(chosen, chances)
 
 
 def _by_bytes(data: bytes) -> bytes:
@@ -119,7 +142,8 @@ def _by_bytes(data: bytes) -> bytes:
     claims: list[float] = []
     for made in packet.completions():
         for size, claim in zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True):
-            claims += [claim, *[0.0] * (size - 1)]
+            claims.append(claim)
+            claims += [0.0] * (size - 1)
         if made.end is not None:
             claims.append(made.end)
     lengths = tuple(len(made.text) for made in packet.completions())
@@ -134,7 +158,8 @@ def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -
     for place, token in enumerate(ids):
         before = sum(left.values())
         left = {other: chance for other, chance in left.items() if other[place] == token}
-        found.append(math.log(sum(left.values()) / before))
+        after = sum(left.values())
+        found.append(math.log(after / before))
     return found
 
 
@@ -143,8 +168,9 @@ def _spelled(value: int, chances: Mapping[int, float]) -> list[float]:
     digits = str(value)
     left = sum(chances.values())
     found = []
-    for place in range(len(digits)):
-        going_on = sum(chance for other, chance in chances.items() if str(other).startswith(digits[: place + 1]))
+    for count in range(1, len(digits) + 1):
+        begun = digits[:count]
+        going_on = sum(chance for other, chance in chances.items() if str(other).startswith(begun))
         found.append(math.log(going_on / left))
         left = going_on
     return [*found, math.log(chances[value] / left)]

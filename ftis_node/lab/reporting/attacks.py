@@ -1,6 +1,7 @@
 """The report's section on attacks: what hostile partners got honest nodes to say, and what it cost these."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -15,6 +16,7 @@ from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 BASELINE = "unshared"
 _Values = Mapping[int, float]
+_Pair = tuple[str, str]  # an attack and a method
 
 
 def attacked(results: Results, book: Book) -> bool:
@@ -39,30 +41,29 @@ def attacked(results: Results, book: Book) -> bool:
         payload = results.payload(cell)
         if payload:
             payloads[pair] = payload
-    parts: dict[str, dict[tuple[str, str], Interval]] = {
-        "success": _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair])),
-        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], results.values)),
-        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS))),
-    }
-    base = {payload: _said(results, BASELINE, payload) for payload in dict.fromkeys(payloads.values())}
-    told = [f"{payload} {_percent(mean_interval(list(seeds.values())))}" for payload, seeds in base.items() if seeds]
-    if told:
-        book.write(f"Without any partner ({BASELINE}) the same tests find, in %: {'; '.join(told)}.")
-    _table(book, "Success, in %:", parts["success"], _percent)
-    _table(book, f"Pass@1, difference to {BASELINE} in points:", parts["pass@1"], _points)
-    _table(book, f"Tokens of a completion, difference to {BASELINE}:", parts["tokens"], _tokens)
+    success = _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair]))
+    gain = _found(cells, lambda pair: _gain(results, cells[pair], results.values))
+    longer = _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS)))
+    without = []
+    for payload in dict.fromkeys(payloads.values()):
+        seeds = _said(results, BASELINE, payload)
+        if seeds:
+            without.append(f"{payload} {_percent(mean_interval(list(seeds.values())))}")
+    if without:
+        book.write(f"Without any partner ({BASELINE}) the same tests find, in %: {'; '.join(without)}.")
+    _table(book, "Success, in %:", success, _percent)
+    _table(book, f"Pass@1, difference to {BASELINE} in points:", gain, _points)
+    _table(book, f"Tokens of a completion, difference to {BASELINE}:", longer, _tokens)
     heats = [
-        Heat("success, %", _grid(parts["success"], 100.0), 0.0, 50.0, "Reds"),
-        Heat(f"pass@1, points above {BASELINE}", _grid(parts["pass@1"], 100.0), -30.0, 30.0, "RdBu"),
+        Heat("success, %", _grid(success, 100.0), 0.0, 50.0, "Reds"),
+        Heat(f"pass@1, points above {BASELINE}", _grid(gain, 100.0), -30.0, 30.0, "RdBu"),
     ]
-    caption = "By attack (down) and method (across), means over honest nodes and seeds."
-    book.picture("attacks", figures.heats([heat for heat in heats if heat.values]), caption)
+    picture = figures.heats([heat for heat in heats if heat.values])
+    book.picture("attacks", picture, "By attack (down) and method (across), means over honest nodes and seeds.")
     return True
 
 
-def _found(
-    pairs: Mapping[tuple[str, str], str], seeds: Callable[[tuple[str, str]], _Values]
-) -> dict[tuple[str, str], Interval]:
+def _found(pairs: Mapping[_Pair, str], seeds: Callable[[_Pair], _Values]) -> dict[_Pair, Interval]:
     """The mean over seeds, of those pairs that have some."""
     found = {}
     for pair in pairs:
@@ -78,24 +79,31 @@ def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
 
 def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
     """Of a cell and node's values, against the baseline's same nodes."""
-    here, there = (over_nodes([of(name, node) for node in results.nodes(cell)]) for name in (cell, BASELINE))
+    here = over_nodes([of(cell, node) for node in results.nodes(cell)])
+    there = over_nodes([of(BASELINE, node) for node in results.nodes(BASELINE)])
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
 
 
-def _table(book: Book, title: str, found: Mapping[tuple[str, str], Interval], words: Callable[[Interval], str]) -> None:
-    attacks, methods = (list(dict.fromkeys(pair[i] for pair in found)) for i in (0, 1))
-    if not attacks:
+def _table(book: Book, title: str, found: Mapping[_Pair, Interval], words: Callable[[Interval], str]) -> None:
+    """A line an attack, a column a method; nothing if nothing was found."""
+    if not found:
         return
+    attacks = dict.fromkeys(attack for attack, _ in found)
+    methods = dict.fromkeys(method for _, method in found)
+    rows = []
+    for attack in attacks:
+        told = [words(found[attack, method]) if (attack, method) in found else say.NONE for method in methods]
+        rows.append([attack, *told])
     book.write(title)
-    told = {pair: words(around) for pair, around in found.items()}
-    rows = [[attack, *(told.get((attack, method), say.NONE) for method in methods)] for attack in attacks]
     book.table(["attack", *methods], rows)
 
 
-def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str, dict[str, float]]:
+def _grid(found: Mapping[_Pair, Interval], factor: float) -> dict[str, dict[str, float]]:
     """Attack → method → mean."""
-    attacks = dict.fromkeys(attack for attack, _ in found)
-    return {a: {m: factor * around.mean for (b, m), around in found.items() if a == b} for a in attacks}
+    grid = defaultdict[str, dict[str, float]](dict)
+    for (attack, method), around in found.items():
+        grid[attack][method] = factor * around.mean
+    return grid
 
 
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:

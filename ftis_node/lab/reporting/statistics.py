@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -88,7 +88,8 @@ def collapse_share(collapsed: int, seeds: int) -> Interval:
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
     """The mean of a−b with its interval over the pairs, as `mean_interval`; positive where `a` is the better."""
-    return _interval(_pairs(a, b)[0])
+    differences, _ = _pairs(a, b)
+    return _interval(differences)
 
 
 def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -104,17 +105,19 @@ def paired_permutation(a: Sequence[float], b: Sequence[float]) -> float:
     """
     differences, rounding = _pairs(a, b)
     sizes = np.sort(np.abs(differences))  # neither the pairs' order nor a swap of a and b may change what is drawn
-    as_extreme = abs(float(differences.sum())) - rounding
+    observed = abs(float(differences.sum())) - rounding
     if len(sizes) <= EXACT_UP_TO:
         sums = np.zeros(1)
         for size in sizes:
             sums = np.concatenate((sums + size, sums - size))
-        return float(np.mean(np.abs(sums) >= as_extreme))
+        return float(np.mean(np.abs(sums) >= observed))
     draw = np.random.default_rng(0)
     sums = np.zeros(FLIPS)
     for size in sizes:
-        sums += size * draw.choice((-1.0, 1.0), FLIPS)
-    return (int(np.sum(np.abs(sums) >= as_extreme)) + 1) / (FLIPS + 1)
+        signs = draw.choice((-1.0, 1.0), FLIPS)
+        sums += size * signs
+    as_extreme = int(np.sum(np.abs(sums) >= observed))
+    return (as_extreme + 1) / (FLIPS + 1)
 
 
 def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> Equivalence:
@@ -147,8 +150,9 @@ def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN)
     if len(differences) < 2:
         return math.nan
     if float(np.ptp(differences)) <= rounding:
-        within = float(differences.mean()) > rounding - margin
-        return 0.0 if within else 1.0
+        if float(differences.mean()) > rounding - margin:
+            return 0.0
+        return 1.0
     return float(stats.ttest_1samp(differences, -margin, alternative="greater").pvalue)
 
 
@@ -197,7 +201,8 @@ def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None
         return float(xs[0])
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         if y1 >= target:
-            return min(float(x1), float(x0 + (target - y0) / (y1 - y0) * (x1 - x0)))
+            way = (target - y0) / (y1 - y0)
+            return min(float(x1), float(x0 + way * (x1 - x0)))
     return None
 
 
@@ -216,7 +221,8 @@ def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
     second = _sample(b)
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values make no pairs")
-    return first - second, ROUNDING * float(np.abs(first).sum() + np.abs(second).sum())
+    size = float(np.abs(first).sum() + np.abs(second).sum())
+    return first - second, ROUNDING * size
 
 
 def _student(sample: Sample, level: float) -> Interval:
@@ -224,22 +230,28 @@ def _student(sample: Sample, level: float) -> Interval:
     mean = float(sample.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(sample.std(ddof=1)) / math.sqrt(n)
+    error = float(sample.std(ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
     return Interval(mean, mean - half, mean + half, n)
 
 
 def _interval(sample: Sample) -> Interval:
+    """See `mean_interval`."""
     student = _student(sample, 0.95)
-    mean, low, high, n = astuple(student)
+    n = student.n
+    mean = student.mean
     spread = float(sample.std())
     if n < RESAMPLED_FROM or spread <= ROUNDING * float(np.abs(sample).max()):
         return student
     counts, weights = _resamples(n)
     apart = np.sort(sample) - mean  # the order of the seeds may not matter
     means = counts @ apart / n
-    spreads = np.sqrt(np.maximum(counts @ apart**2 / n - means**2, (LEAST_SPREAD * spread) ** 2))
+    variances = counts @ apart**2 / n - means**2
+    spreads = np.sqrt(np.maximum(variances, (LEAST_SPREAD * spread) ** 2))
     below, above = np.quantile(means / spreads, (0.975, 0.025), weights=weights, method="inverted_cdf")
-    return Interval(mean, min(low, mean - float(below) * spread), max(high, mean - float(above) * spread), n)
+    low = min(student.low, mean - float(below) * spread)
+    high = max(student.high, mean - float(above) * spread)
+    return Interval(mean, low, high, n)
 
 
 @functools.cache
@@ -250,4 +262,5 @@ def _resamples(n: int) -> tuple[Sample, Sample]:
         return drawn.astype(np.float64), np.full(RESAMPLES, 1 / RESAMPLES)
     chosen = np.array(list(itertools.combinations_with_replacement(range(n), n)))
     counts = np.stack([np.sum(chosen == value, axis=1) for value in range(n)], axis=1).astype(np.float64)
-    return counts, math.factorial(n) / special.factorial(counts).prod(axis=1) / n**n
+    orders = math.factorial(n) / special.factorial(counts).prod(axis=1)
+    return counts, orders / n**n
