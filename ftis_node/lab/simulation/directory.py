@@ -117,12 +117,17 @@ class SimulatedDht:
         self._kept: dict[str, dict[object, float]] = {}
         self._nearest: dict[str, list[int]] = {}
         for place in range(scenario.nodes):
-            wait = 0.0 if fresh else self._rng.uniform(0, SETTLED_RECORD_SECONDS)
-            self.loop.call_later(wait, self._arrive, place, 0 if fresh else LATER)
+            wait = 0.0
+            turn = 0
+            if not fresh:
+                wait = self._rng.uniform(0, SETTLED_RECORD_SECONDS)
+                turn = LATER
+            self.loop.call_later(wait, self._arrive, place, turn)
 
     def _arrive(self, place: int, turn: int = 0) -> None:
         """Another node has this place for a session."""
-        self._here[place] = who = f"{self._rng.getrandbits(128):032x}"  # the digits of its peer id's SHA-256
+        who = f"{self._rng.getrandbits(128):032x}"  # the digits of its peer id's SHA-256
+        self._here[place] = who
         self.loop.call_later(self._rng.expovariate(1 / self._session), self._arrive, place)
         self._turn(place, who, set(), turn)
 
@@ -137,14 +142,7 @@ class SimulatedDht:
         settled = self._settles and turn >= LATER
         if len(self._ids) <= dht.OWN_NODES:
             self._ask(place, "")  # `Directory._meet`
-        for depth in dht.DEPTHS:  # `Directory._publish`
-            if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
-                if self._leave(place, who, who[:depth]):
-                    full.discard(depth)
-                else:
-                    full.add(depth)
-            if depth not in full:
-                break
+        self._publish(place, who, full, settled)
         if turn and not settled:
             self._look_up(place, full)
         pause = FIRST_LOOK_UP_SECONDS
@@ -154,7 +152,19 @@ class SimulatedDht:
             pause = RECORD_SECONDS
         self.loop.call_later(pause, self._turn, place, who, full, turn + 1)
 
+    def _publish(self, place: int, who: str, full: set[int], settled: bool) -> None:
+        """As `Directory._publish`: down to the first depth that has room, by what this node knows of it."""
+        for depth in dht.DEPTHS:
+            if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
+                if self._leave(place, who, who[:depth]):
+                    full.discard(depth)
+                else:
+                    full.add(depth)
+            if depth not in full:
+                return
+
     def _leave(self, place: int, who: str, shard: str) -> bool:
+        """Leaves a node's record under a key; returns whether there is room for more."""
         kept = self._records(shard)
         if who not in kept and len(kept) >= dht.MAX_RECORDS:
             del kept[self._rng.choice(list(kept))]
@@ -166,7 +176,9 @@ class SimulatedDht:
         return len(kept) < dht.MAX_RECORDS
 
     def _look_up(self, place: int, full: set[int]) -> None:
-        depth = self._rng.randint(0, min(1 + max(full, default=-1), dht.DEPTHS[-1]))
+        """Asks for the records under a random key at one of the depths at which the node would publish."""
+        deepest = min(1 + max(full, default=-1), dht.DEPTHS[-1])
+        depth = self._rng.randint(0, deepest)
         shard = ""
         if depth:
             shard = f"{self._rng.getrandbits(4 * depth):0{depth}x}"
@@ -175,7 +187,8 @@ class SimulatedDht:
         if len(kept) >= dht.MAX_RECORDS:
             most = dht.AT_ONCE
         asked = self._ask(place, shard, most)
-        for keeper in {*asked} & {*self._near(shard)[: dht.REPLICAS]}:
+        keepers = self._near(shard)[: dht.REPLICAS]
+        for keeper in set(asked).intersection(keepers):
             self.out[keeper] += len(kept) * self._record_bytes
 
     def _ask(self, place: int, shard: str, most: int = ASKED) -> list[int]:
@@ -186,17 +199,21 @@ class SimulatedDht:
         return asked
 
     def _records(self, shard: str) -> dict[object, float]:
+        """What lies under a key now."""
         kept = self._kept.setdefault(shard, {})
-        for who in [who for who, until in kept.items() if until < self.loop.time()]:
+        over = [who for who, until in kept.items() if until < self.loop.time()]
+        for who in over:
             del kept[who]
         return kept
 
     def _near(self, shard: str) -> list[int]:
         """The places nearest to a key, nearest first."""
         if shard not in self._nearest:
-            far = self._ids ^ np.uint64(random.Random(f"key {shard}").getrandbits(63))
-            some = np.argpartition(far, min(ASKED, len(far) - 1))[: ASKED + 1]
-            self._nearest[shard] = [int(place) for place in some[np.argsort(far[some])]]
+            key = np.uint64(random.Random(f"key {shard}").getrandbits(63))
+            distances = self._ids ^ key
+            nearest = np.argpartition(distances, min(ASKED, len(distances) - 1))[: ASKED + 1]
+            in_order = nearest[np.argsort(distances[nearest])]
+            self._nearest[shard] = in_order.tolist()
         return self._nearest[shard]
 
 

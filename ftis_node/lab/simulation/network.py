@@ -139,24 +139,27 @@ class MemoryTransport:
         if peer in self.links:
             return
         other = self._network.nodes.get(peer)
-        heard = other is not None and not set(addresses).isdisjoint(other.machine_addresses)
-        ended = "outbound-only"
-        if heard:
-            ended = "opened"
-        elif other is None:
-            ended = "gone"
-        self._network.dials[ended] += 1
-        if other is not None and heard and other._inbound is not None:
+        if other is None:
+            self._network.dials["gone"] += 1
+        elif set(addresses).isdisjoint(other.machine_addresses):
+            self._network.dials["outbound-only"] += 1
+            other = None  # which hears nothing
+        else:
+            self._network.dials["opened"] += 1
+        if other is not None and other._inbound is not None:
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
-                for end, neighbour in ((self, other), (other, self)):
-                    end.links.add(neighbour.author)
-                    end.meter.counts["connections"] += 1
+                self._link(other)
+                other._link(self)
                 return
         elif addresses:
             await asyncio.sleep(DIAL_SECONDS)
         self.meter.counts["handshakes"] += 1
         raise Unreachable("none of its addresses answers")
+
+    def _link(self, other: MemoryTransport) -> None:
+        self.links.add(other.author)
+        self.meter.counts["connections"] += 1
 
     async def disconnect(self, peer: bytes) -> None:
         self.links.discard(peer)
@@ -165,8 +168,12 @@ class MemoryTransport:
             other.links.discard(self.author)
 
     async def neighbours(self) -> dict[bytes, list[str]]:
-        known = {peer: self._network.nodes[peer] for peer in self.links if peer in self._network.nodes}
-        return {peer: [text.rpartition("/p2p/")[0] for text in node.machine_addresses] for peer, node in known.items()}
+        found = {}
+        for peer in self.links:
+            node = self._network.nodes.get(peer)
+            if node is not None:
+                found[peer] = [text.rpartition("/p2p/")[0] for text in node.machine_addresses]
+        return found
 
     async def serve(self, handlers: Handlers) -> None:
         self._inbound = Inbound(handlers)
@@ -189,9 +196,10 @@ class MemoryTransport:
     async def exchange(
         self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
     ) -> ftis_pb2.ExchangeResponse:
-        counts = self.meter.counts
         now = self._network.loop.time
-        counts["exchanges"] += self._answered.pop(peer, None) != now()  # else it is the second call of one
+        is_second_call = self._answered.pop(peer, None) == now()
+        if not is_second_call:
+            self.meter.counts["exchanges"] += 1
         answer = await self._call(
             peer, GOSSIP, request, seconds, lambda inbound: inbound.exchange(request, self.author)
         )
@@ -199,7 +207,7 @@ class MemoryTransport:
         return answer
 
     async def fetch(self, peer: bytes, requests: _Requests) -> _Chunks:
-        other = self._network.nodes.get(peer) if peer in self.links else None
+        other = self._linked(peer)
         if other is None:
             await asyncio.Event().wait()
             raise Unreachable("there is no connection")
@@ -210,6 +218,12 @@ class MemoryTransport:
     ) -> MemoryDirectory:
         return MemoryDirectory(self._network.records, self.author, lambda: self.meter.counts, self._network.latency)
 
+    def _linked(self, peer: bytes) -> MemoryTransport | None:
+        """The other end of an open connection; None if there is none, or nobody."""
+        if peer not in self.links:
+            return None
+        return self._network.nodes.get(peer)
+
     # --- calls ------------------------------------------------------------------------------------------------------
 
     async def _call(
@@ -217,7 +231,7 @@ class MemoryTransport:
     ) -> Reply:
         """The other side's answer. Raises TimeoutError, or what the other side says that it raised."""
         answer: asyncio.Future[Reply] = self._network.loop.create_future()
-        other = self._network.nodes.get(peer) if peer in self.links else None
+        other = self._linked(peer)
         if other is not None:
             self._send(peer, kind, request.ByteSize(), lambda: other.asked(self.author, kind, handler, answer))
         async with asyncio.timeout(seconds):
@@ -280,30 +294,34 @@ class MemoryTransport:
         try:
             while True:
                 chunk = await arrived.get()
-                self.meter.counts["busy"] += chunk.status == ftis_pb2.FetchChunk.BUSY
+                if chunk.status == ftis_pb2.FetchChunk.BUSY:
+                    self.meter.counts["busy"] += 1
                 yield chunk
         finally:
             serving.cancel()
 
     async def _reach(self, holder: MemoryTransport, size: int) -> None:
         """Waits until a request for packets has reached its holder."""
-        arrived: asyncio.Future[None] = self._network.loop.create_future()
-        self._send(holder.author, PACKETS, size, lambda: None if arrived.done() else arrived.set_result(None))
-        await arrived
+        arrived = asyncio.Event()
+        self._send(holder.author, PACKETS, size, arrived.set)
+        await arrived.wait()
 
     async def serve_stream(
         self, caller: MemoryTransport, requests: _Requests, arrived: asyncio.Queue[ftis_pb2.FetchChunk]
     ) -> None:
         """Sends the node's answers over the uplink, one after the other."""
-        network = self._network
-        if self._inbound is not None:
-            async with aclosing(self._inbound.fetch(requests, caller.author)) as chunks:
-                async for chunk in chunks:
-                    size = chunk.ByteSize() + round(len(chunk.packet) * (network.packet_scale - 1))
-                    seconds = self._departs(size) if chunk.packet else size / self.machine.uplink
-                    self.carry(caller.author, PACKETS, size, seconds, partial(arrived.put_nowait, chunk))
-                    if chunk.packet:
-                        await asyncio.sleep(seconds)
+        if self._inbound is None:
+            return
+        async with aclosing(self._inbound.fetch(requests, caller.author)) as chunks:
+            async for chunk in chunks:
+                deliver = partial(arrived.put_nowait, chunk)
+                if not chunk.packet:
+                    self._send(caller.author, PACKETS, chunk.ByteSize(), deliver)
+                    continue
+                size = chunk.ByteSize() + round(len(chunk.packet) * (self._network.packet_scale - 1))
+                seconds = self._departs(size)
+                self.carry(caller.author, PACKETS, size, seconds, deliver)
+                await asyncio.sleep(seconds)
 
     def _departs(self, size: int) -> float:
         """Seconds until a packet of `size` bytes has left: packets stand in one queue for the uplink."""
